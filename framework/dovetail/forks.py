@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 import msgspec
@@ -56,11 +56,12 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -
 class ForkServer:
     """The process that forks one for each job, and the socket to it."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the process; `load` has to follow.
 
         Args:
             module: What runs: its `main` calls `serve_forks`.
+            environment: Variables that it has beside those of this process.
 
         Raises:
             ForkStartError: The system has no room for another process or socket.
@@ -72,7 +73,7 @@ class ForkServer:
                     [sys.executable, "-m", module, str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, **ONE_THREAD, **NO_THREADS},
+                    env={**os.environ, **ONE_THREAD, **NO_THREADS, **(environment or {})},
                 )
         except OSError as error:
             raise ForkStartError(str(error)) from None

@@ -179,24 +179,11 @@ MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
 """Built-ins that cannot run everywhere."""
 
 
-FIRST: dict[str, str] = {}
-"""Of each kind that brings torch, the plugin that a fresh process loads at every run: two seconds for each."""
-for kind, name in BUILTINS:
-    if kind in ("attention_backend", "model", "quantization", "logits_processor"):
-        FIRST.setdefault(kind, name)
-
-
-def no_child(cls: Any) -> Any:
-    pytest.skip(f"DOVETAIL_FULL=1: {FIRST[cls.kind]} is loaded in a fresh process for all of its kind")
-
-
 def builtin_class(kind: str, name: str) -> type:
     """Return the conformance class of a built-in."""
     is_family = kind == "model" and name not in TESTED
     cls = conformance_class(kind, name, **(family(name) if is_family else ATTRS.get((kind, name), {})))
     members: dict[str, Any] = {"__module__": __name__}
-    if FIRST.get(kind, name) != name and not os.environ.get("DOVETAIL_FULL"):
-        members["_child"] = classmethod(no_child)
     made = type(cls.__name__, (cls,), members)
     mark = MARKS.get((kind, name))
     return made if mark is None else mark(made)

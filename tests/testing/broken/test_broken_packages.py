@@ -54,6 +54,14 @@ FAULTS = {
         "loading in a child process failed: PluginError: reasoning_parser 'acme' of acme 1.0: importing acme_parser "
         "raised RuntimeError: already registered elsewhere",
     ),
+    "kills another process": (
+        {
+            "acme_parser.py": "import os, sys\nfirst = os.environ.setdefault('ACME_PID', str(os.getpid()))\n"
+            "if first != str(os.getpid()):\n    sys.stderr.write('no licence')\n    os.kill(os.getpid(), 9)\n" + PARSER
+        },
+        "test_loads_in_a_child_process",
+        "loading in a child process failed: the process ended with exit code -9: no licence",
+    ),
     "cannot be made twice": (
         {
             "acme_parser.py": PARSER + "    made = 0\n    def __init__(self):\n        type(self).made += 1\n"
@@ -133,7 +141,7 @@ def test_the_kit_names_the_fault(fault: str, dovetail_site: FakeSite, monkeypatc
     install(dovetail_site, files)
     attrs = {"options": {"top_k": 9}} if fault == "options lost" else {}
     # Only where the fault is about it: what this process loads stays, a changed core too.
-    select = f"{test} or found" if "main process" in fault else test
+    select = f"{test} or found" if " process" in fault and "leaves" not in fault else test
     report = check_class(conformance_class("reasoning_parser", "acme", **attrs), select)
     assert message in report.failures.get(test, ""), report.text()
 
@@ -159,3 +167,12 @@ def test_a_name_of_several_packages_has_to_be_qualified(dovetail_site: FakeSite)
         dovetail_site.add(name, "1.0", entry_points, {f"{name}_parser.py": PARSER})
     report = check_class(conformance_class("reasoning_parser", "qwen3"), "found")
     assert "give name = 'acme:qwen3' or 'other:qwen3'" in report.text()
+
+
+def test_a_processor_that_brings_torch_is_named(dovetail_site: FakeSite) -> None:
+    """What an HTTP server loads of it imports torch, though the engine's part of the core would have it anyway."""
+    module = "import torch\nfrom dovetail.contracts import LogitsProcessor\nclass Acme(LogitsProcessor): ...\n"
+    group = {"dovetail.logits_processors.v1": {"acme": "acme_logits:Acme"}}
+    dovetail_site.add("acme", "1.0", group, {"acme_logits.py": module})
+    report = check_class(conformance_class("logits_processor", "acme"), "imports_no_torch")
+    assert "loading it imports torch" in report.failures.get("test_imports_no_torch", ""), report.text()

@@ -216,7 +216,7 @@ class LogitsProcessorConformance(Conformance):
 
     def test_imports_no_torch(self) -> None:
         """Loading the processor imports neither torch nor transformers: the HTTP server loads it for its `Params`."""
-        heavy = [name for name in self._child().heavy_after_load if name in ("torch", "transformers")]
+        heavy = [name for name in self._child().heavy_alone if name in ("torch", "transformers")]
         check(not heavy, f"loading it imports {', '.join(heavy)}, which takes seconds; import that where it is used")
 
     def _made(self, params: Mapping[str, Any]) -> Any:
