@@ -179,7 +179,7 @@ def test_draws_and_masks_are_those_of_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "size", "message"),
     [
-        ({}, 3, "layer 0: 4 query heads cannot be divided among 3 ranks"),
+        ({}, 3, "layer 0: 4 query heads cannot be divided among 3 ranks; --tensor-parallel-size may be 1, 2, 4"),
         ({"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}, 3, "layer 0: 2 key and value heads"),
         ({"intermediate_size": 101}, 2, "layers.0.mlp.gate_up: 101 rows of part 'gate' cannot be divided among 2"),
     ],

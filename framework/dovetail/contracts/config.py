@@ -149,10 +149,10 @@ class LayerSpec:
             return self
         queries, left = divmod(self.num_qo_heads, num_ranks)
         if left:
-            raise ModelError(f"layer {self.index}: {self._heads('query')} cannot be divided among {num_ranks} ranks")
+            raise ModelError(self._not_among("query", num_ranks))
         heads = self.num_kv_heads
         if heads > 1 and heads % num_ranks and num_ranks % heads:
-            raise ModelError(f"layer {self.index}: {self._heads('kv')} cannot be divided among {num_ranks} ranks")
+            raise ModelError(self._not_among("kv", num_ranks))
         try:
             extra, state = ([t.of_rank(num_ranks) for t in tensors] for tensors in (self.extra, self.state))
         except ModelError as error:
@@ -160,9 +160,13 @@ class LayerSpec:
         keys = max(1, heads // num_ranks) if heads else 0
         return replace(self, num_qo_heads=queries, num_kv_heads=keys, extra=tuple(extra), state=tuple(state))
 
-    def _heads(self, what: str) -> str:
-        num = self.num_qo_heads if what == "query" else self.num_kv_heads
-        return f"{num} {'query' if what == 'query' else 'key and value'} heads"
+    def _not_among(self, what: str, num_ranks: int) -> str:
+        """Say what cannot be divided, and by how many ranks it could."""
+        queries, kv = self.num_qo_heads, self.num_kv_heads
+        shown = f"{queries} query heads" if what == "query" else f"{kv} key and value heads"
+        fit = [n for n in range(1, queries + 1) if not queries % n and (kv <= 1 or not kv % n or not n % kv)]
+        fix = f"--tensor-parallel-size may be {', '.join(map(str, fit))}"
+        return f"layer {self.index}: {shown} cannot be divided among {num_ranks} ranks; {fix}"
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
