@@ -9,10 +9,11 @@ from dovetail.errors import ConfigError
 
 try:
     from dovetail_server.ray.application import app, deployment
+    from dovetail_server.ray.llm_server import LLMServer
 except ModuleNotFoundError as error:
     if error.name not in ("ray", "aiohttp", "yarl"):
         raise
     text = f"dovetail.ray needs {error.name}, which is not installed: pip install 'dovetail[ray]'"
     raise ConfigError(text) from None
 
-__all__ = ["app", "deployment"]
+__all__ = ["LLMServer", "app", "deployment"]

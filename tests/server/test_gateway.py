@@ -246,3 +246,17 @@ def test_bad_arguments_of_the_command_are_refused(
     assert said in error
     assert error.startswith("dovetail gateway: error: ")
     assert error.count("\n") == 1
+
+
+def test_options_of_plugins_reach_the_workers(tmp_path: Path) -> None:
+    """As they were given, whatever they came from."""
+    source = tmp_path / "config.yaml"
+    source.write_text("plugins:\n  kv-events:\n    endpoint: tcp://127.0.0.1:5557\n    topic: a\n")
+    settings = ServeSettings(config=source)
+    handed = tmp_path / "worker.json"
+    handed.write_text(worker_config(settings, 1, {}))
+    found = ServeSettings(config=handed).plugins
+    assert {name: each.value for name, each in found["kv-events"].items()} == {
+        "endpoint": "tcp://127.0.0.1:5557",
+        "topic": "a",
+    }

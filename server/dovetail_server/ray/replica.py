@@ -100,6 +100,23 @@ class Server:
             raise EngineError("this replica has ended")
         return self.state
 
+    async def check_health(self) -> None:
+        """Raise where only another server helps.
+
+        An engine that died is started again here, and its requests go on: that is no reason. Nor is a database that
+        does not answer, which another server would not reach either; `/readyz` says both.
+
+        Raises:
+            EngineError: With the reason.
+        """
+        state = self.running
+        await state.health()
+        if state.engine.restarting is not None and state.engine.dead is None:
+            return
+        reason = None if state.engine.dead is None else f"engine dead: {state.engine.dead}"
+        if (reason := reason or state.tasks.problem or state.hooks.why_not_healthy()) is not None:
+            raise EngineError(reason)
+
     async def _run(self, call: Call, receive: Receive, send: Send) -> None:
         if self._app is None:
             raise EngineError("this replica has not started")
@@ -201,19 +218,10 @@ class Replica:
     async def check_health(self) -> None:
         """Raise where only another replica helps: Ray then ends this one and starts another.
 
-        An engine that died is started again here, and its requests go on: that is no reason. Nor is a database that
-        does not answer, which another replica would not reach either; `/readyz` says both.
-
         Raises:
             EngineError: With the reason.
         """
-        state = self.server.running
-        await state.health()
-        if state.engine.restarting is not None and state.engine.dead is None:
-            return
-        reason = None if state.engine.dead is None else f"engine dead: {state.engine.dead}"
-        if (reason := reason or state.tasks.problem or state.hooks.why_not_healthy()) is not None:
-            raise EngineError(reason)
+        await self.server.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Tell Ray the prompt tokens of all requests that run or wait, and the tokens of the KV cache."""
