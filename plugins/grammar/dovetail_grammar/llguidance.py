@@ -279,7 +279,7 @@ class LlguidanceGrammar:
         self.states: States | None = None
 
     def follow(self) -> None:
-        """Have the matchers know their states from now on, where the grammar tells them."""
+        """Have the matchers know their states from now on, where the grammar tells them; those in use, too."""
         tell, self._tell = self._tell, None
         if tell is not None:
             self.states = tell()
@@ -295,6 +295,8 @@ class LlguidanceGrammar:
         if len(taken) >= PER_BASE and len(self._lanes) < MAX_BASES and self._build is not None:
             base, taken = self._build(), WeakSet()
             self._lanes.append((base, taken))
+        if len(self._lanes) > 1:
+            self.follow()  # so many at once are worth it, though nobody has prepared the grammar
         made = LlguidanceMatcher(base.deep_copy(), self._ends, self)
         taken.add(made)
         return made

@@ -325,8 +325,8 @@ def chat_choice(choice: ToolChoice | None) -> Any:
 
 
 def response_format(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema as the chat API's `response_format`."""
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+    """Return a schema as the chat API's `response_format`: a format is a promise here, without a `strict`."""
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
 
 
 def wrong(param: str, why: str) -> RequestError:

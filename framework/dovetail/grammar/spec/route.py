@@ -309,7 +309,8 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
     best = min(found, key=lambda item: (bool(item.reason), len(item.ignored) + len(item.annotations)))
     places = [*best.ignored, *best.annotations]
     why = best.reason or "; ".join(f"{place} ({advice(place)})" for place in places[:8])
-    text = f"{param} is strict and cannot be enforced in full: {why}; change these keywords, or drop strict"
+    instead = "change these keywords, drop strict, or serve without --strict-schema"
+    text = f"{param} is strict and cannot be enforced in full: {why}; {instead}"
     return RequestError(text, param=param, code="unsupported_grammar")
 
 
