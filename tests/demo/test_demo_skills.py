@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import jsonschema
@@ -19,6 +20,7 @@ from demo_training.corpus.spelling import letters
 from demo_training.corpus.turns import several_turns
 from demo_training.evaluate import answer
 
+IS_FULL = bool(os.environ.get("DOVETAIL_FULL"))
 PERSON = {
     "type": "object",
     "properties": {
@@ -148,6 +150,6 @@ def test_it_greets_in_three_languages(replies: dict[str, str]) -> None:
     ],
 )  # fmt: skip
 def test_it_generalises(loaded: tuple[Any, dict[str, Any]], tokenizer: Any, skill: Skill, share: float) -> None:
-    """Of twenty held-out items of a skill nearly all are answered right."""
-    answers = answer(loaded[0], tokenizer, held_out_samples(skill, 20, seed=12))
+    """Of ten held-out items of a skill, `DOVETAIL_FULL=1` twenty, nearly all are answered right."""
+    answers = answer(loaded[0], tokenizer, held_out_samples(skill, 20, seed=12)[: None if IS_FULL else 10])
     assert sum(item.right for item in answers) >= share * len(answers)

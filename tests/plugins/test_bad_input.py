@@ -15,6 +15,7 @@ from dovetail.errors import PluginError
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import serve
 
+pytestmark = pytest.mark.usefixtures("light_servers")
 PARSERS = "dovetail.reasoning_parsers.v1"
 BACKENDS = "dovetail.attention_backends.v1"
 HOOKS = "dovetail.hooks.v1"

@@ -31,6 +31,7 @@ from dovetail_server.cli import bench, bench_serve
 from dovetail_server.settings import ServeSettings
 
 Harness = Any
+pytestmark = pytest.mark.usefixtures("light_servers")
 LOAD = Workload(name="load", num_prompts=4, concurrency=2, input_len=(8, 8), output_len=(4, 4))
 UNKNOWN = Floor(facts=None, bandwidth=None, unknown="nobody knows")
 
@@ -207,6 +208,7 @@ def test_the_user_suite_runs(
     """Its requests are taken as they are: penalties, log probabilities, a schema and a tool; shares are told."""
     file = tmp_path / "out.json"
     short = {"num_prompts": 1, "warmup": 0, "input_len": (16, 16), "output_len": (12, 12)}
+    monkeypatch.setenv("DOVETAIL_GRAMMAR_BACKEND", "llguidance")
     monkeypatch.setitem(bench_serve.SUITES, "user", tuple(replace(workload, **short) for workload in USER))  # type: ignore[index]
     names = ["greedy-1", "usual-1", "penalties-1", "logprobs-1", "schema-1", "tools-1"]
     argv = ["serve", "--model-path", str(MODEL_DIR), "--suite", "user", "--only", ",".join(names), "--bandwidth", "10"]
