@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,14 @@ from random_pairs import Maker
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
+from dovetail.grammar.compile.cache import Enforced
+from dovetail.grammar.compile.service import GrammarService
+from dovetail.grammar.matching.bitmask import fill_masks
+from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.spec.route import Router
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs
+from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 from dovetail_grammar import json_states, kept_masks
@@ -213,6 +219,36 @@ def test_a_mask_is_computed_once_for_rows_in_one_state(small: Vocabulary, monkey
     backend.fill_batch(matchers, mask, range(64))
     assert asked == [1, 0]
     assert (mask == mask[0]).all()
+
+
+def test_the_service_has_states_told_once_a_grammar_is_in_force(small: Vocabulary) -> None:
+    """Nobody waits for it; then rows of a step have their masks copied."""
+    plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "engine")
+    service = GrammarService(plugins, lambda: small, timeout_s=30, cache_bytes=1 << 20)
+    try:
+        option = GrammarOption(backend="llguidance", kind="json", source=json.dumps(SCHEMAS[2]))
+        ticket = service.request((option,))
+        until = time.monotonic() + 60
+        while not ticket.is_ready and time.monotonic() < until:
+            service.wait(0.01)
+        enforced = ticket.outcome
+        assert isinstance(enforced, Enforced)
+        grammar, backend = enforced.compiled, enforced.backend
+        assert isinstance(grammar, LlguidanceGrammar)
+        assert isinstance(backend, LlguidanceBackend)
+        while grammar.states is None and time.monotonic() < until:
+            time.sleep(0.01)
+        sets = TokenSets(small)
+        constraints = [Constraint(sets, None, grammar.matcher(), backend) for _ in range(3)]
+        lines = np.zeros((3, small.mask_words), dtype=np.int32)
+        mask_of, _ = fill_masks(constraints, [False] * 3, lambda num: lines[:num])
+        assert mask_of.tolist() == [0, 1, 2]
+        assert (lines == lines[0]).all()
+        assert lines.any()
+        assert backend._kept is not None
+        assert len(backend._kept._owners) == 1
+    finally:
+        service.close()
 
 
 @pytest.mark.parametrize(
