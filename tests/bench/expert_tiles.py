@@ -165,7 +165,7 @@ class Load:
             return found
 
         num_slots, is_few = self.ids[0].numel(), function is few
-        usual = slot_tiles(self.of[0]) if is_few else sorted_tiles(self.of[0], num_slots)
+        usual = slot_tiles(self.of[0]) if is_few else sorted_tiles(len(self.of[0].down), num_slots)
         candidates = slot_candidates() if is_few else sorted_candidates(num_slots // self.num)
         as_set = measured(run, usual, len(self.layers)) or float("nan")
         us, tiles = best_of(run, candidates, len(self.layers), time.perf_counter() + seconds)

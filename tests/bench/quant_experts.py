@@ -20,8 +20,10 @@ from dovetail.layers.ops.experts import ExpertWeights, gated_experts
 from dovetail.layers.ops.packed_experts import (
     ExpertTiles,
     PackedExpertWeights,
+    SlotTiles,
     expert_tiles,
     packed_gated_experts,
+    slot_tiles,
 )
 from dovetail.layers.ops.packed_weight import PackedWeight, stacked
 from dovetail.layers.ops.packed_write import written
@@ -64,6 +66,26 @@ def others(kind: str, is_few: bool) -> list[ExpertTiles]:
     return found
 
 
+def ways(weights: PackedExpertWeights, kind: str, num_slots: int) -> list[Any]:
+    """Arguments of `packed_gated_experts`: what it chooses, then others."""
+    found: list[Any] = [{}, {"is_written": True, "is_few": False}]
+    is_bytes = weights.gate_up.kind == "scaled"
+    if num_slots <= 64 and is_bytes:
+        usual = slot_tiles(weights)
+        found += [
+            {"is_few": True, "tiles": SlotTiles(one, usual.down)}
+            for one in ((2, 2048, 4), (4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (4, 512, 2))
+        ]
+        found += [
+            {"is_few": True, "tiles": SlotTiles(usual.gate_up, one)}
+            for one in ((2, 256, 4), (4, 256, 4), (8, 256, 8), (2, 1024, 8), (1, 1024, 4))
+        ]
+    for is_few in (True, False) if num_slots <= 64 else (False,):
+        tiles = (expert_tiles(weights, num_slots), *others(kind, is_few))
+        found += [{"is_few": is_few, "is_written": False, "tiles": one} for one in tiles]
+    return found
+
+
 def main() -> None:
     """Measure, and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,30 +104,31 @@ def main() -> None:
             ids = [torch.rand(tokens, num, device="cuda").topk(top_k).indices for _ in range(6)]
             shares = torch.full((tokens, top_k), 1 / top_k, device="cuda", dtype=torch.bfloat16)
 
-            def run(tiles: ExpertTiles | None, is_few: bool, x: Any = x, ids: Any = ids, shares: Any = shares) -> None:
+            def run(x: Any = x, ids: Any = ids, shares: Any = shares, **way: Any) -> None:
                 for place, one in enumerate(ids):
                     of = layers[place % len(layers)]  # noqa: B023 - called at once
-                    packed_gated_experts(x, one, shares, of, x, tiles=tiles, is_few=is_few)
+                    packed_gated_experts(x, one, shares, of, x, **way)
 
-            times = []
-            for is_few in (True, False) if tokens * top_k <= 64 else (False,):
-                for tiles in (None, expert_tiles(layers[0], tokens * top_k), *others(kind, is_few)):
-                    if time.perf_counter() > until and times:
-                        break
-                    try:
-                        times.append((graph_us(partial(run, tiles, is_few)) / len(ids), is_few, tiles))
-                    except Exception as error:
-                        if "out of resource" not in str(error):
-                            raise
+            times: list[tuple[float, Any]] = []
+            limit = time.perf_counter() + (until - time.perf_counter()) / (len(args.tokens) - args.tokens.index(tokens))
+            for way in ways(layers[0], kind, tokens * top_k):
+                if time.perf_counter() > limit and len(times) > 1:
+                    break
+                try:
+                    times.append((graph_us(partial(run, **way)) / len(ids), way))
+                except Exception as error:
+                    if "out of resource" not in str(error):
+                        raise
             usual, best = times[0], min(times, key=lambda one: one[0])
+            written_us = times[1][0]
             bf16 = graph_us(lambda: [gated_experts(x, one, shares, plain, x) for one in ids]) / len(ids)  # noqa: B023
             want = gated_experts(x, ids[0], shares, plain, torch.zeros_like(x))
             found = packed_gated_experts(x, ids[0], shares, layers[0], torch.zeros_like(x))
             read = sum(len(one.unique()) for one in ids) / len(ids) / num * layer_bytes
             print(
-                f"{name} {kind} {tokens} tokens: usual {usual[0]:.1f} us, best {best[0]:.1f} "
+                f"{name} {kind} {tokens} tokens: usual {usual[0]:.1f} us, written {written_us:.1f}, best {best[0]:.1f} "
                 f"({read / BANDWIDTH * 1e6 / best[0]:.0%}), bf16 {bf16:.1f}, error {relative(found, want):.0e}, "
-                f"{'few' if best[1] else 'sorted'} {best[2]}",
+                f"{best[1]}",
                 flush=True,
             )
 

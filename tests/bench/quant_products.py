@@ -31,6 +31,7 @@ from dovetail.layers.ops import fused, packed_weight, reference
 from dovetail.layers.ops.packed import linear as packed_linear
 from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import by_halves, fits_halves
+from dovetail.layers.ops.packed_integers import by_integers, fits_integers
 from dovetail.layers.ops.packed_row import row
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_write import many, written
@@ -118,7 +119,7 @@ class Around:
             act: Any = self.options["act"]
             return packed_linear(self.x, weight, None, norm=norm, act=act, residual=self.residual)
         if way != "many":
-            run: Any = {"row": row, "few": few, "halves": by_halves}[way]
+            run: Any = {"row": row, "few": few, "halves": by_halves, "integers": by_integers}[way]
             return run(self.x, weight, None, numbers, **self.options)  # type: ignore[no-any-return]
         x = self.x if self.norm is None else fused.add_rms_norm(self.x, None, self.norm, 1e-6)[0]
         y = many(x, weight, None)
@@ -157,6 +158,8 @@ def check(kind: str) -> None:
             found = [few(x, made, None, (block_m, (*tile, 4, 3, splits)))]
             if rows == 1 and made.kind == "scaled":
                 found.append(row(x, made, None, (4, 512, 4)))
+            if fits_integers(made) and rows <= 17:
+                found.append(by_integers(x, made, None, (4, 1024, 4)))
             if fits_halves(made):
                 found.append(by_halves(x, made, None, (block_m, (64, 128, 4, 3, splits))))
             errors += [relative(y.float() / usual, right) for y in found]
@@ -172,6 +175,10 @@ def candidates(form: Form, site: Site, rows: int, most: int) -> list[Any]:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (2, 4, 8)):
             if 16 <= block_n * block_k * (1 + site.gate) // (32 * warps) <= 128:
                 found.append(("row", (block_n, block_k, warps)))
+    elif rows <= 4 and isinstance(form, Int4) and form.group == 128:
+        for block_n, block_k, warps in itertools.product((2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
+            if 64 <= block_n * block_k * (1 + site.gate) // (32 * warps) <= 512:
+                found.append(("integers", (block_n, block_k, warps)))
     elif isinstance(form, Scaled) and form.dtype == torch.float8_e4m3fn:
         found = list(halves_candidates(site, rows))
     else:
@@ -220,8 +227,7 @@ def work(args: argparse.Namespace) -> Iterator[tuple[str, Site, int, list[Any]]]
     for kind in args.kinds:
         for site in SITES:
             for rows in (*args.rows, *args.many):
-                most = args.most if rows in args.rows else max(2, args.most // 2)
-                yield kind, site, rows, candidates(FORMS[kind], site, rows, most)
+                yield kind, site, rows, candidates(FORMS[kind], site, rows, args.most)
 
 
 def compile_share(args: argparse.Namespace) -> None:

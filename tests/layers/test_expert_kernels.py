@@ -115,9 +115,9 @@ def test_a_slots_place_is_stable(num_tokens: int) -> None:
     from dovetail.layers.ops.experts import sorted_slots
 
     ids = torch.randint(0, NUM - 1, (num_tokens, TOP_K), generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    order, ends = sorted_slots(ids, NUM, 0)
+    order, bounds = sorted_slots(ids, NUM, 0)
     assert order.tolist() == ids.flatten().argsort(stable=True).tolist()
-    assert ends.tolist() == [int((ids <= expert).sum()) for expert in range(NUM)]
+    assert bounds.tolist() == [int((ids < expert).sum()) for expert in range(NUM + 1)]
 
 
 ROUTINGS = {

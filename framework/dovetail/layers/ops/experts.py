@@ -135,7 +135,7 @@ def _slot_down_kernel(
 
 
 @triton.jit(do_not_specialize=["num_slots", "first"])
-def _sort_kernel(ids, order, ends, num_slots, first, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _sort_kernel(ids, order, bounds, num_slots, first, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One expert's slots, in their order, behind those of the experts before it."""
     expert = tl.program_id(0) + first
     lane = tl.arange(0, BLOCK)
@@ -152,12 +152,14 @@ def _sort_kernel(ids, order, ends, num_slots, first, BLOCK: tl.constexpr, PDL: t
         mine = (tl.load(ids + at, mask=at < num_slots, other=-1) == expert).to(tl.int32)
         tl.store(order + before + tl.cumsum(mine, 0) - 1, at, mask=mine != 0)
         before += tl.sum(mine, 0)
-    tl.store(ends + tl.program_id(0), before)
+    tl.store(bounds + tl.program_id(0) + 1, before)
+    if tl.program_id(0) == 0:
+        tl.store(bounds, 0)
 
 
 @triton.jit
 def _sorted_gate_up_kernel(
-    x, order, ends, shares, w, bias, out,
+    x, order, bounds, shares, w, bias, out,
     H: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
     WEIGH_INPUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -168,10 +170,7 @@ def _sorted_gate_up_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    begin = 0
-    if expert > 0:
-        begin = tl.load(ends + expert - 1)
-    end = tl.load(ends + expert)
+    begin, end = tl.load(bounds + expert), tl.load(bounds + expert + 1)
     gates = w + expert * (2 * INNER * H) + n[None, :].to(tl.int64) * H
     for first in tl.range(begin, end, BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
@@ -201,7 +200,7 @@ def _sorted_gate_up_kernel(
 
 @triton.jit
 def _sorted_down_kernel(
-    h, order, ends, shares, w, bias, out,
+    h, order, bounds, shares, w, bias, out,
     H: tl.constexpr, INNER: tl.constexpr, BIAS: tl.constexpr, WEIGH_INPUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -213,10 +212,7 @@ def _sorted_down_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    begin = 0
-    if expert > 0:
-        begin = tl.load(ends + expert - 1)
-    end = tl.load(ends + expert)
+    begin, end = tl.load(bounds + expert), tl.load(bounds + expert + 1)
     columns = w + expert * (H * INNER) + n[None, :].to(tl.int64) * INNER
     for first in tl.range(begin, end, BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
@@ -288,9 +284,9 @@ def slot_tiles(weights: ExpertWeights) -> SlotTiles:
     return SlotTiles((4, min(1024, triton.next_power_of_2(h)), 2), (2, min(256, triton.next_power_of_2(i)), 8))
 
 
-def sorted_tiles(weights: ExpertWeights, num_slots: int) -> SortedTiles:
-    """Return tiles by how many rows an expert has if choices are even."""
-    rows = num_slots // weights.gate_up.shape[0]
+def sorted_tiles(num: int, num_slots: int) -> SortedTiles:
+    """Return tiles by how many rows an expert, of `num`, has if choices are even."""
+    rows = num_slots // num
     if rows <= 16:
         return SortedTiles(16, (32, 256, 4, 3), (128, 128, 4, 3))
     if rows <= 64:
@@ -299,12 +295,12 @@ def sorted_tiles(weights: ExpertWeights, num_slots: int) -> SortedTiles:
 
 
 def sorted_slots(ids: Tensor, num: int, first: int) -> tuple[Tensor, Tensor]:
-    """Return the slots `[S]` of `num` experts from `first` on, by expert, and how many there are up to each's last."""
+    """Return the slots `[S]` of `num` experts from `first` on, by expert, and where those of each begin `[num + 1]`."""
     num_slots = ids.numel()
-    order, ends = ids.new_empty(num_slots, dtype=torch.int32), ids.new_empty(num, dtype=torch.int32)
+    order, bounds = (ids.new_empty(size, dtype=torch.int32) for size in (num_slots, num + 1))
     block = min(SORT_BLOCK, triton.next_power_of_2(num_slots))
-    _sort_kernel[(num,)](ids, order, ends, num_slots, first, BLOCK=block, num_warps=4, **launch_options(ids))
-    return order, ends
+    _sort_kernel[(num,)](ids, order, bounds, num_slots, first, BLOCK=block, num_warps=4, **launch_options(ids))
+    return order, bounds
 
 
 def few(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights, residual: Tensor | None,
@@ -334,31 +330,53 @@ def few(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights, residual
     return out
 
 
+def sorted_gate_up(
+    x: Tensor, order: Tensor, bounds: Tensor, shares: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor,
+    tiles: SortedTiles, *, act: Act, weigh_input: bool,
+) -> None:  # fmt: skip
+    """Fill the rows `out` `[S, I]`, in sorted order, of the experts whose gated halves `weight` `[E, 2 I, H]` are.
+
+    `bounds` are those experts', `[E + 1]` or longer; the rest is as in `many`.
+    """
+    (num, _, h), i = weight.shape, out.shape[1]
+    block_n, block_k, warps, stages = tiles.gate_up
+    _sorted_gate_up_kernel[(triton.cdiv(i, block_n), num)](
+        x, order, bounds, shares, weight, x if bias is None else bias, out,
+        H=h, INNER=i, TOP_K=shares.shape[1], ACT=act, BIAS=bias is not None, WEIGH_INPUT=weigh_input,
+        BLOCK_M=tiles.block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        **launch_options(x),
+    )  # fmt: skip
+
+
+def sorted_down(
+    h: Tensor, order: Tensor, bounds: Tensor, shares: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor,
+    tiles: SortedTiles, *, weigh_input: bool,
+) -> None:  # fmt: skip
+    """As `sorted_gate_up` for the other halves `[E, H, I]`: `out` `[S, H]` is in the slots' order."""
+    num, hidden, i = weight.shape
+    block_n, block_k, warps, stages = tiles.down
+    _sorted_down_kernel[(triton.cdiv(hidden, block_n), num)](
+        h, order, bounds, shares, weight, h if bias is None else bias, out,
+        H=hidden, INNER=i, BIAS=bias is not None, WEIGH_INPUT=weigh_input,
+        BLOCK_M=tiles.block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        **launch_options(h),
+    )  # fmt: skip
+
+
 def many(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights, residual: Tensor | None,
          tiles: SortedTiles | None = None) -> Tensor:  # fmt: skip
     """As `gated_experts`, for more tokens: choices are sorted by expert, so that each expert is read once."""
-    (num_tokens, h), top_k = x.shape, ids.shape[1]
+    h, num_slots = x.shape[1], ids.numel()
     num, _, i = weights.down.shape
-    num_slots = num_tokens * top_k
-    tiles = tiles or sorted_tiles(weights, num_slots)
-    options = launch_options(x)
-    order, ends = sorted_slots(ids, num, weights.first)
-    made = x.new_empty(num_slots, i)
-    block_n, block_k, warps, stages = tiles.gate_up
-    bias = weights.gate_up_bias
-    _sorted_gate_up_kernel[(triton.cdiv(i, block_n), num)](
-        x, order, ends, shares, weights.gate_up, x if bias is None else bias, made,
-        H=h, INNER=i, TOP_K=top_k, ACT=weights.act, BIAS=bias is not None, WEIGH_INPUT=weights.weigh_input,
-        BLOCK_M=tiles.block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages, **options,
+    tiles = tiles or sorted_tiles(num, num_slots)
+    order, bounds = sorted_slots(ids, num, weights.first)
+    made, y = x.new_empty(num_slots, i), x.new_empty(num_slots, h)
+    weigh_input = weights.weigh_input
+    sorted_gate_up(
+        x, order, bounds, shares, weights.gate_up, weights.gate_up_bias, made, tiles,
+        act=weights.act, weigh_input=weigh_input,
     )  # fmt: skip
-    y = x.new_empty(num_slots, h)
-    block_n, block_k, warps, stages = tiles.down
-    bias = weights.down_bias
-    _sorted_down_kernel[(triton.cdiv(h, block_n), num)](
-        made, order, ends, shares, weights.down, x if bias is None else bias, y,
-        H=h, INNER=i, BIAS=bias is not None, WEIGH_INPUT=weights.weigh_input,
-        BLOCK_M=tiles.block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages, **options,
-    )  # fmt: skip
+    sorted_down(made, order, bounds, shares, weights.down, weights.down_bias, y, tiles, weigh_input=weigh_input)
     return combine(y, ids, residual, num, weights.first)
 
 

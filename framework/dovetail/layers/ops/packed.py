@@ -1,6 +1,6 @@
 """Products with packed weights on CUDA: which kernel serves how many rows, and with which tile.
 
-One row of 8-bit numbers has a kernel of its own, more rows of float8 go to the float8 tensor cores, other numbers
+One row of 8-bit numbers has a kernel of its own, a few rows meet int4 as integers, more rows of float8 go to the float8 tensor cores, other numbers
 become the model's dtype in registers, and for many rows they are written out before cuBLAS multiplies them.
 `layers.packed_forms` is the reference. M rows, N outputs, K inputs.
 """
@@ -17,6 +17,7 @@ from dovetail.contracts.layers import Act, RMSScale
 from dovetail.layers import ops
 from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import DEPTH, by_halves, fits_halves
+from dovetail.layers.ops.packed_integers import by_integers, fits_integers
 from dovetail.layers.ops.packed_row import RowTile, row
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_write import many
@@ -27,6 +28,8 @@ MOST_ROWS = 128
 """Rows up to which numbers that are not float8 are taken apart in registers; measured on an H200 with int4."""
 MOST_HALVES = 512
 """As `MOST_ROWS` for float8: by arithmetic from what 256 rows and writing out took on an H200."""
+MOST_INTEGERS = 4
+"""Rows up to which int4 weights are multiplied as integers, each row by itself."""
 PROGRAMS, TALL_PROGRAMS = 400, 520
 """So many at most, where K is split to have more: three for each multiprocessor of an H200, four of more rows."""
 ROW_TILES: dict[tuple[int, int], RowTile] = {
@@ -50,6 +53,11 @@ def row_tile(weight: PackedWeight, *, gate: bool) -> RowTile:
     wide = (n, k) in ROW_TILES or triton.next_power_of_2(k) >= 2048
     block_n, block_k, warps = ROW_TILES.get((n, k), (8, 512, 4) if gate or n * k >= 1 << 26 else (4, 2048, 4))
     return block_n, block_k if wide else min(block_k, triton.next_power_of_2(k)), warps
+
+
+def integers_tile(weight: PackedWeight) -> RowTile:
+    """Return the tile of `by_integers`: a short row takes no more than itself."""
+    return 4, min(4096, triton.next_power_of_2(weight.num_in)), 4
 
 
 def _splits(programs: int, steps: int, most: int = 8, limit: int = PROGRAMS) -> int:
@@ -113,6 +121,8 @@ def linear(
     around = {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
     if rows == 1 and weight.kind == "scaled":
         return row(x, weight, bias, row_tile(weight, gate=gate), act=act, residual=residual, **around)  # type: ignore[arg-type]
+    if 0 < rows <= MOST_INTEGERS and x.dtype != torch.float32 and fits_integers(weight):
+        return by_integers(x, weight, bias, integers_tile(weight), act=act, residual=residual, **around)  # type: ignore[arg-type]
     if 0 < rows <= MOST_HALVES and x.dtype == torch.bfloat16 and fits_halves(weight):
         tile = halves_tile(weight, rows, gate=gate)
         return by_halves(x, weight, bias, tile, act=act, residual=residual, **around)  # type: ignore[arg-type]

@@ -17,15 +17,21 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
-from dovetail.layers.ops.experts import combine, sorted_slots
-from dovetail.layers.ops.packed_row import scaled_sum
+from dovetail.layers.ops.experts import combine, sorted_down, sorted_gate_up, sorted_slots, sorted_tiles
+from dovetail.layers.ops.packed_row import RowTile, scaled_sum
 from dovetail.layers.ops.packed_tiles import first_tile, walk
-from dovetail.layers.ops.packed_weight import PackedWeight
+from dovetail.layers.ops.packed_weight import PackedWeight, as_one
+from dovetail.layers.ops.packed_write import written
 from dovetail.layers.ops.pdl import interpreted, launch_options
 from dovetail.layers.ops.silu import act_gated
 
 MAX_SLOTS = 32
 """Choices of which each is multiplied by itself, although two may then read the same expert."""
+WRITTEN_ROWS = 64
+"""Choices for each expert, if they are even, from which experts are written out: by arithmetic from 64 and 1,024 tokens
+of gpt-oss-20b on an H200."""
+WRITTEN_BYTES = 256 << 20
+"""Of experts that are written out at a time, at least one."""
 Tile = tuple[int, int, int, int]
 """BLOCK_N, BLOCK_K, warps, stages."""
 
@@ -98,7 +104,7 @@ def _expert_rows(
 
 @triton.jit(do_not_specialize=["first_expert"])
 def _expert_kernel(
-    x, ids, order, ends, shares, w, scale, offset, row_scale, bias, out, first_expert,
+    x, ids, order, bounds, shares, w, scale, offset, row_scale, bias, out, first_expert,
     N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     FORM: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr, ACT: tl.constexpr,
     GATE: tl.constexpr, BIAS: tl.constexpr, WEIGH: tl.constexpr, ROW_SCALE: tl.constexpr, ZERO: tl.constexpr,
@@ -127,9 +133,7 @@ def _expert_kernel(
             gdc_launch_dependents()
             gdc_wait()
         expert = tl.program_id(1).to(tl.int64)
-        if expert > 0:
-            begin = tl.load(ends + expert - 1)
-        end = tl.load(ends + expert)
+        begin, end = tl.load(bounds + expert), tl.load(bounds + expert + 1)
     w += expert * ALL * ROW
     scale += expert * ALL * GROUPS
     offset += expert * ALL * GROUPS
@@ -159,12 +163,12 @@ def _expert_kernel(
 def _slot_kernel(
     x, ids, shares, w, scale, row_scale, bias, out, first_expert,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
-    ACT: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, WEIGH: tl.constexpr, ROW_SCALE: tl.constexpr,
+    ACT: tl.constexpr, BIAS: tl.constexpr, WEIGH: tl.constexpr, ROW_SCALE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `_expert_kernel` for one slot and numbers of 8 bits, without tensor cores: see `packed_row`."""
+    """BLOCK_N outputs of the gated half of one slot, of numbers of 8 bits, without tensor cores: see `packed_row`."""
     dtype: tl.constexpr = out.dtype.element_ty
-    ALL: tl.constexpr = N * (1 + GATE)
+    ALL: tl.constexpr = 2 * N
     n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     if PDL:
         gdc_wait()
@@ -175,37 +179,95 @@ def _slot_kernel(
         inside = n < N
         scale += expert * ALL * GROUPS
         rows = w + expert * ALL * K + n[:, None].to(tl.int64) * K
-        row = x + (slot // TOP_K if GATE else slot) * K
+        row = x + slot // TOP_K * K
         total = tl.zeros([BLOCK_N], tl.float32)
         up_total = tl.zeros([BLOCK_N], tl.float32)
         for start in tl.range(0, K, BLOCK_K):
             at = start + k
             mask = inside[:, None] & (at[None, :] < K)
             weights = tl.load(rows + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            if GATE:
-                ups = tl.load(rows + N * K + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            ups = tl.load(rows + N * K + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             given = tl.load(row + at, mask=at < K, other=0.0).to(tl.float32)
-            total += scaled_sum(weights, given, scale, n, start, N, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
-            if GATE:
-                up_total += scaled_sum(ups, given, scale, n + N, start, ALL, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
+            total += scaled_sum(weights, given[None, :], scale, n, start, N, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
+            up_total += scaled_sum(ups, given[None, :], scale, n + N, start, ALL, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
         if ROW_SCALE:
             total *= tl.load(row_scale + expert * ALL + n, mask=inside, other=0.0)
-            if GATE:
-                up_total *= tl.load(row_scale + expert * ALL + N + n, mask=inside, other=0.0)
+            up_total *= tl.load(row_scale + expert * ALL + N + n, mask=inside, other=0.0)
         if WEIGH:
             share = tl.load(shares + slot).to(tl.float32)
-            if GATE:
-                total *= share
-                up_total *= share
+            total *= share
+            up_total *= share
         if BIAS:
             total += tl.load(bias + expert * ALL + n, mask=inside, other=0.0).to(tl.float32)
-            if GATE:
-                up_total += tl.load(bias + expert * ALL + N + n, mask=inside, other=0.0).to(tl.float32)
-        if GATE:
-            total = act_gated(total, up_total, ACT, dtype)
-        elif WEIGH:
-            total = total.to(dtype).to(tl.float32) * share
+            up_total += tl.load(bias + expert * ALL + N + n, mask=inside, other=0.0).to(tl.float32)
+        total = act_gated(total, up_total, ACT, dtype)
         tl.store(out + slot * N + n, total.to(dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["first_expert"])
+def _slots_down_kernel(
+    h, ids, shares, w, scale, row_scale, bias, residual, out, first_expert,
+    N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
+    BIAS: tl.constexpr, WEIGH_INPUT: tl.constexpr, RESIDUAL: tl.constexpr, ROW_SCALE: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N outputs of one token: what its experts make of `h` `[S, I]`, weighed and added up; numbers of 8 bits.
+
+    A tile has a row for each choice and output, choices first.
+    """
+    dtype: tl.constexpr = out.dtype.element_ty
+    token = tl.program_id(1).to(tl.int64)
+    place, k = tl.arange(0, BLOCK_C * BLOCK_N), tl.arange(0, BLOCK_K)
+    choice, n = place // BLOCK_N, tl.program_id(0) * BLOCK_N + place % BLOCK_N
+    if PDL:
+        gdc_launch_dependents()
+    # The kernel before lets this one start only once the choice is made: it and weights can be read ahead of that one.
+    slot = token * TOP_K + choice
+    expert = (tl.load(ids + slot, mask=choice < TOP_K, other=-1) - first_expert).to(tl.int64)
+    live = (choice < TOP_K) & (expert >= 0) & (expert < E) & (n < N)
+    of_all = tl.where(live, expert * N + n, E * N)
+    rows = w + of_all[:, None] * K
+    share = tl.load(shares + slot, mask=live, other=0.0).to(tl.float32)
+    mask = live[:, None] & (k[None, :] < K)
+    weights = tl.load(rows + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+    if PDL:
+        gdc_wait()
+    inputs = h + slot[:, None] * K
+    given = tl.load(inputs + k[None, :], mask=mask, other=0.0).to(tl.float32)
+    value = scaled_sum(weights, given, scale, of_all, 0, E * N, K, GROUP, GROUPS, BLOCK_C * BLOCK_N, BLOCK_K)
+    for start in tl.range(BLOCK_K, K, BLOCK_K):
+        at = start + k
+        mask = live[:, None] & (at[None, :] < K)
+        weights = tl.load(rows + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        given = tl.load(inputs + at[None, :], mask=mask, other=0.0).to(tl.float32)
+        value += scaled_sum(weights, given, scale, of_all, start, E * N, K, GROUP, GROUPS, BLOCK_C * BLOCK_N, BLOCK_K)
+    if ROW_SCALE:
+        value *= tl.load(row_scale + of_all, mask=live, other=0.0)
+    if BIAS:
+        value += tl.load(bias + of_all, mask=live, other=0.0).to(tl.float32)
+    value = value.to(dtype).to(tl.float32)
+    if not WEIGH_INPUT:
+        value = (value * share).to(dtype).to(tl.float32)
+    total = tl.sum(tl.reshape(tl.where(live, value, 0.0), [BLOCK_C, BLOCK_N]), 0)
+    at_out = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if RESIDUAL:
+        added = tl.load(residual + token * N + at_out, mask=at_out < N, other=0.0).to(tl.float32)
+        total = total.to(dtype).to(tl.float32) + added
+    tl.store(out + token * N + at_out, total.to(dtype), mask=at_out < N)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTiles:
+    """Tiles of the two kernels without tensor cores."""
+
+    gate_up: RowTile
+    down: RowTile
+
+
+def slot_tiles(weights: PackedExpertWeights) -> SlotTiles:
+    """Return tiles as plain weights have them, of twice the numbers; a short row takes no more than itself."""
+    h, i = weights.gate_up.num_in, weights.down.num_in
+    return SlotTiles((4, min(2048, triton.next_power_of_2(h)), 4), (4, min(256, triton.next_power_of_2(i)), 8))
 
 
 def expert_tiles(weights: PackedExpertWeights, num_slots: int) -> ExpertTiles:
@@ -226,8 +288,9 @@ def packed_gated_experts(
     weights: PackedExpertWeights,
     residual: Tensor | None,
     *,
-    tiles: ExpertTiles | None = None,
+    tiles: ExpertTiles | SlotTiles | None = None,
     is_few: bool | None = None,
+    is_written: bool | None = None,
 ) -> Tensor:
     """As `experts.gated_experts`.
 
@@ -237,17 +300,24 @@ def packed_gated_experts(
         shares: `[T, K]`.
         weights: Of the experts here.
         residual: `[T, H]`, or None.
-        tiles: From `expert_tiles` if not given; then choices that are not sorted multiply numbers of 8 bits in a kernel
-            without tensor cores.
+        tiles: `SlotTiles` are of kernels without tensor cores, for choices that are not sorted and numbers of 8 bits;
+            those get them if none are given, others what `expert_tiles` says.
         is_few: Whether choices are not sorted; by their number if not given.
+        is_written: Whether experts are written out before; by the number of choices if not given.
     """
     num_slots = ids.numel()
     if not num_slots:
         return torch.zeros_like(x) if residual is None else residual
     is_few = num_slots <= MAX_SLOTS if is_few is None else is_few
+    if is_few and (isinstance(tiles, SlotTiles) or (tiles is None and _are_bytes(weights))):
+        return _of_slots(x, ids, shares, weights, residual, tiles or slot_tiles(weights))
+    if isinstance(tiles, SlotTiles):
+        raise ValueError("tiles of slots are for choices that are not sorted")
+    if num_slots >= WRITTEN_ROWS * len(weights.gate_up.numbers) if is_written is None else is_written:
+        return _written_out(x, ids, shares, weights, residual)
     tile = tiles or expert_tiles(weights, num_slots)
     num, h, i = weights.gate_up.numbers.shape[0], weights.gate_up.num_in, weights.down.num_in
-    order, ends = (ids, ids) if is_few else sorted_slots(ids, num, weights.first)
+    order, bounds = (ids, ids) if is_few else sorted_slots(ids, num, weights.first)
     made, y = x.new_empty(num_slots, i), x.new_empty(num_slots, h)
     halves = (
         (x, made, weights.gate_up, weights.gate_up_bias, tile.gate_up, i),
@@ -255,12 +325,9 @@ def packed_gated_experts(
     )
     for given, out, weight, bias, (block_n, block_k, warps, stages), n in halves:
         is_gate = given is x
-        if is_few and tiles is None and weight.kind == "scaled":
-            _of_slots(given, ids, shares, weight, bias, out, weights, is_gate=is_gate)
-            continue
         scales = (x if one is None else one for one in (weight.scale, weight.offset, weight.row_scale))
         _expert_kernel[(triton.cdiv(n, block_n), num_slots if is_few else num)](
-            given, ids, order, ends, shares, weight.numbers, *scales, x if bias is None else bias, out, weights.first,
+            given, ids, order, bounds, shares, weight.numbers, *scales, x if bias is None else bias, out, weights.first,
             N=n, K=weight.num_in, ROW=weight.numbers.shape[-1], GROUP=weight.group, GROUPS=weight.groups,
             FORM=weight.kind, E=num, TOP_K=ids.shape[1], SLOTS=is_few, ACT=weights.act, GATE=is_gate,
             BIAS=bias is not None, WEIGH=weights.weigh_input == is_gate, ROW_SCALE=weight.row_scale is not None,
@@ -270,26 +337,62 @@ def packed_gated_experts(
     return combine(y, ids, residual, num, weights.first)
 
 
+def _are_bytes(weights: PackedExpertWeights) -> bool:
+    """Whether both matrices have numbers of 8 bits."""
+    return weights.gate_up.kind == "scaled" and weights.down.kind == "scaled"
+
+
 def _of_slots(
-    x: Tensor,
-    ids: Tensor,
-    shares: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    experts: PackedExpertWeights,
-    *,
-    is_gate: bool,
-) -> None:
-    """Fill `out` `[S, N]` with one half of each slot's expert, of numbers of 8 bits."""
-    n, k = out.shape[1], weight.num_in
-    block_k = min(2048, triton.next_power_of_2(k))
-    block_n = 4 if block_k > 1024 or is_gate else 8
+    x: Tensor, ids: Tensor, shares: Tensor, weights: PackedExpertWeights, residual: Tensor | None, tiles: SlotTiles
+) -> Tensor:
+    """As `packed_gated_experts` for a few tokens and numbers of 8 bits."""
+    num, h, i, top_k = len(weights.gate_up.numbers), weights.gate_up.num_in, weights.down.num_in, ids.shape[1]
+    made, out = x.new_empty(ids.numel(), i), torch.empty_like(x)
+    weight, bias = weights.gate_up, weights.gate_up_bias
+    block_n, block_k, warps = tiles.gate_up
     scales = (x if one is None else one for one in (weight.scale, weight.row_scale))
-    _slot_kernel[(triton.cdiv(n, block_n), ids.numel())](
-        x, ids, shares, weight.numbers, *scales, x if bias is None else bias, out, experts.first,
-        N=n, K=k, GROUP=weight.group, GROUPS=weight.groups, E=weight.numbers.shape[0], TOP_K=ids.shape[1],
-        ACT=experts.act, GATE=is_gate, BIAS=bias is not None, WEIGH=experts.weigh_input == is_gate,
-        ROW_SCALE=weight.row_scale is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=1,
-        **launch_options(x),
+    _slot_kernel[(triton.cdiv(i, block_n), ids.numel())](
+        x, ids, shares, weight.numbers, *scales, x if bias is None else bias, made, weights.first,
+        N=i, K=h, GROUP=weight.group, GROUPS=weight.groups, E=num, TOP_K=top_k, ACT=weights.act, BIAS=bias is not None,
+        WEIGH=weights.weigh_input, ROW_SCALE=weight.row_scale is not None, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, num_stages=1, **launch_options(x),
     )  # fmt: skip
+    weight, bias = weights.down, weights.down_bias
+    block_n, block_k, warps = tiles.down
+    scales = (x if one is None else one for one in (weight.scale, weight.row_scale))
+    _slots_down_kernel[(triton.cdiv(h, block_n), len(x))](
+        made, ids, shares, weight.numbers, *scales, x if bias is None else bias, x if residual is None else residual,
+        out, weights.first, N=h, K=i, GROUP=weight.group, GROUPS=weight.groups, E=num, TOP_K=top_k,
+        BIAS=bias is not None, WEIGH_INPUT=weights.weigh_input, RESIDUAL=residual is not None,
+        ROW_SCALE=weight.row_scale is not None, BLOCK_C=triton.next_power_of_2(top_k), BLOCK_N=block_n,
+        BLOCK_K=block_k, num_warps=warps, **launch_options(x),
+    )  # fmt: skip
+    return out
+
+
+def _written_out(
+    x: Tensor, ids: Tensor, shares: Tensor, weights: PackedExpertWeights, residual: Tensor | None
+) -> Tensor:
+    """As `packed_gated_experts` for many tokens: some experts at a time are written out, and multiplied as plain ones."""
+    num, h, i = len(weights.gate_up.numbers), weights.gate_up.num_in, weights.down.num_in
+    num_slots = ids.numel()
+    order, bounds = sorted_slots(ids, num, weights.first)
+    made, y = x.new_empty(num_slots, i), x.new_empty(num_slots, h)
+    tiles = sorted_tiles(num, num_slots)
+    for weight, bias in ((weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)):
+        n, k = weight.num_out, weight.num_in
+        step, whole = max(1, WRITTEN_BYTES // (n * k * x.element_size())), as_one(weight)
+        for first in range(0, num, step):
+            here = slice(first, min(first + step, num))
+            plain = written(whole, x.dtype, first * n, (here.stop - first) * n).view(-1, n, k)
+            some = None if bias is None else bias[here]
+            if weight is weights.gate_up:
+                sorted_gate_up(
+                    x, order, bounds[first:], shares, plain, some, made, tiles,
+                    act=weights.act, weigh_input=weights.weigh_input,
+                )  # fmt: skip
+            else:
+                sorted_down(
+                    made, order, bounds[first:], shares, plain, some, y, tiles, weigh_input=weights.weigh_input
+                )
+    return combine(y, ids, residual, num, weights.first)

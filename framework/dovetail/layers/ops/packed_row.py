@@ -26,8 +26,11 @@ def scaled_sum(
     weights, inputs, scale, n, start, N,
     K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sums over BLOCK_K inputs of numbers `[BLOCK_N, BLOCK_K]`, times the scales of rows `n`: `[BLOCK_N]`."""
-    products = weights.to(tl.float32) * inputs[None, :]
+    """Sums over BLOCK_K inputs of numbers `[BLOCK_N, BLOCK_K]`, times the scales of rows `n`: `[BLOCK_N]`.
+
+    `inputs` are `[1, BLOCK_K]`, or `[BLOCK_N, BLOCK_K]` where each row has its own.
+    """
+    products = weights.to(tl.float32) * inputs
     if GROUPS == 0:
         found = tl.sum(products, 1)
     elif (GROUP & (GROUP - 1)) == 0 and BLOCK_K % GROUP == 0:
@@ -66,9 +69,9 @@ def _row_kernel(
     if NORM:
         squares = inputs * inputs
         inputs *= tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
-    total = scaled_sum(weights, inputs, scale, n, 0, N, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
+    total = scaled_sum(weights, inputs[None, :], scale, n, 0, N, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
     if GATE:
-        up_total = scaled_sum(ups, inputs, scale, n + N, 0, ALL, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
+        up_total = scaled_sum(ups, inputs[None, :], scale, n + N, 0, ALL, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
     for start in range(BLOCK_K, K, BLOCK_K):
         at = start + k
         mask = (n[:, None] < N) & (at[None, :] < K)
@@ -79,9 +82,9 @@ def _row_kernel(
         if NORM:
             squares += inputs * inputs
             inputs *= tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
-        total += scaled_sum(weights, inputs, scale, n, start, N, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
+        total += scaled_sum(weights, inputs[None, :], scale, n, start, N, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
         if GATE:
-            up_total += scaled_sum(ups, inputs, scale, n + N, start, ALL, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
+            up_total += scaled_sum(ups, inputs[None, :], scale, n + N, start, ALL, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
     if ROW_SCALE:
         total *= tl.load(row_scale + n, mask=n < N, other=0.0)
         if GATE:

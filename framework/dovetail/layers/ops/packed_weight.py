@@ -90,3 +90,10 @@ def stacked(weights: Iterable[PackedWeight]) -> PackedWeight:
         of_each = [getattr(one, name) for one in made]
         parts[name] = None if of_each[0] is None else torch.stack(of_each)
     return replace(made[0], **parts)
+
+
+def as_one(weight: PackedWeight) -> PackedWeight:
+    """Return the matrices of experts as one matrix of all their outputs; nothing is copied."""
+    parts = {name: getattr(weight, name) for name in ("numbers", "scale", "offset", "row_scale")}
+    flat = {name: None if part is None else part.flatten(0, 1) for name, part in parts.items()}
+    return replace(weight, **flat, num_out=len(weight.numbers) * weight.num_out)
