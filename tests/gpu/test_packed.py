@@ -14,9 +14,11 @@ pytestmark = pytest.mark.gpu
 FLOAT8 = torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("form", [Scaled(FLOAT8), Scaled(FLOAT8, 128), Scaled(), Int4(128), Mxfp4()], ids=str)
+@pytest.mark.parametrize(
+    "form", [Scaled(FLOAT8), Scaled(FLOAT8, 128), Scaled(), Int4(128), Int4(64, has_zero=True), Mxfp4()], ids=str
+)
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (1152, 896), (2880, 2880), (200, 640)])
-@pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 100, 200, 300, 700])
+@pytest.mark.parametrize("rows", [1, 2, 4, 16, 33, 64, 100, 200, 300, 700])
 def test_products(form: Form, n: int, k: int, rows: int) -> None:
     """Onto a residual, and behind a norm with a gate."""
     if getattr(form, "group", None) and k % form.group:  # type: ignore[attr-defined]
@@ -37,6 +39,9 @@ def test_products(form: Form, n: int, k: int, rows: int) -> None:
         ),
     )
     for found, want in pairs:
-        error = (found.float() - want.float()).norm(dim=0) / want.float().norm(dim=0).median()
+        found, want = found.float(), want.float()
+        usual = want.norm(dim=0)
+        # What is added up in another order may round to the next number: of an output's own size, or of the usual one.
+        error = (found - want).norm(dim=0) / usual.clamp_min(usual.median())
         assert error.max() < 0.1
-        assert error.mean() < 0.015
+        assert (found - want).norm() < 0.015 * want.norm()

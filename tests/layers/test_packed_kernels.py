@@ -13,10 +13,11 @@ from dovetail.contracts.quantization import Stored
 from dovetail.layers import cuda_products
 from dovetail.layers.experts import GatedExperts
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.ops import packed, reference
+from dovetail.layers.ops import packed, packed_experts, reference
 from dovetail.layers.ops.packed_experts import ExpertTiles, PackedExpertWeights, packed_gated_experts
 from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import by_halves, fits_halves, halves
+from dovetail.layers.ops.packed_integers import by_integers, fits_integers, integers
 from dovetail.layers.ops.packed_row import row
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_write import written
@@ -159,6 +160,48 @@ def test_every_number_of_rows_has_a_way(form: Form, rows: int) -> None:
     close(packed.linear(x, weight, None), x @ plain.T)
 
 
+@pytest.mark.parametrize("form", [Int4(128), Int4(64), Int4(192, has_zero=True), Int4(None)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_as_integers(form: Int4, rows: int) -> None:
+    """Products with int4 in integers lose less than rounding does: onto a residual, and behind a norm with a gate."""
+    k = 384 if form.group else 200
+    tensors = form.quantise(random(OUT, k))
+    if form.has_zero:
+        shape = tensors["weight_scale"].shape
+        tensors["weight_zero"] = torch.randint(0, 17, shape, generator=torch.Generator().manual_seed(7)).to(
+            DEVICE, torch.uint8
+        )
+    weight = cuda_products.weight_of(form, tensors, torch.bfloat16)
+    plain = form.dequantise(tensors, torch.float32)
+    assert fits_integers(weight)
+    spread = torch.logspace(-3, 3, k, device=DEVICE)
+    x, residual = (random(rows, k, seed=1) * spread).half(), random(rows, OUT, seed=2).half()
+    found = by_integers(x, weight, None, (4, 128, 4), residual=residual)
+    close(found, x.float() @ plain.T + residual.float(), 1e-3)
+    norm, bias = random(k, seed=3).half(), random(OUT, seed=4).half()
+    found = by_integers(x, weight, bias, (8, 512, 4), norm=norm, eps=1e-6, act="silu_and_mul")
+    close(found, reference.norm_gate(x.float(), norm.float(), 1e-6, plain, bias.float()), 3e-3)
+
+
+def test_integers_hold_a_row() -> None:
+    """To `2 ** -15` of the greatest of 64, zeros and those beside huge ones too; what is not finite stays so."""
+    x = random(5, 200).bfloat16()
+    x[1, :64] *= 1e20
+    x[2] = 0
+    x[3, 70], x[4, 70] = float("nan"), float("inf")
+    made = integers(x)
+    eight = torch.stack([(made.bytes >> shift) & 255 for shift in (0, 8, 16, 24)], 2)  # [M, 4, 4, W]
+    upper, lower = (eight[:, :2] ^ 128) - 128, eight[:, 2:]
+    whole = (upper * 256 + lower).transpose(1, 2).flatten(1, 2)  # [M, 8, W]: planes
+    whole = whole.view(5, 8, -1, 8).transpose(1, 2).flatten(2)  # [M, B, 64]
+    assert (whole.sum(-1) == made.sums)[:3].all()
+    back = (whole * made.scale[..., None]).flatten(1)[:, :200]
+    most = torch.nn.functional.pad(x.float(), (0, 56)).view(5, -1, 64).abs().amax(-1).repeat_interleave(64, 1)[:, :200]
+    assert ((back - x.float()).abs() <= 2.0**-15 * most)[:3].all()
+    assert back[3:, 64:128].isnan().all()
+    assert back[3:, :64].isfinite().all()
+
+
 NUM, TOP_K, HIDDEN, INNER = 5, 2, 128, 96
 
 
@@ -200,6 +243,21 @@ def test_experts(form: Form, ways: dict[str, Any], is_few: bool, num_tokens: int
     want = plain._each(x, ids, shares) + residual
     for tiles in (ExpertTiles(16, (32, 128, 4, 2), (64, 128, 4, 2)), None):
         close(packed_gated_experts(x, ids, shares, weights, residual, tiles=tiles, is_few=is_few), want)
+
+
+@pytest.mark.parametrize("form", [Scaled(FLOAT8, 32), Int4(32, has_zero=True), Mxfp4()], ids=str)
+def test_experts_written_out(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some at a time, of which the last are fewer: with biases, and an expert that nobody chose."""
+    plain, weights = experts(form, act="clamped_silu_and_mul", bias=True, weigh="output")
+    x, residual = random(40, HIDDEN, seed=9), random(40, HIDDEN, seed=8)
+    ids = torch.stack([torch.randperm(NUM - 1)[:TOP_K] for _ in range(40)]).to(DEVICE)
+    ids[0, 0] = NUM + 3
+    shares = random(40, TOP_K, seed=7).abs()
+    want = plain._each(x, ids, shares) + residual
+    of_two = 2 * (2 * INNER) * HIDDEN * 4
+    for most in (1, of_two, 1 << 30):
+        monkeypatch.setattr(packed_experts, "WRITTEN_BYTES", most)
+        close(packed_gated_experts(x, ids, shares, weights, residual, is_written=True), want)
 
 
 @pytest.mark.parametrize("form", [Scaled(FLOAT8), Int4(32), Mxfp4()], ids=str)

@@ -373,7 +373,7 @@ def _of_slots(
 def _written_out(
     x: Tensor, ids: Tensor, shares: Tensor, weights: PackedExpertWeights, residual: Tensor | None
 ) -> Tensor:
-    """As `packed_gated_experts` for many tokens: some experts at a time are written out, and multiplied as plain ones."""
+    """As `packed_gated_experts` for many tokens: some experts at a time are written out, and multiplied as plain."""
     num, h, i = len(weights.gate_up.numbers), weights.gate_up.num_in, weights.down.num_in
     num_slots = ids.numel()
     order, bounds = sorted_slots(ids, num, weights.first)
@@ -392,7 +392,5 @@ def _written_out(
                     act=weights.act, weigh_input=weights.weigh_input,
                 )  # fmt: skip
             else:
-                sorted_down(
-                    made, order, bounds[first:], shares, plain, some, y, tiles, weigh_input=weights.weigh_input
-                )
+                sorted_down(made, order, bounds[first:], shares, plain, some, y, tiles, weigh_input=weights.weigh_input)
     return combine(y, ids, residual, num, weights.first)

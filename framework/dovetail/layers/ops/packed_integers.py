@@ -1,8 +1,8 @@
 """A few rows times int4 weights in integer arithmetic, four products an instruction, each block's sum times its scale.
 
 Every 64 inputs of a row are divided by a power of two that makes their greatest number one of 16 bits, rounded, and
-kept as two bytes: what is lost is at most `2 ** -15` of the greatest number of the 64. Products of these with nibbles, and
-their sums over 64 inputs, are exact; sums of blocks are in float32. So nibbles need not become floating point.
+kept as two bytes: what is lost is at most `2 ** -15` of the greatest number of the 64. Products of these with nibbles,
+and their sums over 64 inputs, are exact; sums of blocks are in float32. So nibbles need not become floating point.
 
 M rows, N outputs, K inputs, W words a row of a weight, B = W / 8 blocks of 64 inputs; see `nibbles` for the words.
 """
@@ -143,7 +143,7 @@ def _four(words, inputs, SHIFT: tl.constexpr, SIGNED: tl.constexpr):
 
 @triton.jit
 def _block_sums(words, even, odd, low_even, low_odd, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, ASM: tl.constexpr):
-    """Products of words `[BLOCK_N, BLOCK_W]` and bytes `[1, BLOCK_W]`, added up over blocks: `[BLOCK_N, BLOCK_W / 8]`."""
+    """Sums over blocks of products of words `[BLOCK_N, BLOCK_W]` and bytes `[1, BLOCK_W]`."""
     if ASM:
         found = tl.inline_asm_elementwise(
             ASM_PRODUCTS, "=r,r,r,r,r,r", [words, even, odd, low_even, low_odd], dtype=tl.int32, is_pure=True, pack=1

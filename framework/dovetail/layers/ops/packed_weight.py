@@ -94,6 +94,8 @@ def stacked(weights: Iterable[PackedWeight]) -> PackedWeight:
 
 def as_one(weight: PackedWeight) -> PackedWeight:
     """Return the matrices of experts as one matrix of all their outputs; nothing is copied."""
-    parts = {name: getattr(weight, name) for name in ("numbers", "scale", "offset", "row_scale")}
-    flat = {name: None if part is None else part.flatten(0, 1) for name, part in parts.items()}
-    return replace(weight, **flat, num_out=len(weight.numbers) * weight.num_out)
+    flat: dict[str, Any] = {"num_out": len(weight.numbers) * weight.num_out}
+    for name in ("numbers", "scale", "offset", "row_scale"):
+        part = getattr(weight, name)
+        flat[name] = None if part is None else part.flatten(0, 1)
+    return replace(weight, **flat)
