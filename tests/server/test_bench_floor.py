@@ -60,6 +60,32 @@ def test_the_floor_of_experts_is_what_tokens_choose(tmp_path: Path) -> None:
     assert "quantization_config" in str(facts_of(tmp_path))
 
 
+def test_the_floor_of_a_quantised_checkpoint_is_what_is_stored(tmp_path: Path) -> None:
+    """Experts of half a byte a number and their scales count as in the file, the embedding table does not."""
+    import torch
+    from safetensors.torch import save_file
+
+    shape = {
+        "architectures": ["GptOssForCausalLM"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
+        "max_position_embeddings": 4096, "num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e4,
+        "sliding_window": 128, "layer_types": ["full_attention"], "rms_norm_eps": 1e-5, "dtype": "bfloat16",
+        "tie_word_embeddings": False, "quantization_config": {"quant_method": "mxfp4"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    packed, scales = torch.zeros(8, 64, 2, 16, dtype=torch.uint8), torch.zeros(8, 64, 2, dtype=torch.uint8)
+    tensors = {"model.embed_tokens.weight": torch.zeros(100, 64).bfloat16()}
+    tensors["lm_head.weight"] = torch.zeros(100, 64).bfloat16()
+    tensors["model.layers.0.mlp.experts.down_proj_blocks"] = packed
+    tensors["model.layers.0.mlp.experts.down_proj_scales"] = scales
+    save_file(tensors, tmp_path / "model.safetensors")
+    facts = facts_of(tmp_path)
+    assert isinstance(facts, ModelFacts)
+    assert facts.weight_bytes == 2 * 100 * 64
+    assert facts.read_bytes(1) - facts.weight_bytes == (packed.numel() + scales.numel()) / 4
+    assert facts.kv_bytes_per_token == 2 * 2 * 16 * 2
+
+
 def test_a_checkpoint_and_its_sizes_give_the_same_floor(tmp_path: Path) -> None:
     """Without the weights, what a step reads follows from `config.json` to a thousandth."""
     (tmp_path / "config.json").write_text((MODEL_DIR / "config.json").read_text())

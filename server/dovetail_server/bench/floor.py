@@ -32,6 +32,7 @@ class ModelFacts:
         caches: By group of layers, the bytes that a token takes in them, and how far back they look (None: to the
             start).
         experts: Those of which a token takes some; None: the model has none.
+        expert_bytes: Of all experts.
     """
 
     name: str
@@ -40,13 +41,14 @@ class ModelFacts:
     caches: tuple[tuple[int, int | None], ...]
     vocab_size: int
     experts: RoutedExperts | None = None
+    expert_bytes: int = 0
 
     def read_bytes(self, streams: float) -> float:
         """Bytes of weights that a step of so many streams reads: experts, if each stream chooses evenly and alone."""
         if self.experts is None:
             return self.weight_bytes
         missed: float = (1 - self.experts.top_k / self.experts.num) ** streams
-        return self.weight_bytes + (1 - missed) * self.experts.num_params * ITEM_BYTES[self.dtype]
+        return self.weight_bytes + (1 - missed) * self.expert_bytes
 
     def kv_bytes(self, context: float) -> float:
         """Bytes of KV cache that a stream of `context` tokens reads in a step."""
@@ -127,28 +129,57 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
         numel = num_read(folder, config)
     except (ConfigError, ValueError, TypeError, IndexError) as error:
         return str(error)
+    dtype = dtype or config.dtype
+    size = ITEM_BYTES[dtype]
+    stored = None
+    if "quantization_config" in hf:
+        stored = bytes_stored(folder, config, size)
+        if stored is None:
+            return "config.json has 'quantization_config': only a checkpoint's files tell how much a step reads of it"
+        dtype = f"{dtype}, quantised ones as stored"
     for key in hf:
-        if key == "quantization_config" or ("expert" in key and config.experts is None):
+        if "expert" in key and config.experts is None:
             return f"config.json has {key!r}: how much a step reads of such weights is not known to this version"
     if any(isinstance(group.reach, Recurrent) for group in config.cache_groups):
         return f"{config.architecture} has recurrent states: how much a step reads of them is not known to this version"
     if numel is None:
         return f"without weights in its folder, the size of {config.architecture} is not known to this version"
-    dtype = dtype or config.dtype
-    size = ITEM_BYTES[dtype]
+    expert_bytes = size * config.experts.num_params if config.experts else 0
+    dense_bytes = size * numel - expert_bytes
+    if stored is not None:
+        dense_bytes, expert_bytes = stored
     return ModelFacts(
         name=config.architecture,
         dtype=dtype,
-        weight_bytes=size * (numel - (config.experts.num_params if config.experts else 0)),
+        weight_bytes=dense_bytes,
         caches=tuple((group_token_bytes(group, size), reach_of(group)) for group in config.cache_groups),
         vocab_size=config.vocab_size,
         experts=config.experts,
+        expert_bytes=expert_bytes,
     )
 
 
 def reach_of(group: CacheGroup) -> int | None:
     """Return how many tokens a group's layers look at, at most; None: all."""
     return group.reach.size if isinstance(group.reach, Window | Chunk) else None
+
+
+def bytes_stored(folder: Path, config: ModelConfig, size: int) -> tuple[int, int] | None:
+    """Count the bytes of a quantised checkpoint's files but the embedding table, which has numbers of `size` bytes.
+
+    Returns:
+        Of all but experts, and of experts: what a step reads if the numbers stay packed, and least if they do not. None
+        where there are no files.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    found = [header for file in files for header in headers(file)]
+    if not found:
+        return None
+    tied = config.tie_word_embeddings
+    table = 0 if tied else config.vocab_size * config.hidden_size * size
+    read = [header for header in found if not (tied and header.name.startswith("lm_head."))]
+    experts = sum(header.num_bytes for header in read if ".experts." in header.name)
+    return sum(header.num_bytes for header in read) - table - experts, experts
 
 
 def num_read(folder: Path, config: ModelConfig) -> int | None:
