@@ -1,4 +1,4 @@
-"""What the field's own tools wrote, and read back, is what our readers make of it; see `golden/make_quantised.py`."""
+"""What the field's own tools wrote, and read back, is what our readers make of it; see `golden/make_*.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from dovetail.runtime.checkpoint.quantization import convert, stored_tensors
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.testing.conformance.quantization import CPU, BuildContext, Holder
 
-GOLDEN = load_file(Path(__file__).parent / "golden/quantised.safetensors")
+HERE = Path(__file__).parent / "golden"
+GOLDEN = load_file(HERE / "quantised.safetensors") | load_file(HERE / "packed.safetensors")
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 
@@ -40,7 +41,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ct-mxfp4": scheme(num_bits=4, type="float", strategy="group", group_size=32),
     "nf4": BNB,
     "nf4-nested": BNB,
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
+    "gptq-8": {"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": False, "sym": False},
+    "gptq-order": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False},
+    "modelopt-fp8": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "modelopt-nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "mxfp4": {"quant_method": "mxfp4"},
 }
+
+
+PACKED = ("ct-int4", "ct-int4-asymmetric", "ct-int8-packed", "ct-int8", "awq", "gptq")
+"""Ways that stay packed on CPU."""
 
 
 @pytest.mark.parametrize("way", CONFIGS)
@@ -60,6 +72,6 @@ def test_what_a_tool_wrote_is_read_as_it_reads_it(way: str, tmp_path: Path) -> N
         holder = Holder(ctx, lambda at: at.linear("m", want.shape[1], want.shape[0]))
         load_weights(holder, rules, read)
         got = holder.m(torch.eye(want.shape[1])).T
-    assert isinstance(holder.m, PackedLinear) == (way in ("ct-int4", "ct-int4-asymmetric", "ct-int8-packed", "ct-int8"))
+    assert isinstance(holder.m, PackedLinear) == (way in PACKED)
     # mx scales come back from the tool in bfloat16.
     torch.testing.assert_close(got, want, rtol=1e-2 if "mx" in way or "nvfp4" in way else 1e-5, atol=1e-6)
