@@ -79,7 +79,7 @@ def packed(form: Form, weight: Tensor) -> tuple[PackedWeight, Tensor]:
     if isinstance(form, Scaled):
         return packed_weight.scaled(made["weight"], scale, form.group), want
     if isinstance(form, Int4):
-        nibbles = nibbles_of(made["weight_packed"]).to(torch.uint8)
+        nibbles = nibbles_of(made["weight_packed"])
         return packed_weight.int4(nibbles, scale, made.get("weight_zero"), form.group, torch.bfloat16), want
     both = torch.stack((made["weight_packed"] & 15, made["weight_packed"] >> 4), -1).flatten(-2)
     return packed_weight.mxfp4(both, scale), want

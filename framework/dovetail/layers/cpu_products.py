@@ -12,12 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.layers.packed_forms import CHUNK, nibbles_of
+
 Product = Callable[[Tensor], Tensor]
 """Maps `[T, K]` to `[T, N]`."""
 GROUPS = (256, 128, 64, 32)
 """Inputs for which torch's int4 product has a scale."""
 ROWS = 16
 """Its rows come in such blocks."""
+BLOCK = 64
+"""Rows that its layout mixes with each other, at most."""
 
 
 def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product | None:
@@ -35,19 +39,19 @@ def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product | None:
     return product
 
 
-def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Product | None:
+def int4(words: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Product | None:
     """Return the product of `(nibbles - zero) * scale`; None where torch has none. It keeps a packed copy.
 
     Args:
-        nibbles: `[N, K]` int32.
+        words: `[N, K / 8]` int32, as `Int4` has them.
         scale: `[N, K / group]`.
         zero: `[N, K / group]` uint8; None: 8 everywhere.
         dtype: The model's.
     """
-    num_out, num_in = nibbles.shape
+    num_out, num_in = words.shape[0], 8 * words.shape[1]
     width = num_in // scale.shape[-1]
     group = next((size for size in GROUPS if width % size == 0), None)
-    if nibbles.device.type != "cpu" or group is None:
+    if words.device.type != "cpu" or group is None:
         return None
     scales = scale.to(dtype).repeat_interleave(width // group, dim=-1)
     offsets = torch.zeros_like(scales)
@@ -55,10 +59,21 @@ def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
         offset = (8 - zero.float()) * scale.float()  # torch adds an offset where formats take off a zero point
         offsets = offset.to(dtype).repeat_interleave(width // group, dim=-1)
     both = F.pad(torch.stack((scales.T, offsets.T), -1), (0, 0, 0, -num_out % ROWS)).contiguous()
-    padded = F.pad(nibbles, (0, 0, 0, -num_out % ROWS))
-    packed = torch._convert_weight_to_int4pack_for_cpu(padded, 1)
+    packed = int4_blocks(words)
 
     def product(x: Tensor) -> Tensor:
         return torch._weight_int4pack_mm_for_cpu(x.contiguous(), packed, group, both)[:, :num_out]
 
     return product
+
+
+def int4_blocks(words: Tensor) -> Tensor:
+    """Return torch's layout of nibbles, of some blocks of rows at a time: it wants 32 bits for each."""
+    num_out, num_in = words.shape[0], 8 * words.shape[1]
+    out = words.new_empty(num_out + -num_out % ROWS, num_in // 2, dtype=torch.uint8)
+    step = BLOCK * max(1, CHUNK // (BLOCK * num_in))
+    for start in range(0, num_out, step):
+        nibbles = nibbles_of(words[start : start + step]).to(torch.int32)
+        padded = F.pad(nibbles, (0, 0, 0, -nibbles.shape[0] % ROWS)) if nibbles.shape[0] % ROWS else nibbles
+        out[start : start + step] = torch._convert_weight_to_int4pack_for_cpu(padded, 1)
+    return out

@@ -46,6 +46,6 @@ def weight_of(form: Scaled | Int4 | Mxfp4, tensors: Mapping[str, Tensor], dtype:
     numbers, scale = tensors["weight_packed"], tensors["weight_scale"].detach()
     if isinstance(form, Int4):
         zero = tensors.get("weight_zero")
-        return packed_weight.int4(nibbles_of(numbers).to(torch.uint8), scale, zero, form.group, dtype)
+        return packed_weight.int4(nibbles_of(numbers), scale, zero, form.group, dtype)
     both = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
     return packed_weight.mxfp4(both, scale)

@@ -18,7 +18,7 @@ from dovetail.errors import ModelError
 from dovetail.layers import cpu_products, cuda_products, ops
 from dovetail.layers.experts import ExpertMatrix, GatedExperts
 from dovetail.layers.matrix import Matrix
-from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, nibbles_of
+from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
 from dovetail.layers.shards import gated
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ def product_of(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) ->
     if isinstance(form, Scaled) and form.dtype == torch.int8:
         return cpu_products.int8(tensors["weight"], tensors["weight_scale"], dtype)
     if isinstance(form, Int4) and tensors["weight_packed"].device.type == "cpu":
-        nibbles = nibbles_of(tensors["weight_packed"])
-        return cpu_products.int4(nibbles, tensors["weight_scale"], tensors.get("weight_zero"), dtype)
+        return cpu_products.int4(tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero"), dtype)
     return None
 
 

@@ -17,10 +17,11 @@ N outputs, K inputs, E experts: the tensors of experts have `[E]` before these a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -79,13 +80,18 @@ class Scaled(Form):
 
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         weight, scale = tensors["weight"], tensors["weight_scale"]
-        group = self.group or weight.shape[-1]
-        return by_rows(lambda rows: spread(weight[rows].float(), scale[rows], group), weight, weight.shape[-1], dtype)
+        group, flat, scales = self.group or weight.shape[-1], weight.flatten(0, -2), scale.flatten(0, -2)
+        made = by_rows(lambda rows: spread(flat[rows].float(), scales[rows], group), flat, flat.shape[-1], dtype)
+        return made.view(weight.shape)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
-        grouped = in_groups(weight.float(), self.group or weight.shape[-1])
-        scale = grouped.abs().amax(-1) / self.most
-        return {"weight": self.numbers(weight, scale), "weight_scale": scale}
+        def make(rows: slice) -> tuple[Tensor, ...]:
+            grouped = in_groups(weight[rows].float(), self.group or weight.shape[-1])
+            low, high = grouped.amin(-1), grouped.amax(-1)
+            scale = torch.maximum(high, -low) / self.most
+            return self.numbers(weight[rows], scale), scale
+
+        return dict(zip(("weight", "weight_scale"), in_chunks(make, weight, weight.shape[-1]), strict=True))
 
     @property
     def most(self) -> float:
@@ -95,8 +101,8 @@ class Scaled(Form):
     def numbers(self, weight: Tensor, scale: Tensor) -> Tensor:
         """Return the numbers that with a scale come nearest to a weight."""
         grouped = in_groups(weight.float(), self.group or weight.shape[-1])
-        numbers = (grouped / nonzero(scale.float())[..., None]).clamp(-self.most, self.most)
-        return (numbers.round() if self.dtype == torch.int8 else numbers).to(self.dtype).flatten(-2)
+        numbers = (grouped / nonzero(scale.float())[..., None]).clamp_(-self.most, self.most)
+        return (numbers.round_() if self.dtype == torch.int8 else numbers).to(self.dtype).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +119,27 @@ class Int4(Form):
         return {"weight_packed": (torch.int32, 8), "weight_scale": (self.scale_dtype, group), **zero}
 
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        words, scale, zero = tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero")
+        words, scale = (tensors[name].flatten(0, -2) for name in ("weight_packed", "weight_scale"))
+        zero = tensors["weight_zero"].flatten(0, -2) if "weight_zero" in tensors else None
 
         def make(rows: slice) -> Tensor:
             zeros = None if zero is None else zero[rows]
             return affine(nibbles_of(words[rows]).float(), scale[rows], zeros, self.group)
 
-        return by_rows(make, words, 8 * words.shape[-1], dtype)
+        made = by_rows(make, words, 8 * words.shape[-1], dtype)
+        return made.view(*tensors["weight_packed"].shape[:-1], -1)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
-        grouped = in_groups(weight.float(), self.group or weight.shape[-1])
-        high, low = grouped.amax(-1), grouped.amin(-1)
-        most = torch.where(high > -low, high, low)
-        scale = (most / -8).to(self.scale_dtype)  # the largest number becomes -8, of which there is one more
-        nibbles = (grouped / nonzero(scale.float())[..., None]).round().clamp(-8, 7) + 8
-        found = {"weight_packed": words_of(nibbles.to(torch.uint8).flatten(-2)), "weight_scale": scale}
+        def make(rows: slice) -> tuple[Tensor, ...]:
+            grouped = in_groups(weight[rows].float(), self.group or weight.shape[-1])
+            low, high = grouped.amin(-1), grouped.amax(-1)
+            most = torch.where(high > -low, high, low)
+            scale = (most / -8).to(self.scale_dtype)  # the largest number becomes -8, of which there is one more
+            nibbles = (grouped / nonzero(scale.float())[..., None]).round_().clamp_(-8, 7).add_(8)
+            return words_of(nibbles.to(torch.int8).flatten(-2)), scale
+
+        words, scale = in_chunks(make, weight, weight.shape[-1])
+        found = {"weight_packed": words, "weight_scale": scale}
         zero = {"weight_zero": torch.full_like(scale, 8, dtype=torch.uint8)} if self.has_zero else {}
         return found | zero
 
@@ -140,10 +152,10 @@ class Mxfp4(Form):
         return {"weight_packed": (torch.uint8, 2), "weight_scale": (torch.uint8, MX_GROUP)}
 
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        packed, scale = tensors["weight_packed"], exponents(tensors["weight_scale"])
-        return by_rows(
-            lambda rows: spread(e2m1(packed[rows]), scale[rows], MX_GROUP), packed, 2 * packed.shape[-1], dtype
-        )
+        packed, scale = tensors["weight_packed"], exponents(tensors["weight_scale"]).flatten(0, -2)
+        flat, width = packed.flatten(0, -2), 2 * packed.shape[-1]
+        made = by_rows(lambda rows: spread(e2m1(flat[rows]), scale[rows], MX_GROUP), flat, width, dtype)
+        return made.view(*packed.shape[:-1], width)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         grouped = in_groups(weight.float(), MX_GROUP)
@@ -175,22 +187,33 @@ def spread(numbers: Tensor, scale: Tensor, group: int) -> Tensor:
 
 
 def by_rows(make: Callable[[slice], Tensor], like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return what `make` gives for rows of a matrix, rounded to `dtype`: a few at a time stay in the processor's cache.
+    """Return what `make` gives for rows of a matrix, rounded to `dtype`; see `in_chunks`."""
+    return in_chunks(lambda rows: (make(rows),), like, width, dtype)[0]
+
+
+def in_chunks(
+    make: Callable[[slice], tuple[Tensor, ...]], like: Tensor, width: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    """Return what `make` gives for all rows of a matrix: a few at a time stay in the processor's cache.
 
     Args:
-        make: Makes float32 rows.
+        make: Makes tensors of some rows, each `[rows, …]`.
         like: Numbers, or bytes, of the matrix; those of experts are made at once.
-        width: K.
-        dtype: Of the result.
+        width: Numbers of a row.
+        dtype: Of the results; None: as they are made.
     """
     step = max(1, CHUNK // max(1, width))
-    if like.dim() != 2 or like.device.type != "cpu" or like.shape[0] <= step:
-        return make(slice(None)).to(dtype)
-    first = make(slice(step)).to(dtype)
-    out = first.new_empty(like.shape[0], width)
-    out[:step] = first
-    for start in range(step, like.shape[0], step):
-        out[start : start + step] = make(slice(start, start + step))
+    num = like.shape[0]
+    if like.dim() != 2 or like.device.type != "cpu" or num <= step:
+        return tuple(each if dtype is None else each.to(dtype) for each in make(slice(None)))
+    first = make(slice(step))
+    out = tuple(each.new_empty(num, *each.shape[1:], dtype=dtype or each.dtype) for each in first)
+    for whole, part in zip(out, first, strict=True):
+        whole[:step] = part
+    for start in range(step, num, step):
+        rows = slice(start, start + step)
+        for whole, part in zip(out, make(rows), strict=True):
+            whole[rows] = part
     return out
 
 
@@ -203,32 +226,41 @@ def affine(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | Non
 
 
 def words_of(nibbles: Tensor) -> Tensor:
-    """Pack nibbles uint8 `[…, K]` into words int32 `[…, K / 8]`, in `ORDER`."""
-    eight = in_groups(nibbles, 8)
-    words = torch.zeros_like(eight[..., 0], dtype=torch.int32)
-    for place, index in enumerate(ORDER):
-        words |= eight[..., index].to(torch.int32) << (4 * place)
-    return words
+    """Pack nibbles int8 or uint8 `[…, K]` into words int32 `[…, K / 8]`, in `ORDER`; eight at a time, as one number."""
+    eight = nibbles.contiguous()
+    eight = (eight if eight.storage_offset() % 8 == 0 else eight.clone()).view(torch.int64)
+    pairs = eight | (eight >> 12)  # bytes 0, 1, 4, 5: inputs 0 and 2, 1 and 3, 4 and 6, 5 and 7
+    low = (pairs & 0xFF) | ((pairs >> 24) & 0xFF00)
+    return (low | ((pairs & 0xFF00) << 8) | ((pairs >> 16) & 0xFF000000)).to(torch.int32)
 
 
-def nibbles_of(words: Tensor, order: Sequence[int] = ORDER) -> Tensor:
-    """Return the nibbles int32 `[…, K]` of words int32 `[…, K / 8]`; place i holds number `order[i]` of eight."""
-    shifts = torch.tensor([4 * order.index(index) for index in range(8)], dtype=torch.int32, device=words.device)
-    return ((words[..., None] >> shifts) & 15).flatten(-2)
+def nibbles_of(words: Tensor) -> Tensor:
+    """Return the nibbles uint8 `[…, K]` of words int32 `[…, K / 8]` in `ORDER`."""
+    wide = words.to(torch.int64)
+    low = (wide & 0xFF) | ((wide & 0xFF00) << 24)
+    pairs = low | ((wide >> 8) & 0xFF00) | ((wide & 0xFF000000) << 16)
+    return ((pairs | (pairs << 12)) & 0x0F0F0F0F0F0F0F0F).view(torch.uint8)
 
 
 def reordered(words: Tensor) -> Tensor:
-    """Return words in `ORDER` of words that hold the first of eight in the lowest bits."""
-    found = torch.zeros_like(words)
-    for place, index in enumerate(ORDER):
-        found |= ((words >> (4 * index)) & 15) << (4 * place)
-    return found
+    """Return words `[N, K / 8]` in `ORDER` of words that hold the first of eight in the lowest bits."""
+
+    def gathered(nibbles: Tensor) -> Tensor:
+        pairs = (nibbles | (nibbles >> 4)) & 0x00FF00FF
+        return (pairs | (pairs >> 8)) & 0xFFFF
+
+    def make(rows: slice) -> tuple[Tensor]:
+        some = words[rows]
+        return (gathered(some & 0x0F0F0F0F) | (gathered((some >> 4) & 0x0F0F0F0F) << 16),)
+
+    return in_chunks(make, words, 8 * words.shape[-1])[0]
 
 
 def e2m1(packed: Tensor) -> Tensor:
     """Return the float32 numbers `[…, K]` of 4-bit floating point `[…, K / 2]` uint8, the lower nibble first."""
-    pairs = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-    return torch.tensor(E2M1, device=packed.device)[pairs.int()]
+    table = torch.tensor(E2M1, device=packed.device)
+    pairs = torch.stack((table.expand(16, 16), table[:, None].expand(16, 16)), -1).view(256, 2)
+    return F.embedding(packed.int(), pairs).flatten(-2)
 
 
 def exponents(scale: Tensor) -> Tensor:

@@ -1,0 +1,74 @@
+"""The forms of packed matrices: words, chunks of rows, and torch's own layout, against their plain definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.layers import cpu_products
+from dovetail.layers.packed_forms import ORDER, Form, Int4, Mxfp4, Scaled, nibbles_of, reordered, words_of
+from dovetail.runtime.checkpoint.weights import is_finite
+
+SIZES = ((1, 8), (5, 32), (16, 64), (130, 896), (70, 4864), (65, 32))
+FORMS = (Scaled(), Scaled(group=32), Scaled(torch.float8_e4m3fn), Int4(32), Int4(64, has_zero=True), Mxfp4())
+
+
+def some(num_out: int, num_in: int) -> Tensor:
+    """Return random nibbles."""
+    generator = torch.Generator().manual_seed(num_out)
+    return torch.randint(0, 16, (num_out, num_in), dtype=torch.uint8, generator=generator)
+
+
+def joined(nibbles: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Return words whose place i has number `order[i]` of eight, one place after the other."""
+    eight = nibbles.view(len(nibbles), -1, 8).long()
+    return sum((eight[..., index] << (4 * place) for place, index in enumerate(order)), torch.tensor(0)).to(torch.int32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_words_hold_eight_nibbles_in_their_order(size: tuple[int, int]) -> None:
+    """Packing, unpacking and changing the order agree with a loop over the places; also of a part of other memory."""
+    nibbles = some(*size)
+    words = joined(nibbles, ORDER)
+    assert torch.equal(words_of(nibbles), words)
+    assert torch.equal(words_of(F.pad(nibbles.flatten(), (3, 0))[3:].view(size)), words)
+    assert torch.equal(nibbles_of(words), nibbles)
+    assert torch.equal(reordered(joined(nibbles, tuple(range(8)))), words)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks_of_rows_are_laid_out_as_the_whole_matrix_is(size: tuple[int, int]) -> None:
+    """Torch's int4 layout, made of some rows at a time, is the one that it makes of all."""
+    nibbles = some(*size)
+    padded = F.pad(nibbles.int(), (0, 0, 0, -len(nibbles) % cpu_products.ROWS))
+    whole = torch._convert_weight_to_int4pack_for_cpu(padded, 1)
+    assert torch.equal(cpu_products.int4_blocks(joined(nibbles, ORDER)), whole)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_rows_are_quantised_alike_alone_and_together(form: Form) -> None:
+    """A matrix of many chunks is, row by row, what each row is by itself, and so is one of experts read back."""
+    weight = torch.randn(75, 1920, generator=torch.Generator().manual_seed(1)).bfloat16()
+    whole = form.quantise(weight)
+    alone = [form.quantise(row[None]) for row in weight]
+    for name, tensor in whole.items():
+        rows = torch.cat([one[name] for one in alone])
+        assert torch.equal(tensor.view(torch.uint8), rows.view(torch.uint8)), name
+    back = form.dequantise(whole, torch.float32)
+    experts = form.dequantise({name: tensor.unflatten(0, (3, 25)) for name, tensor in whole.items()}, torch.float32)
+    assert torch.equal(experts.flatten(0, 1), back)
+    assert float((back - weight.float()).norm() / weight.float().norm()) < 0.2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_number_that_is_not_finite_is_seen(bad: float, dtype: torch.dtype) -> None:
+    """Wherever it stands; the largest finite numbers are none, whatever their sum."""
+    for place in (0, 7, 40_000, -1):
+        weight = torch.full((50_000,), torch.finfo(dtype).max, dtype=dtype)
+        assert is_finite(weight)
+        weight[place] = bad
+        assert not is_finite(weight)
+    assert is_finite(torch.empty(0, dtype=dtype))
