@@ -286,7 +286,7 @@ def test_no_stream_is_cut_by_the_death_of_a_worker(served: Served, unbroken: lis
         os.kill(pids[running.index(max(running))], signal.SIGKILL)
 
     assert while_streaming(served, kill_the_busiest) == unbroken
-    assert " goes on with DP" in served.text()
+    served.until(lambda: " goes on with DP" in served.text(), 10)
     served.until(lambda: all_ready(served))
 
 
