@@ -261,6 +261,11 @@ class EngineSettings(BaseModel):
     disable_compile_ahead: bool = Field(
         False, description="compile Triton kernels when they are first launched, not side by side before the first step"
     )
+    wait_for_kernels: bool = Field(
+        False,
+        description="Be ready only when every graph is captured and every kernel compiled; on a CPU there are none.",
+        json_schema_extra=flag(),
+    )
     disable_overlap_schedule: bool = Field(
         False,
         description="Read a step's tokens before the next step is launched, instead of while it runs.",

@@ -30,7 +30,7 @@ scheduling-policy shutdown-timeout sse-keep-alive-interval ssl-certfile ssl-keyf
 stream-response-default-include-usage
 attention-backend block-size chat-template chunked-prefill-size config context-length database-url
 decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
-disable-playground disable-radix-cache disable-uvicorn-access-log
+disable-playground disable-radix-cache disable-uvicorn-access-log wait-for-kernels
 closed-probes open-metrics resume-key download-dir revision
 model-impl
 drain-grace drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts

@@ -47,7 +47,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.runtime.attention.backends import find_device
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan, check_equal
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
-from dovetail.runtime.runner import START_S
+from dovetail.runtime.runner import start_seconds
 from dovetail.settings import EngineSettings
 
 LOAD_S = 1800.0
@@ -139,9 +139,9 @@ class GroupExecutor:
 
     def _prepare_some(self) -> None:
         """Prepare what is not needed at once, for a while: one rank's clock decides for all."""
-        started = time.monotonic()
+        started, most_s = time.monotonic(), start_seconds(self._settings)
         left = self.info.prepared.num_left
-        while left and time.monotonic() - started < START_S:
+        while left and time.monotonic() - started < most_s:
             left = self.prepare().num_left
 
     # ---- steps

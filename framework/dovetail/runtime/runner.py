@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -118,7 +119,9 @@ class ModelRunner:
             self._capture_first(graphs)
             masks.warm_up(self.config.vocab_size)
             if rank.meeting is None:  # else the first rank says what comes next
-                self.capture_queue.do_some(START_S)
+                self.capture_queue.do_some(start_seconds(settings))
+        elif settings.wait_for_kernels:
+            logger.info("--wait-for-kernels: on a CPU nothing is compiled or captured; there is nothing to wait for.")
         if kernels is not None:
             kernels.report_late()
         memory.started(self.max_prefill_tokens)
@@ -147,7 +150,7 @@ class ModelRunner:
             return None
         from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
 
-        facts = settings.model_dump(mode="json", exclude={"model_path", "random_seed"})
+        facts = settings.model_dump(mode="json", exclude={"model_path", "random_seed", "wait_for_kernels"})
         return CompiledAhead([facts, read_config(settings.folder), plugins.states()])
 
     def _tables(self, settings: EngineSettings) -> tuple[MaskBuffer, TokenCounts]:
@@ -242,6 +245,11 @@ def bound_primitive_caches() -> None:
     """Bound what oneDNN keeps, before its first use; whoever has set its variables has decided."""
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, CACHED_PRIMITIVES)
+
+
+def start_seconds(settings: EngineSettings) -> float:
+    """Most seconds for what is not needed at once, before the engine is ready: no bound with `wait_for_kernels`."""
+    return math.inf if settings.wait_for_kernels else START_S
 
 
 def _useful_threads(weight_bytes: int, num_ranks: int) -> int:
