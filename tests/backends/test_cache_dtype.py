@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.cache.quantized import DTYPES, as_bytes, quantise
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.testing.conformance.attention import COMMON, COMMON_TOKENS
 from dovetail.testing.conformance.attention_graph import padded_prefill, rerun
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
 from dovetail_backends.triton import TritonBackend
+from dovetail_backends.triton.kv import Scales, write_scaled_kv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DECODE = ((7, 1), (33, 1), (1, 1), (70, 1))
@@ -65,9 +67,44 @@ def test_graphs_of_a_cache_of_8_bits(changes: dict[str, Any], name: str) -> None
         padded_prefill(Interpreted, of(PREFILL, changes, name), DEVICE)
 
 
-def test_the_kernel_from_the_projection_declines() -> None:
-    """It attends the new key as it was, which the cache does not hold."""
-    assert not verify_qkv(Interpreted, of(DECODE[:2], {}, "int8"), DEVICE, normed=True)
+@pytest.mark.parametrize("name", SCALED_DTYPES)
+@pytest.mark.parametrize("normed", [True, False], ids=["normed", "padded"])
+@pytest.mark.parametrize("changes", [{"page_size": 3}, {"head_dim": 80, "num_qo_heads": 6}, {"window": 5}], ids=str)
+def test_decode_from_the_projection(changes: dict[str, Any], name: str, normed: bool) -> None:
+    """It attends the new key and value as it stores them."""
+    assert verify_qkv(Interpreted, of(DECODE, changes, name), DEVICE, normed=normed)
+
+
+@pytest.mark.parametrize("name", SCALED_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num", "heads", "width"), [(5, 3, 64), (1, 1, 576), (9, 8, 80)])
+def test_numbers_are_written_as_the_reference_has_them(
+    num: int, heads: int, width: int, dtype: torch.dtype, name: str
+) -> None:
+    """To the bit, of sizes from nothing to the largest, halves between two numbers and what is not a number."""
+    rng = torch.Generator().manual_seed(7)
+    x = torch.randn(num, heads, width, generator=rng) * 10.0 ** torch.randint(-7, 4, (num, heads, 1), generator=rng)
+    x[0, 0] = torch.arange(width) / 16 - 2  # ties
+    x[-1, -1, :5] = torch.tensor([0.0, -0.0, 1e-30, 448.0, -448.0]) if dtype != torch.float16 else 0.0
+    if num > 5:
+        x[1], x[2, 1, 3] = 0.0, float("nan")
+    x = x.to(dtype).to(DEVICE)
+    kind = DTYPES[name]
+    kv = torch.zeros(4, 2, 4, heads, width, dtype=torch.int8, device=DEVICE)
+    scales = Scales(*(torch.zeros(4, 4, heads, dtype=torch.bfloat16, device=DEVICE) for _ in "kv"), kind)
+    slots = torch.tensor([15, -1, 3, 8, 0, 1, 2, 4, 6][:num], device=DEVICE)
+    write_scaled_kv(x, -x, kv, scales, slots)
+    for token, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            continue
+        for half, given, kept in ((0, x, scales.k), (1, -x, scales.v)):
+            numbers, scale = quantise(given[token], kind)
+            found = kept[slot // 4, slot % 4]
+            assert torch.equal(found.nan_to_num(-1), scale.nan_to_num(-1))
+            fine = ~scale.isnan()
+            assert torch.equal(kv[slot // 4, half, slot % 4][fine], as_bytes(numbers)[fine])
+    live = int((slots >= 0).sum())
+    assert int((scales.k.flatten(0, 1).nan_to_num(1) != 0).any(-1).sum()) <= live
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Tunes the tile of paged decode attention: `python tests/bench/decode_tiles.py` (needs a GPU).
+"""Tunes the tile of paged decode attention: `python tests/bench/decode_tiles.py [--cache-dtype int8]` (needs a GPU).
 
 A load is requests, tokens of each, KV heads, query heads of each KV head, head dim. Layers with a cache of their own
 follow each other in one graph, so that keys and values come from memory.
@@ -13,9 +13,11 @@ import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail_backends.triton.decode import DecodeScratch, Shape, choose_shape, decode_qkv
+from dovetail_backends.triton.kv import Scales
 
 kernel = sys.modules[decode_qkv.__module__]
 PAGE = 16
@@ -23,12 +25,19 @@ LOADS = ["16x640x2x7x64", "64x640x2x7x64", "256x640x2x7x64", "16x640x8x2x128", "
          "1x640x8x4x128", "16x640x8x4x128", "64x640x8x4x128", "256x640x8x4x128"]  # fmt: skip
 
 
-def make(num: int, length: int, kv_heads: int, group: int, dim: int) -> tuple[Any, ...]:
-    """A step's tensors, and the caches of a few layers."""
+def make(num: int, length: int, kv_heads: int, group: int, dim: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """A step's tensors, and the caches of a few layers with their scales."""
     pages = -(-length // PAGE)
-    layers = max(2, min(12, (2 << 30) // (num * length * kv_heads * dim * 4)))
+    layers = max(2, min(12, (2 << 30) // (num * length * kv_heads * dim * 2 * dtype.itemsize)))
     shape = (num * pages + 1, 2, PAGE, kv_heads, dim)
-    pools = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
+    pools: list[tuple[Tensor, Scales | None]] = []
+    for _ in range(layers):
+        if dtype == torch.bfloat16:
+            pools.append((torch.randn(shape, device="cuda", dtype=dtype), None))
+            continue
+        k, v = torch.full((2, num * pages + 1, PAGE, kv_heads), 1 / 64, device="cuda", dtype=torch.bfloat16)
+        numbers = torch.randint(-64, 64, shape, device="cuda", dtype=torch.int8)
+        pools.append((numbers, Scales(k, v, dtype)))
     table = 1 + torch.randperm(num * pages, device="cuda").view(num, pages).to(torch.int32)
     rows = torch.arange(num, device="cuda")
     lens = torch.full((num,), length, device="cuda")
@@ -57,11 +66,11 @@ def took_us(load: tuple[int, ...], shape: Shape, made: tuple[Any, ...]) -> float
     kernel.choose_shape = lambda *_: shape
 
     def run() -> None:
-        for pool in pools:
-            decode_qkv(qkv, norm, (rope, rope), pool, layer, batch, scratch, out)
+        for pool, scales in pools:
+            decode_qkv(qkv, norm, (rope, rope), pool, layer, batch, scratch, out, scales=scales)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
         run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -82,11 +91,12 @@ def main() -> int:
     """One line for a load: the tile in use and the best ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loads", nargs="+", default=LOADS)
+    parser.add_argument("--cache-dtype", choices=["bfloat16", "int8", "float8_e4m3fn"], default="bfloat16")
     args = parser.parse_args()
     for text in args.loads:
         load = tuple(int(part) for part in text.split("x"))
         num, length, kv_heads, _, dim = load
-        made = make(*load)
+        made = make(*load, getattr(torch, args.cache_dtype))
         now = choose_shape(num, kv_heads, dim)
         splits = sorted({1, 2, 4, now.splits, max(1, now.splits // 2), min(64, 2 * now.splits)})
         found = []
@@ -98,7 +108,13 @@ def main() -> int:
                 found.append((took_us(load, shape, made), shape))
             except RuntimeError as error:
                 raise RuntimeError(f"{text} with {shape}") from error
-        bytes_ = num * length * kv_heads * dim * 4
+        bytes_ = (
+            num
+            * length
+            * kv_heads
+            * 2
+            * (dim * getattr(torch, args.cache_dtype).itemsize + 2 * (args.cache_dtype != "bfloat16"))
+        )
         best = ", ".join(
             f"{took:.1f} {s.splits}/{s.block_n}/{s.warps}" for took, s in sorted(found, key=lambda f: f[0])[:4]
         )

@@ -278,6 +278,10 @@ class AttentionBackendConformance(Conformance):
                 self._verify(lengths, page_size=size, num_kv_heads=2, cache_dtype=name)
         self._verify_layout({"num_kv_heads": 2, "cache_dtype": name})
         self._verify(COMMON, "common prefixes", common=COMMON_TOKENS[0], num_kv_heads=2, cache_dtype=name)
+        for normed in (True, False):
+            case = self._case(DECODE, num_kv_heads=2, cache_dtype=name)
+            if not verify_qkv(self.plugin(), case, self._device(), normed=normed):
+                break
         wide, narrow = self._two_dims()
         if "latent" in caps.mixers:
             latent: dict[str, Any] = {"latent": True, "num_kv_heads": 1, "head_dim": wide, "v_dim": narrow}

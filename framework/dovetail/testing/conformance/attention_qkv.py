@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dovetail.cache.quantized import DTYPES, rounded
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.layers.ops import reference
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_world import TOLERANCE, Case, World, compare, make_backend, make_world
 
 EPS = 1e-5
+ROUNDING = 0.05
+"""Relative error of keys and values in 8 bits, at most."""
 
 
 def verify_qkv(backend_class: type[AttentionBackend], case: Case, device: torch.device, *, normed: bool) -> bool:
@@ -28,7 +31,7 @@ def verify_qkv(backend_class: type[AttentionBackend], case: Case, device: torch.
     rng = torch.Generator().manual_seed(5)
     weight, (cos, sin) = _random(rng, world, heads), (_random(rng, world, batch.num_tokens)[:, None] for _ in "cs")
     qkv = torch.cat((world.q, world.k, world.v), dim=1)
-    memory, given = world.pool.memory.clone(), qkv.clone()
+    before, given = [memory.clone() for memory in world.pool.everything], qkv.clone()
     out = torch.full_like(world.q, float("nan"))
     try:
         backend.plan(batch, Phase.EAGER)
@@ -42,25 +45,35 @@ def verify_qkv(backend_class: type[AttentionBackend], case: Case, device: torch.
     check(torch.equal(qkv, given), "forward_decode_qkv changes qkv, which it must only read")
     qk = reference.norm_rotate(qkv[:, :heads], weight if normed else None, EPS, cos, sin)
     q, k = qk[:, : case.num_qo_heads], qk[:, case.num_qo_heads :]
+    kept = k if case.cache_dtype is None else rounded(k, DTYPES[case.cache_dtype])
     world.parts = [
-        (q[i : i + 1], torch.cat((keys[:-1], k[i : i + 1])), values) for i, (_, keys, values) in enumerate(world.parts)
+        (q[i : i + 1], torch.cat((keys[:-1], kept[i : i + 1])), values)
+        for i, (_, keys, values) in enumerate(world.parts)
     ]
     compare(world, out, backend_class, "forward_decode_qkv")
-    _check_pool(world, memory, k)
+    _check_pool(world, before, k)
     return True
 
 
-def _check_pool(world: World, memory: Tensor, k: Tensor) -> None:
+def _check_pool(world: World, before: list[Tensor], k: Tensor) -> None:
     """The new keys and values stand in their slots, a padding row's nowhere, and nothing else has changed."""
-    live = world.batch.kv_slots >= 0
-    slots, size = world.batch.kv_slots[live], world.case.page_size
-    at = (world.layer.index, slots // size, slice(None), slots % size)
-    found, want = world.pool.memory[at], torch.stack((k[live], world.v[live]), dim=1)
-    wrong = (found.double() - want.double()).norm() > TOLERANCE[world.case.dtype] * want.double().norm()
-    check(not bool(wrong), f"forward_decode_qkv writes wrong keys and values to the pool ({world.case})")
-    memory[at] = found
-    same = torch.equal(memory.nan_to_num(nan=-9.0), world.pool.memory.nan_to_num(nan=-9.0))
-    check(same, f"forward_decode_qkv writes where it has no slot ({world.case})")
+    case, live = world.case, world.batch.kv_slots >= 0
+    slots, size, index = world.batch.kv_slots[live], case.page_size, world.layer.index
+    for name, new in (("k", k[live]), ("v", world.v[live])):
+        found = world.pool.tensor(index, name)[slots // size, slots % size].double()
+        off = TOLERANCE[case.dtype]
+        if case.cache_dtype is not None:
+            found *= world.pool.tensor(index, f"{name}_scale")[slots // size, slots % size].double()[..., None]
+            off += ROUNDING
+        wrong = (found - new.double()).norm() > off * new.double().norm()
+        check(not bool(wrong), f"forward_decode_qkv writes wrong keys and values to the pool ({case})")
+    for memory, now in zip(before, world.pool.everything, strict=True):
+        at = (
+            (index, slots // size, slice(None), slots % size) if now.ndim == 6 else (index, slots // size, slots % size)
+        )
+        kept, found = memory.view(torch.uint8), now.view(torch.uint8)
+        kept[at] = found[at]
+        check(torch.equal(kept, found), f"forward_decode_qkv writes where it has no slot ({case})")
 
 
 def _random(rng: torch.Generator, world: World, num: int) -> Tensor:

@@ -98,11 +98,9 @@ class TritonBackend(AttentionBackend):
         batch: ForwardBatch,
         out: Tensor,
     ) -> bool:
-        """One kernel for the rotation, the write and the attention; serves a cache in the model's dtype."""
-        if self._is_scaled:
-            return False
-        kv = self.kv_pool.layer(layer.index)
-        decode_qkv(qkv, norm, rope, kv, layer, batch, self._scratch, out, self._prefixes)
+        """One kernel for the rotation, the write and the attention."""
+        kv, scales = self._cache(layer)
+        decode_qkv(qkv, norm, rope, kv, layer, batch, self._scratch, out, self._prefixes, scales)
         return True
 
     def forward_extend(

@@ -26,9 +26,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
+from dovetail_backends.triton.eight_bits import by_unit, quantised, unpacked
 from dovetail_backends.triton.kv import Scales, scale_arguments
 from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
-from dovetail_backends.triton.tiles import capped, load_pages, load_scales, load_tile, merged, rotated, unpacked
+from dovetail_backends.triton.tiles import capped, load_pages, load_scales, load_tile, merged, rotated
 
 LOG2E = 1.4426950408889634
 
@@ -73,7 +74,7 @@ def _decode_kernel(
     )  # fmt: skip
     if SCALED:
         key_scales, value_scales = load_scales(
-            k_scale, v_scale, pages, tile, first, end, head, stride_scale_page, stride_scale_token, P, BLOCK_N
+            k_scale, v_scale, pages, tile, first, end, head, stride_scale_page, stride_scale_token, P, BLOCK_N, E4M3
         )  # fmt: skip
     pages = load_pages(table, tile + NUM_SPLITS, first, end, P, BLOCK_N)
     if PDL and FUSED:
@@ -91,17 +92,27 @@ def _decode_kernel(
         if split == 0:
             mine = HQ + head + tl.arange(0, 1)
             key = rotated(token, weight, c, s, mine, mine >= 0, eps, stride_qh, D, BLOCK_D, NORM, False)
-            value = tl.load(token + (HQ + HK + head) * stride_qh + d, mask=d < D, other=0.0)
+            value = tl.load(token + ((HQ + HK + head) * stride_qh + d)[None, :], mask=(d < D)[None, :], other=0.0)
             slot = tl.load(slots + b)
+            new_key, new_value = key, value
+            if SCALED:  # it is attended as it is stored
+                new_key, key_scale = quantised(key, E4M3)
+                new_value, value_scale = quantised(value, E4M3)
+                key = unpacked(new_key, tl.float32, E4M3) * by_unit(key_scale, E4M3)[:, None]
+                value = unpacked(new_value, tl.float32, E4M3) * by_unit(value_scale, E4M3)[:, None]
             if slot >= 0:
-                target = kv + slot // P * stride_page + slot % P * stride_token + head * stride_head + d
-                tl.store(target[None, :], key, mask=(d < D)[None, :])
-                tl.store(target + stride_half, value, mask=d < D)
+                target = kv + slot // P * stride_page + slot % P * stride_token + head * stride_head + d[None, :]
+                tl.store(target, new_key, mask=(d < D)[None, :])
+                tl.store(target + stride_half, new_value, mask=(d < D)[None, :])
+                if SCALED:
+                    place = slot // P * stride_scale_page + slot % P * stride_scale_token + head + tl.arange(0, 1)
+                    tl.store(k_scale + place, key_scale)
+                    tl.store(v_scale + place, value_scale)
             best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
             if CAP > 0:
                 best = capped(best, CAP)
             total = tl.full([BLOCK_G], 1.0, tl.float32)
-            acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value.to(tl.float32)[None, :]
+            acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value.to(tl.float32)
     else:
         queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=q_mask, other=0.0)
     for tile in range(first_tile + split, end_tile, NUM_SPLITS):
@@ -113,25 +124,28 @@ def _decode_kernel(
         if SCALED:
             next_key_scales, next_value_scales = load_scales(
                 k_scale, v_scale, pages, tile + NUM_SPLITS, first, end, head, stride_scale_page, stride_scale_token,
-                P, BLOCK_N,
+                P, BLOCK_N, E4M3,
             )  # fmt: skip
-            keys_now = unpacked(keys, key_scales, queries, E4M3)
-            values_now = unpacked(values, value_scales, queries, E4M3)
-            key_scales, value_scales = next_key_scales, next_value_scales
+            keys_now, values_now = unpacked(keys, queries.dtype, E4M3), unpacked(values, queries.dtype, E4M3)
         else:
             keys_now, values_now = keys, values
         pages = load_pages(table, tile + 2 * NUM_SPLITS, first, end, P, BLOCK_N)
         places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (places < end) & (places >= first)
         scores = tl.dot(queries, tl.trans(keys_now), input_precision="ieee") * scale
+        if SCALED:
+            scores *= key_scales[None, :]
         if CAP > 0:
             scores = capped(scores, CAP)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new = tl.maximum(best, tl.max(scores, 1))
         shares = tl.exp2(scores - new[:, None])
         shrink = tl.exp2(best - new)
-        acc = acc * shrink[:, None] + tl.dot(shares.to(values_now.dtype), values_now, input_precision="ieee")
         total = total * shrink + tl.sum(shares, 1)
+        if SCALED:
+            shares *= value_scales[None, :]
+            key_scales, value_scales = next_key_scales, next_value_scales
+        acc = acc * shrink[:, None] + tl.dot(shares.to(values_now.dtype), values_now, input_precision="ieee")
         best = new
         keys, values = next_keys, next_values
     is_last = used == 1
@@ -254,6 +268,7 @@ def decode_qkv(
     scratch: DecodeScratch,
     out: Tensor,
     prefixes: Prefixes | None = None,
+    scales: Scales | None = None,
 ) -> None:
     """Attend one token per request straight from the projection: norm, rotation, write to the pool, attention.
 
@@ -267,8 +282,9 @@ def decode_qkv(
         scratch: Buffers for the splits.
         out: `[B, Hq, D]`, written in full.
         prefixes: What rows share, to be read once.
+        scales: Of the numbers of a pool in 8 bits.
     """
-    _launch(qkv, kv, layer, batch, scratch, out, norm, rope, prefixes, None, is_fused=True)
+    _launch(qkv, kv, layer, batch, scratch, out, norm, rope, prefixes, scales, is_fused=True)
 
 
 def _launch(

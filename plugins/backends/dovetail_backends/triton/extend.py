@@ -22,8 +22,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
+from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.kv import Scales, scale_arguments
-from dovetail_backends.triton.tiles import capped, unpacked
+from dovetail_backends.triton.tiles import capped
 
 LOG2E = 1.4426950408889634
 
@@ -54,8 +55,10 @@ def _attend_tile(
     if SCALED:
         scale_at = pages * stride_scale_page + (places % P) * stride_scale_token + head
         there = places < length
-        keys = unpacked(keys, tl.load(k_scale + scale_at, mask=there, other=0.0), queries, E4M3)
+        keys = unpacked(keys, queries.dtype, E4M3)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if SCALED:
+        scores *= by_unit(tl.load(k_scale + scale_at, mask=there, other=0.0), E4M3)[None, :]
     if CAP > 0:
         scores = capped(scores * scale, CAP)
         scale = 1.0
@@ -75,10 +78,12 @@ def _attend_tile(
         values = tl.load(base + stride_half, mask=mask, other=0.0)
     else:
         values = tl.load(base + stride_half)
+    total = total * shrink + tl.sum(weights, 1)
     if SCALED:
-        values = unpacked(values, tl.load(v_scale + scale_at, mask=there, other=0.0), queries, E4M3)
+        values = unpacked(values, queries.dtype, E4M3)
+        weights *= by_unit(tl.load(v_scale + scale_at, mask=there, other=0.0), E4M3)[None, :]
     acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
-    return new, total * shrink + tl.sum(weights, 1), acc
+    return new, total, acc
 
 
 @triton.jit(do_not_specialize=["first_request", "first_token", "num"])

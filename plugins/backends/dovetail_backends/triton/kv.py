@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.cache.quantized import as_bytes, quantise
 from dovetail.contracts.attention import KVPool
 from dovetail.layers.ops.pdl import launch_options
+from dovetail_backends.triton.eight_bits import quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +94,51 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
     )  # fmt: skip
 
 
+@triton.jit
+def _write_scaled_kernel(
+    k, v, cache, k_scale, v_scale, slots, stride_k, stride_v, stride_head, stride_page, stride_half, stride_token,
+    stride_scale_page, stride_scale_token,
+    P: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    E4M3: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (token, 2): its keys and its values, or (token, 1): its latent row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token, half = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    head, d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+    inside = (head < HEADS)[:, None] & (d < D)[None, :]
+    source, scales = k + token * stride_k, k_scale
+    if half == 1:
+        source, scales = v + token * stride_v, v_scale
+    x = tl.load(source + head[:, None] * stride_head + d[None, :], mask=inside, other=0.0)
+    numbers, scale = quantised(x, E4M3)
+    target = cache + slot // P * stride_page + half * stride_half + slot % P * stride_token
+    tl.store(target + head[:, None] * D + d[None, :], numbers, mask=inside)
+    scale_at = scales + slot // P * stride_scale_page + slot % P * stride_scale_token
+    tl.store(scale_at + head, scale, mask=head < HEADS)
+
+
 def write_scaled_kv(k: Tensor, v: Tensor, kv: Tensor, scales: Scales, slots: Tensor) -> None:
     """Write `k`, `v` as `write_kv` does, in 8 bits: `kv` int8 `[N, 2, P, Hk, D]`."""
-    (numbers, scale), (value_numbers, value_scale) = quantise(k, scales.dtype), quantise(v, scales.dtype)
-    write_kv(as_bytes(numbers), as_bytes(value_numbers), kv, slots)
-    write_rows(scale[:, None], scales.k, slots)
-    write_rows(value_scale[:, None], scales.v, slots)
+    num, heads, d = k.shape
+    _write_scaled_kernel[(num, 2)](
+        k, v, kv, scales.k, scales.v, slots, k.stride(0), v.stride(0), k.stride(1),
+        kv.stride(0), kv.stride(1), kv.stride(2), scales.k.stride(0), scales.k.stride(1),
+        P=kv.shape[2], HEADS=heads, BLOCK_H=triton.next_power_of_2(heads), D=d, BLOCK_D=triton.next_power_of_2(d),
+        E4M3=scales.dtype == torch.float8_e4m3fn, num_warps=4, **launch_options(k),
+    )  # fmt: skip
 
 
 def write_scaled_rows(x: Tensor, cache: Tensor, scales: Scales, slots: Tensor) -> None:
     """Write latent rows as `write_rows` does, in 8 bits: `cache` int8 `[N, P, D]`."""
-    numbers, scale = quantise(x, scales.dtype)
-    write_rows(as_bytes(numbers), cache, slots)
-    write_rows(scale[:, :, None], scales.k[..., None], slots)
+    num, d = x.shape[0], x.shape[-1]
+    _write_scaled_kernel[(num, 1)](
+        x, x, cache, scales.k, scales.k, slots, x.stride(0), 0, 0,
+        cache.stride(0), 0, cache.stride(1), scales.k.stride(0), scales.k.stride(1),
+        P=cache.shape[1], HEADS=1, BLOCK_H=1, D=d, BLOCK_D=triton.next_power_of_2(d),
+        E4M3=scales.dtype == torch.float8_e4m3fn, num_warps=4, **launch_options(x),
+    )  # fmt: skip

@@ -17,9 +17,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
 from dovetail_backends.triton.decode import LOG2E, DecodeScratch
+from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.extend import block_of
 from dovetail_backends.triton.kv import Scales, scale_arguments
-from dovetail_backends.triton.tiles import capped, merged, unpacked
+from dovetail_backends.triton.tiles import capped, merged
 
 HEADS = 16
 """Rows that a matrix instruction needs."""
@@ -31,7 +32,7 @@ def _load_rows(
     R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, P: tl.constexpr,
     BLOCK_N: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
-    """Rows of the tokens `at …` that are within `first … end - 1`: what is value `[BLOCK_N, BLOCK_R]`, and the rest."""
+    """Rows of the tokens `at …` in `first … end - 1`: value `[BLOCK_N, BLOCK_R]`, the rest, and scales."""
     places = at + tl.arange(0, BLOCK_N)
     inside = (places < end) & (places >= first)
     pages = tl.load(table + places // P, mask=inside, other=0).to(tl.int64)
@@ -41,19 +42,25 @@ def _load_rows(
     rest = tl.load(base + R + e, mask=inside[:, None] & (e < REST), other=0.0)
     if SCALED:
         scale = tl.load(scales + pages * stride_scale_page + (places % P) * stride_scale_token, mask=inside, other=0.0)
-        values, rest = unpacked(values, scale, like, E4M3), unpacked(rest, scale, like, E4M3)
-    return values, rest
+        row_scales = by_unit(scale, E4M3)
+        values, rest = unpacked(values, like.dtype, E4M3), unpacked(rest, like.dtype, E4M3)
+    else:
+        row_scales = tl.full([BLOCK_N], 1.0, tl.float32)
+    return values, rest, row_scales
 
 
 @triton.jit
 def _attend_rows(
-    queries, rest_queries, values, rest, seen, best, total, acc, scale, CAP: tl.constexpr, REST: tl.constexpr
+    queries, rest_queries, values, rest, row_scales, seen, best, total, acc, scale,
+    CAP: tl.constexpr, REST: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Attend one tile of rows; a query that has seen nothing yet keeps -inf."""
     scores = tl.dot(queries, tl.trans(values), input_precision="ieee")
     if REST > 0:
         scores = tl.dot(rest_queries, tl.trans(rest), scores, input_precision="ieee")
     scores *= scale
+    if SCALED:
+        scores *= row_scales[None, :]
     if CAP > 0:
         scores = capped(scores, CAP)
     scores = tl.where(seen, scores, float("-inf"))
@@ -61,8 +68,11 @@ def _attend_rows(
     shift = tl.where(new == float("-inf"), 0.0, new)
     shares = tl.exp2(scores - shift[:, None])
     shrink = tl.exp2(best - shift)
+    total = total * shrink + tl.sum(shares, 1)
+    if SCALED:
+        shares *= row_scales[None, :]
     acc = tl.dot(shares.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
-    return new, total * shrink + tl.sum(shares, 1), acc
+    return new, total, acc
 
 
 @triton.jit
@@ -109,14 +119,14 @@ def _decode_kernel(
     acc = tl.zeros([BLOCK_H, BLOCK_R], tl.float32)
     for tile in tl.range(first_tile + split, end_tile, NUM_SPLITS, num_stages=STAGES):
         at = tile * BLOCK_N
-        values, rest = _load_rows(
+        values, rest, row_scales = _load_rows(
             cache, scales, table, at, first, length, queries, stride_page, stride_token, stride_scale_page,
             stride_scale_token, R, REST, BLOCK_R, BLOCK_E, P, BLOCK_N, SCALED, E4M3,
         )  # fmt: skip
         places = at + tl.arange(0, BLOCK_N)
         seen = ((places < length) & (places >= first))[None, :]
         best, total, acc = _attend_rows(
-            queries, rest_queries, values, rest, seen, best, total, acc, scale, CAP, REST
+            queries, rest_queries, values, rest, row_scales, seen, best, total, acc, scale, CAP, REST, SCALED
         )  # fmt: skip
     is_last = used == 1
     if NUM_SPLITS > 1:  # noqa: SIM102 (this is known when compiling, the next is not)
@@ -182,7 +192,7 @@ def _extend_kernel(
     if WINDOW > 0:
         first = tl.maximum(length - num_new + tile * BLOCK_M // HQ - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     for at in tl.range(first, highest + 1, BLOCK_N, num_stages=STAGES):
-        values, rest = _load_rows(
+        values, rest, row_scales = _load_rows(
             cache, scales, table, at, 0, length, queries, stride_page, stride_token, stride_scale_page,
             stride_scale_token, R, REST, BLOCK_R, BLOCK_E, P, BLOCK_N, SCALED, E4M3,
         )  # fmt: skip
@@ -191,7 +201,7 @@ def _extend_kernel(
         if WINDOW > 0:
             seen &= places[None, :] > place[:, None] - WINDOW
         best, total, acc = _attend_rows(
-            queries, rest_queries, values, rest, seen, best, total, acc, scale, CAP, REST
+            queries, rest_queries, values, rest, row_scales, seen, best, total, acc, scale, CAP, REST, SCALED
         )  # fmt: skip
     if SINKS:
         total, acc = _with_sinks(sinks, heads, live, best, total, acc)

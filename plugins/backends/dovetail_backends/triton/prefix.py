@@ -23,8 +23,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
+from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.kv import Scales, scale_arguments
-from dovetail_backends.triton.tiles import capped, rotated, unpacked
+from dovetail_backends.triton.tiles import capped, rotated
 
 LOG2E = 1.4426950408889634
 MAX_ROWS = 16
@@ -123,9 +124,10 @@ def _prefix_kernel(
                 values = tl.load(base + stride_half)
             if SCALED:
                 scale_at = pages * stride_scale_page + (places % P) * stride_scale_token + head
-                keys = unpacked(keys, tl.load(k_scale + scale_at), queries, E4M3)
-                values = unpacked(values, tl.load(v_scale + scale_at), queries, E4M3)
+                keys, values = unpacked(keys, queries.dtype, E4M3), unpacked(values, queries.dtype, E4M3)
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            if SCALED:
+                scores *= by_unit(tl.load(k_scale + scale_at), E4M3)[None, :]
             if CAP > 0:
                 scores = capped(scores * scale, CAP)
                 new = tl.maximum(best, tl.max(scores, 1))
@@ -134,8 +136,10 @@ def _prefix_kernel(
                 new = tl.maximum(best, tl.max(scores, 1) * scale)
                 shares = tl.exp2(scores * scale - new[:, None])
             shrink = tl.exp2(best - new)
-            acc = tl.dot(shares.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             total = total * shrink + tl.sum(shares, 1)
+            if SCALED:
+                shares *= by_unit(tl.load(v_scale + scale_at), E4M3)[None, :]
+            acc = tl.dot(shares.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             best = new
         place = (b * HQ + heads) * NUM_SPLITS + split
         tl.store(part + place[:, None] * D + d[None, :], acc, mask=mask)

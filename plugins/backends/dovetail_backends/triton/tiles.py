@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dovetail_backends.triton.eight_bits import by_unit
+
 
 @triton.jit
 def rotated(
@@ -65,28 +67,17 @@ def load_tile(
 
 
 @triton.jit
-def unpacked(numbers, scale, like, E4M3: tl.constexpr):
-    """Numbers of 8 bits `[N, D]`, int8 or the bytes of e4m3, times scales `[N]`, in the dtype of `like`.
-
-    The bits of e4m3 under those of float16 are the number by 256, subnormal ones included.
-    """
-    if E4M3:
-        wide = numbers.to(tl.int16)
-        found = (((wide & 0x7F) << 7) | (wide & -32768)).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    else:
-        found = numbers.to(tl.float32)
-    return (found * scale.to(tl.float32)[:, None]).to(like.dtype)
-
-
-@triton.jit
 def load_scales(
-    k_scale, v_scale, pages, tile, first, end, head, stride_page, stride_token, P: tl.constexpr, BLOCK_N: tl.constexpr
+    k_scale, v_scale, pages, tile, first, end, head, stride_page, stride_token, P: tl.constexpr, BLOCK_N: tl.constexpr,
+    E4M3: tl.constexpr,
 ):  # fmt: skip
-    """Scales of a tile's keys and values, `[BLOCK_N]` each, as `load_tile` has the numbers."""
+    """Scales of a tile's keys and values by their unit, `[BLOCK_N]` each, as `load_tile` has the numbers."""
     places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (places < end) & (places >= first)
     at = pages.to(tl.int64) * stride_page + (places % P) * stride_token + head
-    return tl.load(k_scale + at, mask=inside, other=0.0), tl.load(v_scale + at, mask=inside, other=0.0)
+    keys = tl.load(k_scale + at, mask=inside, other=0.0)
+    values = tl.load(v_scale + at, mask=inside, other=0.0)
+    return by_unit(keys, E4M3), by_unit(values, E4M3)
 
 
 @triton.jit
