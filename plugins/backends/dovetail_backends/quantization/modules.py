@@ -140,7 +140,6 @@ def written_out(
     what: str,
     *,
     turned: bool = False,
-    why: str = "",
 ) -> Conversion:
     """Return a conversion to a plain weight in the model's dtype.
 
@@ -151,7 +150,6 @@ def written_out(
         numbers: Makes the weight; of all experts at once, if it has such.
         what: The numbers' name, for the memory table.
         turned: The model's rules want the last two axes swapped.
-        why: It is not kept as it is; by default because no product takes it.
     """
     dtype = getattr(torch, target.dtype)
     suffix_of = {tensor.name: suffix for suffix, tensor in module.tensors.items()}
@@ -162,7 +160,7 @@ def written_out(
 
     result = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
     made = FileTensor(module.weight, NAMES[target.dtype], result, module.path)
-    note = f"{what} written out: {why or f'no product for it on {target.device}'}" if module.path else ""
+    note = f"{what} written out: no product for it on {target.device}" if module.path else ""
     return Conversion(tuple(suffix_of), (made,), convert, note)
 
 
@@ -200,22 +198,15 @@ def eight_bits(
 
     inputs = None if group[1] >= shape[-1] else group[1]
     is_kept = kind and stays_packed(kind, target.device, inputs) and shape[-1] % group[1] == 0
-    is_slow = kind == "float8_e4m3fn" and target.device == "cuda" and of_experts(module.path)
-    if not module.path or not is_kept or is_slow:
-        why = "experts are faster so" if is_kept and is_slow else ""
+    if not module.path or not is_kept:
         yield written_out(
-            module, shape, target, lambda tensors: scaled(tensors[number], scales(tensors), group[1]), kind, why=why
+            module, shape, target, lambda tensors: scaled(tensors[number], scales(tensors), group[1]), kind
         )
         return
     name = module.weight + "_scale"
     made = FileTensor(name, "F32", (*shape[:-1], shape[-1] // group[1]), module.path)
     source = module.tensors[scale].name
     yield Conversion((source,), (made,), lambda tensors: {name: scales({scale: tensors[source]}).contiguous()})
-
-
-def of_experts(path: str) -> bool:
-    """Whether a matrix of the model is one of experts, by the name under which models keep these."""
-    return path.split(".")[-2:-1] == ["experts"]
 
 
 def blocks_of(shape: tuple[int, ...], group: tuple[int, int]) -> tuple[int, ...]:
