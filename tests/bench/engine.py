@@ -72,14 +72,15 @@ class Case:
 class Engine:
     """Drives the engine."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, model_impl: str = "auto") -> None:
         hf = json.loads((case.folder / "config.json").read_text())
-        plan = make_plan(Registry.scan(), model=hf["architectures"][0], attention_backend="auto")
+        plan = make_plan(Registry.scan(), model=hf["architectures"][0], attention_backend="auto", model_impl=model_impl)
         settings = EngineSettings(
             model_path=str(case.folder),
             load_format="dummy" if case.dummy else "auto",
             disable_radix_cache=True,
             num_threads=case.threads,
+            model_impl=model_impl,
         )
         self._engine = BareEngine(settings, plan)
         self._loop = asyncio.new_event_loop()

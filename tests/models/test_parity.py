@@ -177,7 +177,7 @@ def test_older_spellings(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="without a GPU, Triton runs in its interpreter")
 @only_full
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mistral"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mistral", "gemma4_text", "gpt_oss", "gemma3_text", "llama4_text"])
 def test_on_triton(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the other built-in backend, in its interpreter."""
     from dovetail_backends.triton import TritonBackend

@@ -228,6 +228,9 @@ class AttentionBackendConformance(Conformance):
             for lengths in (DECODE, PREFILL, MIXED):
                 self._verify(lengths, chunk=chunk, page_size=size)
                 self._verify(lengths, "pages given back", chunk=chunk, page_size=size, gives_back=True)
+        for normed in (True, False):
+            if not verify_qkv(self.plugin(), self._case(DECODE, chunk=chunk), self._device(), normed=normed):
+                break
 
     def test_sinks(self) -> None:
         """Sinks are one more, valueless key of every query head."""

@@ -30,6 +30,7 @@ class TritonBackend(AttentionBackend):
         head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
         graph="mixed",
         sliding_window=True,
+        chunked=True,
         sinks=True,
         soft_cap=True,
         mixers=frozenset({"kv", "latent"}),
@@ -45,7 +46,7 @@ class TritonBackend(AttentionBackend):
         else:
             self._scratch = DecodeScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
             self._prefix_scratch = PrefixScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
-            if any(spec.sliding_window is None for spec in config.layers):
+            if any(spec.sliding_window is None and spec.chunk_size is None for spec in config.layers):
                 self.prefix_group = self._prefix_scratch.group
         self._prefixes: Prefixes | None = None
         self._longest = 0

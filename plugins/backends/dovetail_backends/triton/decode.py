@@ -43,8 +43,9 @@ def _decode_kernel(
     stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
     HQ: tl.constexpr, HK: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, PREFIX_N: tl.constexpr,
-    PREFIX_SPLITS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr, PDL: tl.constexpr,
+    SPAN: tl.constexpr, SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr,
+    PREFIX_N: tl.constexpr, PREFIX_SPLITS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -58,6 +59,8 @@ def _decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
+    if SPAN > 0:  # it sees the tokens of its own chunk
+        first = (length - 1) // SPAN * SPAN
     if SHARED:
         # Written by an ordinary launch of this step, like the lengths: complete before any kernel that is launched
         # early can start.
@@ -307,8 +310,8 @@ def _launch(
     block_g, block_d = max(16, triton.next_power_of_2(hq // hk)), max(16, triton.next_power_of_2(d))
     part, part_max, part_sum, arrived = scratch.get(num, shape.splits)
     behind, (prefix, prefix_max, prefix_sum), cut = q, (q, q, q), {"SHARED": False, "PREFIX_N": 1, "PREFIX_SPLITS": 1}
-    # Under a window, rows of different lengths see different parts of a prefix: each reads its own.
-    if prefixes is not None and layer.sliding_window is None:
+    # Under a window, and within chunks, rows of different lengths see different parts of a prefix: each reads its own.
+    if prefixes is not None and layer.sliding_window is None and layer.chunk_size is None:
         behind = prefixes.shared.behind
         parts = attend_prefix(
             q, kv, layer, batch, prefixes.shared, prefixes.scratch, norm, rope, scales, is_fused=is_fused
@@ -323,6 +326,7 @@ def _launch(
         batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3), *scale_strides,
         HQ=hq, HK=hk, BLOCK_G=block_g, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_N=shape.block_n,
         NUM_SPLITS=shape.splits, CHUNK=max(1, min(8, 8192 // (block_g * block_d))), WINDOW=layer.sliding_window or 0,
-        SINKS=layer.sinks is not None, FUSED=is_fused, NORM=norm is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
+        SPAN=layer.chunk_size or 0, SINKS=layer.sinks is not None, FUSED=is_fused, NORM=norm is not None,
+        CAP=(layer.soft_cap or 0.0) * LOG2E,
         num_warps=shape.warps, **cut, **kinds, **launch_options(q),
     )  # fmt: skip

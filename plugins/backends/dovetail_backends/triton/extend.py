@@ -34,7 +34,7 @@ def _attend_tile(
     queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
     stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
     D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    MASKED: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+    SPAN: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
     """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them."""
     d, places = tl.arange(0, BLOCK_D), at + tl.arange(0, BLOCK_N)
@@ -66,6 +66,8 @@ def _attend_tile(
         seen = inside[None, :] & (places[None, :] <= place[:, None])
         if WINDOW > 0:
             seen &= places[None, :] > place[:, None] - WINDOW
+        if SPAN > 0:
+            seen &= places[None, :] >= (place // SPAN * SPAN)[:, None]
         scores = tl.where(seen, scores, float("-inf"))
     new = tl.maximum(best, tl.max(scores, 1) * scale)
     shift = new
@@ -94,7 +96,8 @@ def _extend_kernel(
     stride_scale_page, stride_scale_token,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr, PDL: tl.constexpr,
+    SPAN: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -131,17 +134,20 @@ def _extend_kernel(
     if WINDOW > 0:
         first = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         seen_by_all = first
+    if SPAN > 0:
+        first = lowest // SPAN * SPAN // BLOCK_N * BLOCK_N
+        seen_by_all = first
     for at in tl.range(first, seen_by_all, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
             queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
             stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
-            D, BLOCK_D, P, BLOCK_N, WINDOW, False, CAP, SCALED, E4M3,
+            D, BLOCK_D, P, BLOCK_N, WINDOW, SPAN, False, CAP, SCALED, E4M3,
         )  # fmt: skip
     for at in tl.range(seen_by_all, highest + 1, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
             queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
             stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
-            D, BLOCK_D, P, BLOCK_N, WINDOW, True, CAP, SCALED, E4M3,
+            D, BLOCK_D, P, BLOCK_N, WINDOW, SPAN, True, CAP, SCALED, E4M3,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -217,7 +223,7 @@ def extend(
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
         kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3), *scale_strides,
         G=group, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)), P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_R=block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None,
-        CAP=(layer.soft_cap or 0.0) * LOG2E,
+        BLOCK_R=block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0,
+        SPAN=layer.chunk_size or 0, SINKS=layer.sinks is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
         num_warps=warps, **kinds, **launch_options(q),
     )  # fmt: skip

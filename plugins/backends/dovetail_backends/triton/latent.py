@@ -91,8 +91,8 @@ def _decode_kernel(
     stride_scale_page, stride_scale_token,
     HQ: tl.constexpr, R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SPAN: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr,
+    E4M3: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -103,6 +103,8 @@ def _decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
+    if SPAN > 0:
+        first = (length - 1) // SPAN * SPAN
     first_tile = first // BLOCK_N
     end_tile = (length + BLOCK_N - 1) // BLOCK_N
     used = tl.minimum(tl.maximum(end_tile - first_tile, 1), NUM_SPLITS)
@@ -156,8 +158,8 @@ def _extend_kernel(
     stride_scale_page, stride_scale_token,
     HQ: tl.constexpr, R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
     P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SPAN: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr,
+    E4M3: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -191,6 +193,8 @@ def _extend_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - num_new + tile * BLOCK_M // HQ - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if SPAN > 0:
+        first = (length - num_new + tile * BLOCK_M // HQ) // SPAN * SPAN // BLOCK_N * BLOCK_N
     for at in tl.range(first, highest + 1, BLOCK_N, num_stages=STAGES):
         values, rest, row_scales = _load_rows(
             cache, scales, table, at, 0, length, queries, stride_page, stride_token, stride_scale_page,
@@ -200,6 +204,8 @@ def _extend_kernel(
         seen = (places < length)[None, :] & (places[None, :] <= place[:, None])
         if WINDOW > 0:
             seen &= places[None, :] > place[:, None] - WINDOW
+        if SPAN > 0:
+            seen &= places[None, :] >= (place // SPAN * SPAN)[:, None]
         best, total, acc = _attend_rows(
             queries, rest_queries, values, rest, row_scales, seen, best, total, acc, scale, CAP, REST, SCALED
         )  # fmt: skip
@@ -225,6 +231,7 @@ def _facts(layer: AttentionLayer, cache: Tensor) -> dict[str, object]:
         "BLOCK_E": max(16, triton.next_power_of_2(rest)),
         "P": cache.shape[1],
         "WINDOW": layer.sliding_window or 0,
+        "SPAN": layer.chunk_size or 0,
         "SINKS": layer.sinks is not None,
         "CAP": (layer.soft_cap or 0.0) * LOG2E,
     }
