@@ -29,12 +29,63 @@ from dovetail.layers.ops.pdl import launch_options
 from dovetail_backends.triton.eight_bits import by_unit, quantised, unpacked
 from dovetail_backends.triton.kv import Scales, scale_arguments
 from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
-from dovetail_backends.triton.tiles import capped, load_pages, load_scales, load_tile, merged, rotated
+from dovetail_backends.triton.tiles import capped, load_pages, load_scales, load_tile, merged, rotated, with_sinks
 
 LOG2E = 1.4426950408889634
 
 
-# In one piece on purpose: a part of it that became a function of its own would change what is compiled, and its speed.
+@triton.jit
+def _from_projection(
+    token, queries, kv, weight, c, s, k_scale, v_scale, slots, b, head, scale, eps, stride_qh,
+    stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
+    HQ: tl.constexpr, HK: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    P: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+):  # fmt: skip
+    """Take the new key and value from the projection, write them to the pool, and attend them."""
+    d = tl.arange(0, BLOCK_D)
+    mine = HQ + head + tl.arange(0, 1)
+    key = rotated(token, weight, c, s, mine, mine >= 0, eps, stride_qh, D, BLOCK_D, NORM, False)
+    value = tl.load(token + ((HQ + HK + head) * stride_qh + d)[None, :], mask=(d < D)[None, :], other=0.0)
+    slot = tl.load(slots + b)
+    new_key, new_value = key, value
+    if SCALED:  # it is attended as it is stored
+        new_key, key_scale = quantised(key, E4M3)
+        new_value, value_scale = quantised(value, E4M3)
+        key = unpacked(new_key, tl.float32, E4M3) * by_unit(key_scale, E4M3)[:, None]
+        value = unpacked(new_value, tl.float32, E4M3) * by_unit(value_scale, E4M3)[:, None]
+    if slot >= 0:
+        target = kv + slot // P * stride_page + slot % P * stride_token + head * stride_head + d[None, :]
+        tl.store(target, new_key, mask=(d < D)[None, :])
+        tl.store(target + stride_half, new_value, mask=(d < D)[None, :])
+        if SCALED:
+            place = slot // P * stride_scale_page + slot % P * stride_scale_token + head + tl.arange(0, 1)
+            tl.store(k_scale + place, key_scale)
+            tl.store(v_scale + place, value_scale)
+    best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
+    if CAP > 0:
+        best = capped(best, CAP)
+    total = tl.full([BLOCK_G], 1.0, tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value.to(tl.float32)
+    return best, total, acc
+
+
+@triton.jit
+def _with_prefix(
+    prefix, prefix_max, prefix_sum, first, b, heads, live, acc, best, total,
+    HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PREFIX_N: tl.constexpr, PREFIX_SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Add what the row's group found in the tokens before `first`."""
+    some = tl.minimum(first // PREFIX_N, PREFIX_SPLITS)
+    whose = ((b * HQ + heads) * PREFIX_SPLITS).to(tl.int32)
+    above, peak, weights = merged(
+        prefix, prefix_max, prefix_sum, whose, live, some, D, BLOCK_D, PREFIX_SPLITS, CHUNK
+    )  # fmt: skip
+    top = tl.maximum(best, peak)
+    acc = acc * tl.exp2(best - top)[:, None] + above * tl.exp2(peak - top)[:, None]
+    return acc, top, total * tl.exp2(best - top) + weights * tl.exp2(peak - top)
+
+
 @triton.jit
 def _decode_kernel(
     q, kv, page_table, rows, seq_lens, slots, weight, cos, sin, sinks, part, part_max, part_sum, arrived, out,
@@ -93,29 +144,11 @@ def _decode_kernel(
         c, s = cos + b * D, sin + b * D
         queries = rotated(token, weight, c, s, heads, live, eps, stride_qh, D, BLOCK_D, NORM, False)
         if split == 0:
-            mine = HQ + head + tl.arange(0, 1)
-            key = rotated(token, weight, c, s, mine, mine >= 0, eps, stride_qh, D, BLOCK_D, NORM, False)
-            value = tl.load(token + ((HQ + HK + head) * stride_qh + d)[None, :], mask=(d < D)[None, :], other=0.0)
-            slot = tl.load(slots + b)
-            new_key, new_value = key, value
-            if SCALED:  # it is attended as it is stored
-                new_key, key_scale = quantised(key, E4M3)
-                new_value, value_scale = quantised(value, E4M3)
-                key = unpacked(new_key, tl.float32, E4M3) * by_unit(key_scale, E4M3)[:, None]
-                value = unpacked(new_value, tl.float32, E4M3) * by_unit(value_scale, E4M3)[:, None]
-            if slot >= 0:
-                target = kv + slot // P * stride_page + slot % P * stride_token + head * stride_head + d[None, :]
-                tl.store(target, new_key, mask=(d < D)[None, :])
-                tl.store(target + stride_half, new_value, mask=(d < D)[None, :])
-                if SCALED:
-                    place = slot // P * stride_scale_page + slot % P * stride_scale_token + head + tl.arange(0, 1)
-                    tl.store(k_scale + place, key_scale)
-                    tl.store(v_scale + place, value_scale)
-            best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
-            if CAP > 0:
-                best = capped(best, CAP)
-            total = tl.full([BLOCK_G], 1.0, tl.float32)
-            acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value.to(tl.float32)
+            best, total, acc = _from_projection(
+                token, queries, kv, weight, c, s, k_scale, v_scale, slots, b, head, scale, eps, stride_qh,
+                stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
+                HQ, HK, BLOCK_G, D, BLOCK_D, P, NORM, CAP, SCALED, E4M3,
+            )  # fmt: skip
     else:
         queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=q_mask, other=0.0)
     for tile in range(first_tile + split, end_tile, NUM_SPLITS):
@@ -166,20 +199,12 @@ def _decode_kernel(
     if is_last:
         if SHARED:  # noqa: SIM102 (as above)
             if first > 0:
-                some = tl.minimum(first // PREFIX_N, PREFIX_SPLITS)
-                whose = ((b * HQ + heads) * PREFIX_SPLITS).to(tl.int32)
-                above, peak, weights = merged(
-                    prefix, prefix_max, prefix_sum, whose, live, some, D, BLOCK_D, PREFIX_SPLITS, CHUNK
+                acc, best, total = _with_prefix(
+                    prefix, prefix_max, prefix_sum, first, b, heads, live, acc, best, total,
+                    HQ, D, BLOCK_D, PREFIX_N, PREFIX_SPLITS, CHUNK,
                 )  # fmt: skip
-                top = tl.maximum(best, peak)
-                acc = acc * tl.exp2(best - top)[:, None] + above * tl.exp2(peak - top)[:, None]
-                total = total * tl.exp2(best - top) + weights * tl.exp2(peak - top)
-                best = top
         if SINKS:
-            sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
-            top = tl.maximum(best, sink)
-            acc = acc * tl.exp2(best - top)[:, None]
-            total = total * tl.exp2(best - top) + tl.exp2(sink - top)
+            total, acc = with_sinks(sinks, heads, live, best, total, acc)
         total = tl.where(live, total, 1.0)
         result = (acc / total[:, None]).to(out.dtype.element_ty)
         tl.store(out + b * stride_ob + heads[:, None] * stride_oh + d[None, :], result, mask=q_mask)

@@ -24,7 +24,7 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.kv import Scales, scale_arguments
-from dovetail_backends.triton.tiles import capped
+from dovetail_backends.triton.tiles import capped, with_sinks
 
 LOG2E = 1.4426950408889634
 
@@ -150,11 +150,7 @@ def _extend_kernel(
             D, BLOCK_D, P, BLOCK_N, WINDOW, SPAN, True, CAP, SCALED, E4M3,
         )  # fmt: skip
     if SINKS:
-        sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
-        final = tl.maximum(best, sink)
-        shrink = tl.exp2(best - final)
-        acc = acc * shrink[:, None]
-        total = total * shrink + tl.exp2(sink - final)
+        total, acc = with_sinks(sinks, heads, live, best, total, acc)
     total = tl.where(live, total, 1.0)
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + q_at[:, None] * stride_ot + heads[:, None] * stride_oh + d[None, :], result, mask=mask)

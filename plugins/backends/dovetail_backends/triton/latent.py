@@ -20,7 +20,7 @@ from dovetail_backends.triton.decode import LOG2E, DecodeScratch
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.extend import block_of
 from dovetail_backends.triton.kv import Scales, scale_arguments
-from dovetail_backends.triton.tiles import capped, merged
+from dovetail_backends.triton.tiles import capped, merged, with_sinks
 
 HEADS = 16
 """Rows that a matrix instruction needs."""
@@ -73,15 +73,6 @@ def _attend_rows(
         shares *= row_scales[None, :]
     acc = tl.dot(shares.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return new, total, acc
-
-
-@triton.jit
-def _with_sinks(sinks, heads, live, best, total, acc):
-    """One more, valueless key of every head."""
-    sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
-    top = tl.maximum(best, sink)
-    shrink = tl.exp2(best - top)
-    return total * shrink + tl.exp2(sink - top), acc * shrink[:, None]
 
 
 @triton.jit
@@ -146,7 +137,7 @@ def _decode_kernel(
                 acc, best, total = merged(part, part_max, part_sum, base, live, used, R, BLOCK_R, NUM_SPLITS, 1)
     if is_last:
         if SINKS:
-            total, acc = _with_sinks(sinks, heads, live, best, total, acc)
+            total, acc = with_sinks(sinks, heads, live, best, total, acc)
         result = (acc / tl.where(live, total, 1.0)[:, None]).to(out.dtype.element_ty)
         tl.store(out + b * stride_ob + heads[:, None] * stride_oh + r, result, mask=live[:, None] & (r < R))
 
@@ -210,7 +201,7 @@ def _extend_kernel(
             queries, rest_queries, values, rest, row_scales, seen, best, total, acc, scale, CAP, REST, SCALED
         )  # fmt: skip
     if SINKS:
-        total, acc = _with_sinks(sinks, heads, live, best, total, acc)
+        total, acc = with_sinks(sinks, heads, live, best, total, acc)
     result = (acc / tl.where(live, total, 1.0)[:, None]).to(out.dtype.element_ty)
     tl.store(out + q_at[:, None] * stride_ot + heads[:, None] * stride_oh + r, result, mask=live[:, None] & (r < R))
 

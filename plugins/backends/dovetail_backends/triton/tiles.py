@@ -110,3 +110,12 @@ def capped(scores, CAP: tl.constexpr):
     """`CAP * tanh(scores / CAP)`; both in units of log2."""
     shrunk = tl.exp(-2.0 / CAP * tl.abs(scores))  # of what cannot overflow
     return tl.where(scores < 0, -CAP, CAP) * (1.0 - shrunk) / (1.0 + shrunk)
+
+
+@triton.jit
+def with_sinks(sinks, heads, live, best, total, acc):
+    """One more, valueless key of every head."""
+    sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
+    top = tl.maximum(best, sink)
+    shrink = tl.exp2(best - top)
+    return total * shrink + tl.exp2(sink - top), acc * shrink[:, None]
