@@ -29,7 +29,7 @@ from dovetail.layers.ops.pdl import launch_options
 from dovetail_backends.triton.eight_bits import by_unit, quantised, unpacked
 from dovetail_backends.triton.kv import Scales, scale_arguments
 from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
-from dovetail_backends.triton.tiles import capped, load_pages, load_scales, load_tile, merged, rotated, with_sinks
+from dovetail_backends.triton.tiles import capped, load_pages, load_tile, merged, rotated, with_sinks
 
 LOG2E = 1.4426950408889634
 
@@ -67,6 +67,48 @@ def _from_projection(
     total = tl.full([BLOCK_G], 1.0, tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value.to(tl.float32)
     return best, total, acc
+
+
+@triton.jit
+def _attend_tile(
+    queries, keys, values, key_scales, value_scales, inside, best, total, acc, scale,
+    CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+):  # fmt: skip
+    """Attend the tokens of a tile that are `inside`."""
+    if SCALED:
+        keys, values = unpacked(keys, queries.dtype, E4M3), unpacked(values, queries.dtype, E4M3)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    if SCALED:
+        scores *= key_scales[None, :]
+    if CAP > 0:
+        scores = capped(scores, CAP)
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    new = tl.maximum(best, tl.max(scores, 1))
+    shares = tl.exp2(scores - new[:, None])
+    shrink = tl.exp2(best - new)
+    total = total * shrink + tl.sum(shares, 1)
+    if SCALED:
+        shares *= value_scales[None, :]
+    acc = acc * shrink[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
+    return new, total, acc
+
+
+@triton.jit
+def _add_up(
+    part, part_max, part_sum, counter, base, split, used, live, acc, best, total,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Leave a split's result; the last of a head's programs gets the sum of all, and true."""
+    base, d = base.to(tl.int32), tl.arange(0, BLOCK_D)
+    tl.store(part + (base + split).to(tl.int64)[:, None] * D + d[None, :], acc, mask=live[:, None] & (d < D)[None, :])
+    tl.store(part_max + base + split, best, mask=live)
+    tl.store(part_sum + base + split, total, mask=live)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == used - 1
+    if is_last:
+        tl.store(counter, 0)
+        acc, best, total = merged(part, part_max, part_sum, base, live, used, D, BLOCK_D, NUM_SPLITS, CHUNK)
+    return is_last, acc, best, total
 
 
 @triton.jit
@@ -123,13 +165,10 @@ def _decode_kernel(
         return
     tile = first_tile + split
     pages = load_pages(table, tile, first, end, P, BLOCK_N)
-    keys, values = load_tile(
-        kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head, P, D, BLOCK_D, BLOCK_N
+    keys, values, key_scales, value_scales = load_tile(
+        kv, k_scale, v_scale, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head,
+        stride_scale_page, stride_scale_token, P, D, BLOCK_D, BLOCK_N, SCALED, E4M3,
     )  # fmt: skip
-    if SCALED:
-        key_scales, value_scales = load_scales(
-            k_scale, v_scale, pages, tile, first, end, head, stride_scale_page, stride_scale_token, P, BLOCK_N, E4M3
-        )  # fmt: skip
     pages = load_pages(table, tile + NUM_SPLITS, first, end, P, BLOCK_N)
     if PDL and FUSED:
         gdc_wait()
@@ -153,49 +192,24 @@ def _decode_kernel(
         queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=q_mask, other=0.0)
     for tile in range(first_tile + split, end_tile, NUM_SPLITS):
         # The next tile, and the pages of the one after it, are on their way while this one is computed.
-        next_keys, next_values = load_tile(
-            kv, pages, tile + NUM_SPLITS, first, end, head, stride_page, stride_half, stride_token, stride_head,
-            P, D, BLOCK_D, BLOCK_N,
+        next_keys, next_values, next_key_scales, next_value_scales = load_tile(
+            kv, k_scale, v_scale, pages, tile + NUM_SPLITS, first, end, head, stride_page, stride_half, stride_token,
+            stride_head, stride_scale_page, stride_scale_token, P, D, BLOCK_D, BLOCK_N, SCALED, E4M3,
         )  # fmt: skip
-        if SCALED:
-            next_key_scales, next_value_scales = load_scales(
-                k_scale, v_scale, pages, tile + NUM_SPLITS, first, end, head, stride_scale_page, stride_scale_token,
-                P, BLOCK_N, E4M3,
-            )  # fmt: skip
-            keys_now, values_now = unpacked(keys, queries.dtype, E4M3), unpacked(values, queries.dtype, E4M3)
-        else:
-            keys_now, values_now = keys, values
         pages = load_pages(table, tile + 2 * NUM_SPLITS, first, end, P, BLOCK_N)
         places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (places < end) & (places >= first)
-        scores = tl.dot(queries, tl.trans(keys_now), input_precision="ieee") * scale
-        if SCALED:
-            scores *= key_scales[None, :]
-        if CAP > 0:
-            scores = capped(scores, CAP)
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        new = tl.maximum(best, tl.max(scores, 1))
-        shares = tl.exp2(scores - new[:, None])
-        shrink = tl.exp2(best - new)
-        total = total * shrink + tl.sum(shares, 1)
-        if SCALED:
-            shares *= value_scales[None, :]
-            key_scales, value_scales = next_key_scales, next_value_scales
-        acc = acc * shrink[:, None] + tl.dot(shares.to(values_now.dtype), values_now, input_precision="ieee")
-        best = new
-        keys, values = next_keys, next_values
+        best, total, acc = _attend_tile(
+            queries, keys, values, key_scales, value_scales, inside, best, total, acc, scale, CAP, SCALED, E4M3
+        )  # fmt: skip
+        keys, values, key_scales, value_scales = next_keys, next_values, next_key_scales, next_value_scales
     is_last = used == 1
     if NUM_SPLITS > 1:  # noqa: SIM102 (this is known when compiling, the next is not)
         if used > 1:
-            base = ((b * HQ + heads) * NUM_SPLITS).to(tl.int32)
-            tl.store(part + (base + split).to(tl.int64)[:, None] * D + d[None, :], acc, mask=q_mask)
-            tl.store(part_max + base + split, best, mask=live)
-            tl.store(part_sum + base + split, total, mask=live)
-            tl.debug_barrier()
-            is_last = tl.atomic_add(arrived + b * HK + head, 1, sem="acq_rel") == used - 1
-            if is_last:
-                tl.store(arrived + b * HK + head, 0)
-                acc, best, total = merged(part, part_max, part_sum, base, live, used, D, BLOCK_D, NUM_SPLITS, CHUNK)
+            is_last, acc, best, total = _add_up(
+                part, part_max, part_sum, arrived + b * HK + head, (b * HQ + heads) * NUM_SPLITS, split, used, live,
+                acc, best, total, D, BLOCK_D, NUM_SPLITS, CHUNK,
+            )  # fmt: skip
     if is_last:
         if SHARED:  # noqa: SIM102 (as above)
             if first > 0:

@@ -52,10 +52,15 @@ def load_pages(table, tile, first, end, P: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def load_tile(
-    kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head,
-    P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    kv, k_scale, v_scale, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head,
+    stride_scale_page, stride_scale_token,
+    P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, SCALED: tl.constexpr,
+    E4M3: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile's tokens that are within `first … end - 1`, `[BLOCK_N, BLOCK_D]`."""
+    """Keys and values of a tile's tokens that are within `first … end - 1`, `[BLOCK_N, BLOCK_D]`, and their scales.
+
+    These are by their unit, `[BLOCK_N]` each, or 1 without SCALED.
+    """
     d = tl.arange(0, BLOCK_D)
     places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (places < end) & (places >= first)
@@ -63,21 +68,12 @@ def load_tile(
     mask = inside[:, None] & (d < D)[None, :]
     keys = tl.load(base[:, None] + d[None, :], mask=mask, other=0.0)
     values = tl.load(base[:, None] + stride_half + d[None, :], mask=mask, other=0.0)
-    return keys, values
-
-
-@triton.jit
-def load_scales(
-    k_scale, v_scale, pages, tile, first, end, head, stride_page, stride_token, P: tl.constexpr, BLOCK_N: tl.constexpr,
-    E4M3: tl.constexpr,
-):  # fmt: skip
-    """Scales of a tile's keys and values by their unit, `[BLOCK_N]` each, as `load_tile` has the numbers."""
-    places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (places < end) & (places >= first)
-    at = pages.to(tl.int64) * stride_page + (places % P) * stride_token + head
-    keys = tl.load(k_scale + at, mask=inside, other=0.0)
-    values = tl.load(v_scale + at, mask=inside, other=0.0)
-    return by_unit(keys, E4M3), by_unit(values, E4M3)
+    key_scales, value_scales = 1.0, 1.0
+    if SCALED:
+        at = pages.to(tl.int64) * stride_scale_page + (places % P) * stride_scale_token + head
+        key_scales = by_unit(tl.load(k_scale + at, mask=inside, other=0.0), E4M3)
+        value_scales = by_unit(tl.load(v_scale + at, mask=inside, other=0.0), E4M3)
+    return keys, values, key_scales, value_scales
 
 
 @triton.jit
