@@ -226,8 +226,8 @@ def story(number: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], **draws}
 
 
-def told(served: Served, number: int, **headers: str) -> str:
-    """Return a stream's text; what is no whole stream says why."""
+def told(served: Served, number: int, begun: Callable[[], object] = lambda: None, **headers: str) -> str:
+    """Return a stream's text, and call `begun` when some of it is there; what is no whole stream says why."""
     with requests.post(
         f"{served.base}/v1/chat/completions",
         json=story(number),
@@ -235,7 +235,12 @@ def told(served: Served, number: int, **headers: str) -> str:
         stream=True,
         timeout=120,
     ) as reply:
-        data = b"".join(reply.iter_content(None))
+        data = b""
+        for piece in reply.iter_content(None):
+            is_first = b'"content":' not in data
+            data += piece
+            if is_first and b'"content":' in data:
+                begun()
     found, _ = events(data)
     if reply.status_code != 200 or not found or found[-1] != b"data: [DONE]" or b"event: error" in data:
         return f"broken: {reply.status_code} {found[-2:]}"
@@ -257,18 +262,28 @@ def unbroken(served: Served) -> list[str]:
 
 
 def while_streaming(served: Served, happens: Callable[[], None]) -> list[str]:
-    """Return what forty streams say while something happens after the twelfth."""
-    ended = threading.Semaphore(0)
+    """Return what forty streams say while something happens once twelve have ended and another has begun.
+
+    Six that begin together end together: at the moment of the twelfth's end no stream may be under way.
+    """
+    change, ended, running = threading.Condition(), set[int](), set[int]()
+
+    def note(number: int, has_ended: bool) -> None:
+        with change:
+            (running.discard if has_ended else running.add)(number)
+            ended.update({number} if has_ended else ())
+            change.notify_all()
 
     def one(number: int) -> str:
-        text = told(served, number)
-        ended.release()
-        return text
+        try:
+            return told(served, number, lambda: note(number, has_ended=False))
+        finally:
+            note(number, has_ended=True)
 
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         texts = [pool.submit(one, number) for number in range(NUM_STREAMS)]
-        for _ in range(AFTER):
-            ended.acquire()
+        with change:
+            assert change.wait_for(lambda: len(ended) >= AFTER and running, 120)
         happens()
         return [text.result() for text in texts]
 

@@ -84,7 +84,7 @@ class BatchService:
         given = settings.database_url
         url = database_url(None if given is None else given.get_secret_value(), layout.folder)
         migrate(url, layout)
-        return cls(state, layout, Database(connect(url)))
+        return cls(state, layout, connect(url))
 
     async def start(self) -> None:
         """Take over what processes that are gone have left, and begin."""

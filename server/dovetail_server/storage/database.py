@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import logging
+import time
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from weakref import WeakSet
 
+import aiosqlite
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
@@ -17,12 +22,15 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from dovetail.errors import ConfigError
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors import ServiceError, draining
 from dovetail_server.storage.disk import touch, waiting_lock
 from dovetail_server.storage.paths import DATABASE, Layout
 from dovetail_server.storage.paths import MIGRATION_LOCK as MIGRATION_LOCK_FILE
 
+logger = logging.getLogger("dovetail.server")
 BUSY_S = 5.0
+CLOSE_S = 5.0
+"""Time for what is under way to end before connections are closed below it."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 UNIX_DAY = 2440587.5
 """1970-01-01, as Julian days count."""
@@ -44,11 +52,14 @@ def unavailable(error: Exception) -> ServiceError:
 class Database:
     """Connections for reading, and transactions for writing, one at a time on SQLite."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        """Wrap an engine whose database is migrated."""
+    def __init__(self, engine: AsyncEngine, threads: Collection[Thread] = ()) -> None:
+        """Wrap an engine whose database is migrated; `threads` are those of its connections."""
         self.engine = engine
+        self._threads = threads
         self.is_sqlite = engine.dialect.name == "sqlite"
         self._writer = asyncio.Lock()
+        self._num_blocks = 0
+        self._is_closed = False
 
     def insert_once(self, table: sa.Table) -> sa.Insert:
         """Return an insertion into a table with a key `id`, which leaves a row alone that is there.
@@ -74,22 +85,20 @@ class Database:
         """Open a connection for queries.
 
         Raises:
-            ServiceError: The database is locked, full or unreachable.
+            ServiceError: The database is locked, full, unreachable or closed.
         """
-        try:
+        with self._block():
             async with self.engine.connect() as connection:
                 yield connection
-        except (DBAPIError, PoolTimeoutError, OSError) as error:
-            raise translate(error) from error
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction that is committed at the block's end.
 
         Raises:
-            ServiceError: The database is locked, full or unreachable; nothing was written.
+            ServiceError: The database is locked, full, unreachable or closed; nothing was written.
         """
-        try:
+        with self._block():
             if not self.is_sqlite:
                 async with self.engine.begin() as connection:
                     yield connection
@@ -98,12 +107,39 @@ class Database:
                 connection = await plain.execution_options(dovetail_write=True)
                 async with connection.begin():
                     yield connection
+
+    @contextmanager
+    def _block(self) -> Iterator[None]:
+        """Count a block that uses the database, and turn its errors into ours."""
+        if self._is_closed:
+            raise draining()
+        self._num_blocks += 1
+        try:
+            yield
         except (DBAPIError, PoolTimeoutError, OSError) as error:
             raise translate(error) from error
+        finally:
+            self._num_blocks -= 1
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, once what is under way has ended; nothing new begins.
+
+        A query that was cancelled goes on in the thread of its connection, and would tell an event loop that may be
+        closed by then: the threads are awaited, too.
+        """
+        self._is_closed = True
+        deadline = time.monotonic() + CLOSE_S
+        while (self._num_blocks or self._num_lent()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
         await self.engine.dispose()
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        if late := max(self._num_blocks, sum(thread.is_alive() for thread in self._threads)):
+            logger.warning("The database was closed below %d queries that did not end within %g s.", late, CLOSE_S)
+
+    def _num_lent(self) -> int:
+        pool = self.engine.pool
+        return pool.checkedout() if isinstance(pool, sa.QueuePool) else 0
 
 
 def translate(error: Exception) -> Exception:
@@ -131,16 +167,27 @@ def database_url(url: str | None, folder: Path) -> str:
     return url
 
 
-def connect(url: str) -> AsyncEngine:
-    """Make the engine of a database."""
+def connect(url: str) -> Database:
+    """Open a migrated database."""
     if url.startswith("postgresql"):
-        return create_async_engine(
-            url, pool_pre_ping=True, pool_size=8, pool_timeout=BUSY_S, connect_args={"options": PG_OPTIONS}
+        return Database(
+            create_async_engine(
+                url, pool_pre_ping=True, pool_size=8, pool_timeout=BUSY_S, connect_args={"options": PG_OPTIONS}
+            )
         )
-    engine = create_async_engine(url, connect_args={"timeout": BUSY_S}, pool_size=8, pool_timeout=BUSY_S * 2)
+    threads = WeakSet[Thread]()
+
+    def open_file(*args: Any, **options: Any) -> aiosqlite.Connection:
+        connection = aiosqlite.connect(*args, **options)
+        connection._thread.daemon = True  # as SQLAlchemy has it, for connections that it opens itself
+        threads.add(connection._thread)
+        return connection
+
+    options = {"timeout": BUSY_S, "async_creator_fn": open_file}
+    engine = create_async_engine(url, connect_args=options, pool_size=8, pool_timeout=BUSY_S * 2)
     sa.event.listen(engine.sync_engine, "connect", set_up_sqlite)
     sa.event.listen(engine.sync_engine, "begin", begin_sqlite)
-    return engine
+    return Database(engine, threads)
 
 
 def set_up_sqlite(connection: Any, record: object) -> None:

@@ -48,6 +48,7 @@ class LazyStorage(Generic[S]):
         self._tasks = tasks
         self._prepare = prepare
         self._service: S | None = None
+        self._opening: asyncio.Task[S] | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
         self._open_problem: str | None = None
@@ -70,15 +71,22 @@ class LazyStorage(Generic[S]):
             ServiceError: The database or the folder cannot be used.
             ConfigError: `--database-url` names something else.
         """
+        if self._service is not None:
+            return self._service
+        if self._opening is None or self._opening.done():
+            self._opening = self._tasks.start("storage open", self._open_once(), is_awaited=True)
+        # Who asks may leave: others wait for the same, and what is half open would be left so.
+        return await asyncio.shield(self._opening)
+
+    async def _open_once(self) -> S:
         async with self._lock:
-            if self._service is None:
-                self._tried = time.monotonic()
-                try:
-                    self._service = await self._open()
-                except Exception as error:
-                    self._open_problem = str(error)
-                    raise
-                self._open_problem = None
+            self._tried = time.monotonic()
+            try:
+                self._service = await self._open()
+            except Exception as error:
+                self._open_problem = str(error)
+                raise
+            self._open_problem = None
             return self._service
 
     async def _open(self) -> S:
