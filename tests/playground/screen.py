@@ -136,6 +136,18 @@ class Screen:
         found: list[Any] = json.loads(json.dumps(self.page.evaluate(script)))
         return found
 
+    def kept(self) -> Screen:
+        """Wait until the browser has stored the replies as they stand; a page that is left earlier may lose them."""
+        deadline = time.monotonic() + TIMEOUT_MS / 1000
+        num_shown = self.page.locator(".reply").count()
+        while True:
+            nodes = [node for conversation in self.stored() for node in conversation["nodes"].values()]
+            ended = [node for node in nodes if node["role"] == "assistant" and node["state"] != "writing"]
+            if len(ended) >= num_shown:
+                return self
+            assert time.monotonic() < deadline, nodes
+            self.page.wait_for_timeout(30)
+
     def obstacles(self) -> list[str]:
         """What axe finds, each as its rule, the element and what to do."""
         self.page.evaluate(axe())

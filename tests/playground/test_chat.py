@@ -58,7 +58,7 @@ def test_a_conversation(screen: Screen, server: ScriptedServer) -> None:
     assert reply.locator(".reasoning strong").inner_text() == "think"
     assert re.search(r"\d+ tokens · first after .* · [\d.]+ a second", reply.locator(".figures").inner_text())
     screen.shot("chat")
-    page.reload()
+    screen.kept().page.reload()
     page.wait_for_selector(".reply ol")
     assert page.locator(".list li").count() == 1
     assert page.locator("h1").inner_text() == "Two countries?"
@@ -261,6 +261,7 @@ def test_images_are_refused_politely(screen: Screen) -> None:
 def test_two_windows_of_one_conversation(screen: Screen, server: ScriptedServer) -> None:
     """What two windows add to a conversation is all kept."""
     screen.ask("First")
+    screen.kept()
     other = screen.page.context.new_page()
     other.goto(screen.page.url)
     other.wait_for_selector(".reply")
@@ -303,7 +304,7 @@ def test_a_key_is_typed_once(new_server: Callable[..., ScriptedServer], new_scre
     screen.ready()
     screen.ask("Hello")
     assert "Hello, world" in screen.last().inner_text()
-    page.reload()
+    screen.kept().page.reload()
     page.wait_for_selector(".reply")
     assert dialog.count() == 0
     assert "right" not in json.dumps(screen.stored())

@@ -23,9 +23,20 @@ CUTS = 4
 """A request is cancelled when its client leaves, again as the server stops, and once more with the event loop."""
 
 
+OTHERS = set[threading.Thread]()
+
+
+@pytest.fixture(autouse=True)
+def other_threads() -> None:
+    """Servers of other files' tests have databases of their own, in this process."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def threads() -> list[threading.Thread]:
-    """Those that work for connections to SQLite."""
-    return [thread for thread in threading.enumerate() if "_connection_worker_thread" in thread.name]
+    """Those that work for this test's connections to SQLite."""
+    found = [thread for thread in threading.enumerate() if "_connection_worker_thread" in thread.name]
+    return [thread for thread in found if thread not in OTHERS]
 
 
 def opened(tmp_path: Path) -> Database:
