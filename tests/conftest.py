@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -33,6 +34,21 @@ sys.dont_write_bytecode = False
 
 LIGHT = {"DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}
 """Environment of servers that are asked for no grammar and no large body: a third of a start's processor time."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep servers that are told no folder out of the data of whoever runs the tests; see `own_data` for each file."""
+    folder = tempfile.TemporaryDirectory(prefix="dovetail-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_DATA_HOME"] = folder.name
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Files and batches of one file's servers are not there for another's, which would open them at their start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 @pytest.fixture(scope="module")
