@@ -10,7 +10,7 @@ import torch
 
 from dovetail.cache.quantized import DTYPES, as_bytes, quantise
 from dovetail.contracts.cache import SCALED_DTYPES
-from dovetail.testing.conformance.attention import COMMON, COMMON_TOKENS
+from dovetail.testing.conformance.attention_cases import COMMON, COMMON_TOKENS
 from dovetail.testing.conformance.attention_graph import padded_prefill, rerun
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify

@@ -15,7 +15,8 @@ from dovetail.contracts.attention import Phase
 from dovetail.errors import UnsupportedError
 from dovetail.plugins import Registry, make_plan
 from dovetail.plugins.plan import candidates
-from dovetail.testing.conformance.attention import DECODE, MIXED, PREFILL, AttentionBackendConformance
+from dovetail.testing.conformance.attention import AttentionBackendConformance
+from dovetail.testing.conformance.attention_cases import DECODE, MIXED, PREFILL
 from dovetail.testing.conformance.attention_world import Case, compare, make_backend, make_world, verify
 from dovetail_backends import fa3
 from dovetail_backends.fa3 import FlashAttention3Backend, find_kernel

@@ -20,7 +20,8 @@ from dovetail.runtime.attention import backends
 from dovetail.runtime.attention.hybrid import common_caps, hybrid
 from dovetail.runtime.runner import ModelRunner
 from dovetail.settings import EngineSettings
-from dovetail.testing.conformance.attention import DECODE, MIXED, PREFILL, AttentionBackendConformance
+from dovetail.testing.conformance.attention import AttentionBackendConformance
+from dovetail.testing.conformance.attention_cases import DECODE, MIXED, PREFILL
 from dovetail.testing.conformance.attention_graph import capture_and_replay
 from dovetail.testing.conformance.attention_world import Case, make_world, verify
 from dovetail.testing.engine import generate, tokens

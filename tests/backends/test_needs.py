@@ -17,7 +17,7 @@ from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams
 from dovetail.runtime.attention.hybrid import common_caps
 from dovetail.runtime.hf_config import dense_config
-from dovetail.testing.conformance.attention import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
+from dovetail.testing.conformance.attention_cases import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
 from dovetail.testing.conformance.attention_graph import padded_prefill, rerun
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
