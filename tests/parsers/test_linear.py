@@ -65,5 +65,5 @@ def test_parsing_is_linear(name: str) -> None:
 
     for opening in OPENINGS[name]:
         for unit in UNITS:
-            one, two = (operations(lambda: parse(opening + unit * (n // len(unit)))) for n in (600, 1200))  # noqa: B023
-            assert two <= 2.3 * one + 600, (opening, unit)
+            one, two = (operations(lambda: parse(opening + unit * (n // len(unit)))) for n in (300, 600))  # noqa: B023
+            assert two <= 2.3 * one + 300, (opening, unit)
