@@ -124,13 +124,21 @@ class LoadedPlugins:
     def _object(self, planned: PlannedPlugin) -> Any:
         key = (planned.kind, planned.qualified)
         if key not in self._objects:
-            own_module = planned.target.partition(":")[0]
-            before = snapshot(skip=own_module)
-            self._objects[key] = import_planned(planned, self.plan.timeout_s)
-            if changed := detect_monkeypatches(before, skip=own_module):
-                self.monkeypatches.append(f"{describe(planned)} changed {', '.join(changed)} of Dovetail itself")
-                logger.warning("%s", self.monkeypatches[-1])
+            is_ours = planned.distribution == BUILTIN_DISTRIBUTION  # the kit watches these; a start need not pay for it
+            self._objects[key] = self._import(planned) if is_ours else self._import_watched(planned)
         return self._objects[key]
+
+    def _import(self, planned: PlannedPlugin) -> Any:
+        return import_planned(planned, self.plan.timeout_s)
+
+    def _import_watched(self, planned: PlannedPlugin) -> Any:
+        own_module = planned.target.partition(":")[0]
+        before = snapshot(skip=own_module)
+        loaded = self._import(planned)
+        if changed := detect_monkeypatches(before, skip=own_module):
+            self.monkeypatches.append(f"{describe(planned)} changed {', '.join(changed)} of Dovetail itself")
+            logger.warning("%s", self.monkeypatches[-1])
+        return loaded
 
 
 @contextmanager
