@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -26,6 +26,11 @@ class AttentionBackendConformance(FeatureChecks, StepChecks, PrefixChecks):
         page_sizes: Page sizes to test, of those that `caps` allows.
         dtype: For the grid; None: the most exact that `caps` allows.
     """
+
+    kind = "attention_backend"
+    device: ClassVar[str | None] = None
+    page_sizes: ClassVar[tuple[int, ...]] = (1, 3, 16, 64)
+    dtype: ClassVar[torch.dtype | None] = None
 
     def test_why_not_is_honest(self) -> None:
         """`why_not` refuses in one line what `caps` does not claim, and nothing that they do."""

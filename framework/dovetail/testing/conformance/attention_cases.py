@@ -32,10 +32,9 @@ COMMON_TOKENS = (
 class AttentionChecks(Conformance):
     """What the checks of an attention backend share; the attributes stand at `AttentionBackendConformance`."""
 
-    kind = "attention_backend"
-    device: ClassVar[str | None] = None
-    page_sizes: ClassVar[tuple[int, ...]] = (1, 3, 16, 64)
-    dtype: ClassVar[torch.dtype | None] = None
+    device: ClassVar[str | None]
+    page_sizes: ClassVar[tuple[int, ...]]
+    dtype: ClassVar[torch.dtype | None]
 
     def _caps(self) -> AttentionCaps:
         caps = getattr(self.plugin(), "caps", None)
