@@ -55,14 +55,14 @@ def plain_of(weight: PackedWeight) -> torch.Tensor:
     return torch.stack([written(part_of(weight, expert), torch.bfloat16) for expert in range(len(weight.numbers))])
 
 
-def others(kind: str, is_few: bool) -> list[ExpertTiles]:
-    """Tiles beside the usual ones."""
-    depths = (128,) if kind.startswith("fp8") else (256, 512)
+def others(kind: str, rows: int) -> list[ExpertTiles]:
+    """Tiles beside the usual ones for so many rows of an expert."""
+    depths = (64, 128) if kind.startswith("fp8") else (128, 256)
+    block_ms = (16,) if rows <= 8 else (16, 32) if rows <= 16 else (32, 64) if rows <= 32 else (64, 128)
     found = []
-    for block_m, depth, block_n, stages in itertools.product(
-        (16,) if is_few else (16, 32, 64), depths, (32, 64), (3, 4)
-    ):
-        found.append(ExpertTiles(block_m, (block_n, depth, 4, stages), (block_n, depth, 4, stages)))
+    for block_m, (block_n, warps), depth, stages in itertools.product(block_ms, ((128, 8), (64, 4)), depths, (4, 3)):
+        if block_m * block_n <= 2048 * warps:
+            found.append(ExpertTiles(block_m, *2 * ((block_n, depth, warps, stages),)))
     return found
 
 
@@ -71,7 +71,7 @@ def ways(weights: PackedExpertWeights, kind: str, num_slots: int) -> list[Any]:
     found: list[Any] = [{}, {"is_written": True, "is_few": False}]
     is_bytes = weights.gate_up.kind == "scaled"
     if num_slots <= 64 and is_bytes:
-        usual = slot_tiles(weights)
+        usual = slot_tiles(weights, num_slots)
         found += [
             {"is_few": True, "tiles": SlotTiles(one, usual.down)}
             for one in ((2, 2048, 4), (4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (4, 512, 2))
@@ -81,7 +81,8 @@ def ways(weights: PackedExpertWeights, kind: str, num_slots: int) -> list[Any]:
             for one in ((2, 256, 4), (4, 256, 4), (8, 256, 8), (2, 1024, 8), (1, 1024, 4))
         ]
     for is_few in (True, False) if num_slots <= 64 else (False,):
-        tiles = (expert_tiles(weights, num_slots), *others(kind, is_few))
+        rows = 1 if is_few else num_slots // len(weights.gate_up.numbers)
+        tiles = (expert_tiles(weights, num_slots), *others(kind, rows))
         found += [{"is_few": is_few, "is_written": False, "tiles": one} for one in tiles]
     return found
 

@@ -34,6 +34,7 @@ from dovetail.layers.ops.packed_halves import by_halves, fits_halves
 from dovetail.layers.ops.packed_integers import by_integers, fits_integers
 from dovetail.layers.ops.packed_row import row
 from dovetail.layers.ops.packed_weight import PackedWeight
+from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import many, written
 from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, nibbles_of
 
@@ -118,13 +119,20 @@ class Around:
             norm = None if self.norm is None else RMSScale(self.norm, 1e-6)
             act: Any = self.options["act"]
             return packed_linear(self.x, weight, None, norm=norm, act=act, residual=self.residual)
+        if way == "wide":
+            return self.apart(partial(wide, weight=weight, bias=None, tile=numbers))
         if way != "many":
             run: Any = {"row": row, "few": few, "halves": by_halves, "integers": by_integers}[way]
             return run(self.x, weight, None, numbers, **self.options)  # type: ignore[no-any-return]
+        return self.apart(
+            lambda x, residual: many(x, weight, None) if residual is None else residual + many(x, weight, None)
+        )
+
+    def apart(self, product: Callable[..., Tensor]) -> Tensor:
+        """A product with the norm before it and the gate behind it in kernels of their own."""
         x = self.x if self.norm is None else fused.add_rms_norm(self.x, None, self.norm, 1e-6)[0]
-        y = many(x, weight, None)
-        y = fused.silu_and_mul(y) if self.site.gate else y
-        return y if self.residual is None else self.residual + y
+        y = product(x, residual=self.residual)
+        return fused.silu_and_mul(y) if self.site.gate else y
 
     def plain(self, weight: Tensor, ops: Any = fused) -> Tensor:
         """With a weight in bfloat16."""
@@ -160,6 +168,8 @@ def check(kind: str) -> None:
                 found.append(row(x, made, None, (4, 512, 4)))
             if fits_integers(made) and rows <= 17:
                 found.append(by_integers(x, made, None, (4, 1024, 4)))
+            if fits_wide(made):
+                found.append(wide(x, made, None, (64, (*tile[:1], 64, 4, 3, splits))))
             if fits_halves(made):
                 found.append(by_halves(x, made, None, (block_m, (64, 128, 4, 3, splits))))
             errors += [relative(y.float() / usual, right) for y in found]
@@ -201,7 +211,22 @@ def candidates(form: Form, site: Site, rows: int, most: int) -> list[Any]:
                 continue
             found.append(("few", (block_m, (block_n, block_k, warps, stages, parts))))
     random.Random(f"{site}/{rows}").shuffle(found)
+    if rows > 64 and not (isinstance(form, Scaled) and (form.group or 64) % 64):
+        found = [*wide_candidates(site, rows), *found]
     return [("auto", None), *found[:most]]
+
+
+def wide_candidates(site: Site, rows: int) -> list[Any]:
+    """Tiles of `wide`: those that ask least of the second-level cache first."""
+    found = []
+    for block_m, (block_n, warps), depth, stages in (
+        (128, (256, 8), 64, 4), (128, (128, 8), 64, 4), (128, (256, 16), 64, 4), (64, (256, 8), 64, 4),
+        (128, (256, 8), 128, 3), (64, (128, 4), 64, 4), (128, (256, 8), 64, 3),
+    ):  # fmt: skip
+        programs = -(-site.n // block_n) * -(-rows // block_m)
+        splits = max(1, min(132 // programs, 8, site.k // (8 * depth)))
+        found.append(("wide", (block_m, (block_n, depth, warps, stages, splits))))
+    return found
 
 
 def halves_candidates(site: Site, rows: int) -> Iterator[Any]:

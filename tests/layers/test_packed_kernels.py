@@ -20,6 +20,7 @@ from dovetail.layers.ops.packed_halves import by_halves, fits_halves, halves
 from dovetail.layers.ops.packed_integers import by_integers, fits_integers, integers
 from dovetail.layers.ops.packed_row import row
 from dovetail.layers.ops.packed_weight import PackedWeight
+from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import written
 from dovetail.layers.packed import PackedFactory
 from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
@@ -133,6 +134,57 @@ def test_rows_as_two_float8_numbers(group: int | None, rows: int) -> None:
     norm, bias = random(k, seed=3, dtype=torch.bfloat16), random(OUT, seed=4, dtype=torch.bfloat16)
     found = by_halves(x, weight, bias, (16, (32, 128, 4, 2, 1)), norm=norm, eps=1e-6, act="silu_and_mul").float()
     close(found, reference.norm_gate(x.float(), norm.float(), 1e-6, plain, bias.float()), 4e-2)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("rows", "splits"), [(1, 1), (70, 1), (70, 3)])
+def test_wide(form: Form, rows: int, splits: int) -> None:
+    """Hundreds of rows: with a bias onto a residual, at sizes off the tiles, K split so that the last part is short."""
+    k = width(form, 264)
+    weight, plain = made(form, random(OUT, k))
+    if isinstance(form, Scaled) and (form.group or 64) % 64:
+        assert not fits_wide(weight)
+        return
+    assert fits_wide(weight)
+    x, residual, bias = random(rows, k, seed=1), random(rows, OUT, seed=2), random(OUT, seed=4)
+    tile = (32, (32, 64, 4, 2, splits))
+    close(wide(x, weight, bias, tile, residual=residual), x @ plain.T + bias + residual)
+    strided = random(rows, 2 * k, seed=3)[:, :k]
+    close(wide(strided, weight, None, tile), strided @ plain.T)
+
+
+def test_wide_tiles_divide_sizes() -> None:
+    """Without masks, where tiles divide outputs and inputs."""
+    weight, plain = made(Scaled(FLOAT8, 64), random(64, 256))
+    x = random(40, 256, seed=1)
+    close(wide(x, weight, None, (32, (32, 64, 4, 2, 2))), x @ plain.T)
+
+
+@pytest.mark.parametrize("form", [FORMS[1], FORMS[4], FORMS[6], FORMS[-1]], ids=str)
+def test_hundreds_of_rows_of_a_large_weight(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Get the kernel for them, behind a norm and with a gate; a small weight has too few programs there."""
+    k = 256
+    weight, plain = made(form, random(OUT, k), torch.float16)
+    assert packed.wide_tile(weight, 66) is None
+    monkeypatch.setattr(packed, "wide_tile", lambda *_: (32, (32, 64, 4, 2, 2)))
+    x, residual, norm = random(66, k, seed=1).half(), random(66, OUT // 2, seed=2).half(), random(k, seed=3).half()
+    found = packed.linear(x, weight, None, norm=RMSScale(norm, 1e-6), act="silu_and_mul", residual=residual)
+    want = residual.float() + reference.norm_gate(x.float(), norm.float(), 1e-6, plain, None)
+    close(found.float(), want, 3e-3)
+    close(packed.linear(x, weight, None).float(), x.float() @ plain.T, 2e-3)
+
+
+@pytest.mark.parametrize("rows", [65, 128, 129, 256, 300, 512])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)])
+def test_wide_tiles_fill_the_device(rows: int, n: int, k: int) -> None:
+    """Each product of an 8B model's layer gets a program for most of the multiprocessors, of eight steps at least."""
+    weight = PackedWeight("scaled", torch.empty(0), None, None, None, 0, n, k)
+    tile = packed.wide_tile(weight, rows)
+    assert tile is not None
+    block_m, (block_n, block_k, _, _, splits) = tile
+    programs = -(-n // block_n) * -(-rows // block_m) * splits
+    assert programs > 0.5 * packed.WIDE_PROGRAMS
+    assert splits == 1 or k // splits >= 8 * block_k
 
 
 def test_halves_hold_a_row() -> None:

@@ -127,12 +127,6 @@ def e2m1_planes(words, exponents, dtype: tl.constexpr, ASM: tl.constexpr):
     return planes
 
 
-@triton.jit
-def plane_inputs(words, PLANE: tl.constexpr):
-    """Which inputs the nibbles of a plane stand for, of the numbers of words in a row."""
-    return words // 8 * 64 + PLANE * 8 + words % 8
-
-
 def in_planes(nibbles: Tensor, *, is_float: bool) -> Tensor:
     """Pack nibbles uint8 `[N, K]` into words int32 `[N, 8 B]`.
 

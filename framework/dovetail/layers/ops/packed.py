@@ -1,8 +1,8 @@
 """Products with packed weights on CUDA: which kernel serves how many rows, and with which tile.
 
 One row of 8-bit numbers has a kernel of its own, a few rows meet int4 as integers, more rows of float8 go to the float8
-tensor cores, other numbers become the model's dtype in registers, and for many rows they are written out before cuBLAS
-multiplies them.
+tensor cores, other numbers become the model's dtype in registers, all of them for hundreds of rows, and for many rows
+they are written out before cuBLAS multiplies them.
 `layers.packed_forms` is the reference. M rows, N outputs, K inputs.
 """
 
@@ -21,6 +21,7 @@ from dovetail.layers.ops.packed_halves import DEPTH, by_halves, fits_halves
 from dovetail.layers.ops.packed_integers import by_integers, fits_integers
 from dovetail.layers.ops.packed_row import RowTile, row
 from dovetail.layers.ops.packed_weight import PackedWeight
+from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import many
 from dovetail.layers.ops.pdl import interpreted
 from dovetail.layers.ops.skinny import Tile
@@ -29,6 +30,11 @@ MOST_ROWS = 128
 """Rows up to which numbers that are not float8 are taken apart in registers; measured on an H200 with int4."""
 MOST_HALVES = 512
 """As `MOST_ROWS` for float8: by arithmetic from what 256 rows and writing out took on an H200."""
+WIDE_ROWS = (65, 512)
+"""Rows that packed weights are multiplied with by `wide`, if there are so many outputs that it fills the device. By
+arithmetic (see `packed_wide`), not measured: from some 800 rows on, writing out costs less than cuBLAS is faster."""
+WIDE_PROGRAMS, LEAST_WIDE_PROGRAMS = 132, 64
+"""So many at most, where K is split: one for each multiprocessor of an H200; and so many at least."""
 MOST_INTEGERS = 4
 """Rows up to which int4 weights are multiplied as integers, each row by itself."""
 PROGRAMS, TALL_PROGRAMS = 400, 520
@@ -82,17 +88,27 @@ def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Ti
     return block_m, (128, DEPTH, 8, 3, splits)
 
 
+def wide_tile(weight: PackedWeight, rows: int) -> tuple[int, Tile] | None:
+    """Return the tile of `wide`, likewise, or None: other kernels have more programs for so small a weight."""
+    programs = -(-weight.num_out // 256) * (1 if rows <= 128 else 2 if rows <= 256 else 4)
+    splits = max(1, min(WIDE_PROGRAMS // programs, 8, weight.num_in // (8 * 64)))
+    if programs * splits < LEAST_WIDE_PROGRAMS:
+        return None
+    return 128, (256, 64, 8, 4, splits)
+
+
 def few_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
     """Return the tile of `few`, likewise."""
     n, k = weight.num_out // 2 if gate else weight.num_out, weight.num_in
     block_m = next((size for size in (16, 32) if rows <= size), 64)
-    if weight.kind != "scaled" and block_m == 16:
-        if gate:
-            return block_m, (64, 512 if rows == 1 else 256, 4, 3, 1)
-        return block_m, (64, 1024, 4, 3, 2) if k <= 8192 else (64, 256, 4, 3, 8)
-    depth = 128 if weight.kind == "scaled" else 256
+    if weight.kind != "scaled":
+        # Eight registers' worth of numbers come out of one: a short tile leaves room for more programs beside it.
+        if gate or block_m == 32:
+            return block_m, (64, 128, 4, 4, 1 if gate else _splits(-(-n // 64), -(-k // 128)))
+        block_n, depth, warps, stages = (64, 256, 4, 4) if block_m == 16 else (128, 128, 8, 3)
+        return block_m, (block_n, depth, warps, stages, _splits(-(-n // block_n), -(-k // depth)))
     block_n, warps = (128, 8) if block_m == 64 else (64 if gate or block_m == 16 else 128, 4)
-    return block_m, (block_n, depth, warps, 3, 1 if gate else _splits(-(-n // block_n), -(-k // depth)))
+    return block_m, (block_n, 128, warps, 3, 1 if gate else _splits(-(-n // block_n), -(-k // 128)))
 
 
 def linear(
@@ -124,6 +140,14 @@ def linear(
         return row(x, weight, bias, row_tile(weight, gate=gate), act=act, residual=residual, **around)  # type: ignore[arg-type]
     if 0 < rows <= MOST_INTEGERS and x.dtype != torch.float32 and fits_integers(weight):
         return by_integers(x, weight, bias, integers_tile(weight), act=act, residual=residual, **around)  # type: ignore[arg-type]
+    if WIDE_ROWS[0] <= rows <= WIDE_ROWS[1] and x.dtype != torch.float32 and fits_wide(weight):
+        tile = wide_tile(weight, rows)
+        if tile is not None:
+            x = x if norm is None else ops.add_rms_norm(x, None, *norm)[0]
+            if act is None:
+                return wide(x, weight, bias, tile, residual=residual)
+            y = ops.act_and_mul(act, wide(x, weight, bias, tile))
+            return y if residual is None else residual + y
     if 0 < rows <= MOST_HALVES and x.dtype == torch.bfloat16 and fits_halves(weight):
         tile = halves_tile(weight, rows, gate=gate)
         return by_halves(x, weight, bias, tile, act=act, residual=residual, **around)  # type: ignore[arg-type]

@@ -25,12 +25,12 @@ from dovetail.layers.ops.packed_write import written
 from dovetail.layers.ops.pdl import interpreted, launch_options
 from dovetail.layers.ops.silu import act_gated
 
-MAX_SLOTS = 32
-"""Choices of which each is multiplied by itself, although two may then read the same expert."""
-WRITTEN_ROWS = 128
-"""Choices for each expert, if they are even, from which experts are written out. Measured on an H200: with 64 of each,
-gpt-oss-20b's layer takes 828 µs packed and 1,297 written out, Qwen3-30B-A3B's 856 and 1,254; with 128 of each gpt-oss's
-is faster written out, 1,439."""
+MAX_SLOTS, MAX_BYTE_SLOTS = 32, 64
+"""Choices of which each is multiplied by itself, although two may then read the same expert; more of 8-bit numbers."""
+WRITTEN_ROWS = 1024
+"""Choices for each expert, if they are even, from which experts are written out. By arithmetic, not measured: kernels
+for plain weights then run at the speed at which their tiles come from the second-level cache, 42 % of what the tensor
+cores of an H200 do, and packed tiles are smaller."""
 WRITTEN_BYTES = 256 << 20
 """Of experts that are written out at a time, at least one."""
 Tile = tuple[int, int, int, int]
@@ -265,21 +265,32 @@ class SlotTiles:
     down: RowTile
 
 
-def slot_tiles(weights: PackedExpertWeights) -> SlotTiles:
-    """Return tiles as plain weights have them, of twice the numbers; a short row takes no more than itself."""
+def slot_tiles(weights: PackedExpertWeights, num_slots: int) -> SlotTiles:
+    """Return tiles measured on an H200 with 8 and with 64 choices; a short row takes no more than itself."""
     h, i = weights.gate_up.num_in, weights.down.num_in
-    return SlotTiles((4, min(2048, triton.next_power_of_2(h)), 4), (4, min(256, triton.next_power_of_2(i)), 8))
+    down = (
+        (4, min(256, triton.next_power_of_2(i)), 8)
+        if num_slots <= MAX_SLOTS
+        else (2, min(256, triton.next_power_of_2(i)), 4)
+    )
+    return SlotTiles((4, min(2048, triton.next_power_of_2(h)), 4), down)
 
 
 def expert_tiles(weights: PackedExpertWeights, num_slots: int) -> ExpertTiles:
-    """Return tiles by how many rows an expert has if choices are even."""
-    depth = 128 if weights.gate_up.kind == "scaled" else 256
+    """Return tiles by how many rows an expert has if choices are even: as a rule, all of them are in one tile.
+
+    Every tile of rows reads an expert, and takes its numbers apart, once more. By arithmetic and what compiled kernels
+    consist of (`tests/bench/quant_compiled.py`), not measured but for the first.
+    """
+    depth = 64 if weights.gate_up.kind == "scaled" else 128
     rows = num_slots // weights.gate_up.numbers.shape[0]
     if num_slots <= MAX_SLOTS or rows <= 12:
-        return ExpertTiles(16, (64, depth, 4, 3), (64, depth, 4, 4))
-    if rows <= 64:
-        return ExpertTiles(32, (64, depth, 4, 3), (64, depth, 4, 3))
-    return ExpertTiles(64, (64, depth, 4, 3), (64, depth, 4, 3))
+        return ExpertTiles(16, (64, depth, 4, 4), (64, depth, 4, 4))
+    if rows <= 24:
+        return ExpertTiles(32, (64, depth, 4, 4), (64, depth, 4, 4))
+    if rows <= 48:
+        return ExpertTiles(64, (64, depth, 4, 3), (64, depth, 4, 4))
+    return ExpertTiles(128, (128, depth, 8, 3), (128, depth, 8, 4))
 
 
 def packed_gated_experts(
@@ -309,9 +320,10 @@ def packed_gated_experts(
     num_slots = ids.numel()
     if not num_slots:
         return torch.zeros_like(x) if residual is None else residual
-    is_few = num_slots <= MAX_SLOTS if is_few is None else is_few
+    if is_few is None:
+        is_few = num_slots <= (MAX_BYTE_SLOTS if _are_bytes(weights) else MAX_SLOTS)
     if is_few and (isinstance(tiles, SlotTiles) or (tiles is None and _are_bytes(weights))):
-        return _of_slots(x, ids, shares, weights, residual, tiles or slot_tiles(weights))
+        return _of_slots(x, ids, shares, weights, residual, tiles or slot_tiles(weights, num_slots))
     if isinstance(tiles, SlotTiles):
         raise ValueError("tiles of slots are for choices that are not sorted")
     if num_slots >= WRITTEN_ROWS * len(weights.gate_up.numbers) if is_written is None else is_written:

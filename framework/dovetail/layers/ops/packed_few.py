@@ -29,8 +29,9 @@ def _few_kernel(
     GATE: tl.constexpr, RESIDUAL: tl.constexpr, ROW_SCALE: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    tile, split = tl.program_id(0), tl.program_id(1)
-    first = tl.program_id(2) * BLOCK_M
+    # Programs that read the same weights follow each other: what one has read is in the second-level cache.
+    tall, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tall * BLOCK_M
     dtype: tl.constexpr = x.dtype.element_ty
     PER_WORD: tl.constexpr = 1 if FORM == "scaled" else 8
     STEP: tl.constexpr = BLOCK_K // PER_WORD
@@ -50,7 +51,7 @@ def _few_kernel(
     is_last = True
     if SPLITS > 1:
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
-        place = tl.program_id(2) * tl.num_programs(0) + tile
+        place = tile * tl.num_programs(0) + tall
         tl.store(part + (place * SPLITS + split) * (BLOCK_N * BLOCK_M) + inner, total)
         tl.debug_barrier()
         is_last = tl.atomic_add(arrived + place, 1, sem="acq_rel") == SPLITS - 1
@@ -123,7 +124,7 @@ def few(
     if splits > 1:
         part, arrived = scratch(x.device, tiles * tall * splits * block_n * block_m, tiles * tall)
     scales = (x if one is None else one for one in (weight.scale, weight.offset, weight.row_scale))
-    _few_kernel[(tiles, splits, tall)](
+    _few_kernel[(tall, tiles, splits)](
         x, weight.numbers, *scales, x if bias is None else bias, x if norm is None else norm,
         x if residual is None else residual, out, part, arrived, eps, rows, x.stride(0),
         n if residual is None else residual.stride(0), N=n, K=k, ROW=weight.numbers.shape[-1], GROUP=weight.group,

@@ -107,8 +107,9 @@ def _halves_kernel(
     BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, ROW_SCALE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    tile, split = tl.program_id(0), tl.program_id(1)
-    n, m = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Programs that read the same weights follow each other: what one has read is in the second-level cache.
+    tall, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    n, m = tile * BLOCK_N + tl.arange(0, BLOCK_N), tall * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     ALL: tl.constexpr = N * (1 + GATE)
     rows = w + n[:, None].to(tl.int64) * K
@@ -131,7 +132,7 @@ def _halves_kernel(
             up_total = _two_dots(ups, upper, lower, up_total, scale, n + N, start, ALL, GROUP, GROUPS, BLOCK_K)
     is_last = True
     if SPLITS > 1:
-        spot = tl.program_id(2) * tl.num_programs(0) + tile
+        spot = tile * tl.num_programs(0) + tall
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         tl.store(part + (spot * SPLITS + split) * (BLOCK_N * BLOCK_M) + inner, total)
         tl.debug_barrier()
@@ -198,7 +199,7 @@ def by_halves(
     if splits > 1:
         part, arrived = scratch(x.device, tiles * tall * splits * block_n * block_m, tiles * tall)
     scales = (x if one is None else one for one in (weight.scale, weight.row_scale))
-    _halves_kernel[(tiles, splits, tall)](
+    _halves_kernel[(tall, tiles, splits)](
         given.numbers[0], given.numbers[1], given.scale, weight.numbers, *scales, x if bias is None else bias,
         x if residual is None else residual, out, part, arrived, rows, n if residual is None else residual.stride(0),
         N=n, K=k, GROUP=weight.group, GROUPS=weight.groups, SPAN=span, SPLITS=splits, BLOCK_M=block_m, BLOCK_N=block_n,

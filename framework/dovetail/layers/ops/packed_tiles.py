@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dovetail.layers.ops.nibbles import e2m1_planes, int4_planes, plane_inputs
+from dovetail.layers.ops.nibbles import e2m1_planes, int4_planes
 
 
 @triton.jit
@@ -67,23 +67,35 @@ def planes_of(raw, scales, FORM: tl.constexpr, dtype: tl.constexpr, ASM: tl.cons
 
 
 @triton.jit
+def in_order(planes):
+    """Planes of words `[BLOCK_N, W]` as inputs follow each other, `[BLOCK_N, 8 W]`.
+
+    As the tensor cores take them, these are other registers, but of the same threads.
+    """
+    first = tl.join(tl.join(planes[0], planes[1]), tl.join(planes[2], planes[3]))
+    second = tl.join(tl.join(planes[4], planes[5]), tl.join(planes[6], planes[7]))
+    both = tl.join(first, second)
+    rows: tl.constexpr = both.shape[0]
+    blocks: tl.constexpr = both.shape[1] // 8
+    every = tl.reshape(both, [rows, blocks, 8, 2, 2, 2])  # words of a block, then bits of the plane
+    return tl.reshape(tl.permute(every, [0, 1, 5, 4, 3, 2]), [rows, blocks * 64])
+
+
+@triton.jit
 def scaled_dot(
     raw, scale, n, at, columns, total, start, N,
     K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Add the product of numbers of 8 bits `[BLOCK_N, BLOCK_K]` and columns `[BLOCK_K, BLOCK_M]` to `total`."""
-    if GROUPS == 0:
-        total = tl.dot(raw.to(columns.dtype), columns, total, input_precision="ieee")
-    elif GROUP % BLOCK_K == 0:
-        of_group = tl.load(scale + n * GROUPS + start // GROUP, mask=n < N, other=0.0)
-        part = tl.dot(raw.to(columns.dtype), columns, input_precision="ieee")
-        total += part * of_group[:, None]
-    else:
-        inside = (n[:, None] < N) & (at[None, :] < K)
-        of_group = tl.load(scale + n[:, None] * GROUPS + at[None, :] // GROUP, mask=inside, other=0.0)
-        weights = (raw.to(tl.float32) * of_group).to(columns.dtype)
-        total = tl.dot(weights, columns, total, input_precision="ieee")
-    return total
+    # By way of float32, for which the hardware has fast conversions; to bfloat16 directly it has only slow ones.
+    wide = raw.to(tl.float32)
+    if GROUPS > 0:
+        if GROUP % BLOCK_K == 0:
+            wide *= tl.load(scale + n * GROUPS + start // GROUP, mask=n < N, other=0.0)[:, None]
+        else:
+            inside = (n[:, None] < N) & (at[None, :] < K)
+            wide *= tl.load(scale + n[:, None] * GROUPS + at[None, :] // GROUP, mask=inside, other=0.0)
+    return tl.dot(wide.to(columns.dtype), columns, total, input_precision="ieee")
 
 
 @triton.jit
@@ -116,11 +128,10 @@ def _step(
         planes = planes_of(raw, scales, FORM, dtype, ASM)
         if GATE:
             others = planes_of(ups, up_scales, FORM, dtype, ASM)
-        for plane in tl.static_range(8):
-            columns, squares = columns_of(rows, live, norm, squares, plane_inputs(at, plane), K, NORM)
-            total = tl.dot(planes[plane], columns, total, input_precision="ieee")
-            if GATE:
-                up_total = tl.dot(others[plane], columns, up_total, input_precision="ieee")
+        columns, squares = columns_of(rows, live, norm, squares, start * 8 + tl.arange(0, BLOCK_K), K, NORM)
+        total = tl.dot(in_order(planes), columns, total, input_precision="ieee")
+        if GATE:
+            up_total = tl.dot(in_order(others), columns, up_total, input_precision="ieee")
     return total, up_total, squares
 
 

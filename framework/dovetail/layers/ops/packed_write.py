@@ -11,21 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dovetail.layers.ops.packed_tiles import block_scales, planes_of
+from dovetail.layers.ops.packed_tiles import block_scales, in_order, planes_of
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.pdl import interpreted
 
 CHUNK_BYTES = 32 << 20
 """Of a weight that is written out at a time: what a product then reads is still in an H200's cache."""
-
-
-@triton.jit
-def _in_order(planes, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Put the numbers of eight planes of words, `[BLOCK_N, BLOCK_K / 8]` each, side by side: `[BLOCK_N, BLOCK_K]`."""
-    first = tl.join(tl.join(planes[0], planes[1]), tl.join(planes[2], planes[3]))
-    second = tl.join(tl.join(planes[4], planes[5]), tl.join(planes[6], planes[7]))
-    both = tl.reshape(tl.join(first, second), [BLOCK_N, BLOCK_K // 64, 8, 2, 2, 2])  # words, then bits of the plane
-    return tl.reshape(tl.permute(both, [0, 1, 5, 4, 3, 2]), [BLOCK_N, BLOCK_K])
 
 
 @triton.jit(do_not_specialize=["first", "N"])
@@ -46,7 +37,13 @@ def _write_kernel(
     if FORM == "scaled":
         inside = live & (at[None, :] < K)
         wide = raw.to(tl.float32)
-        if GROUPS > 0:
+        if GROUPS > 0 and STEP % GROUP == 0:  # a load for each group, not for each number
+            group = tl.program_id(1) * (STEP // GROUP) + tl.arange(0, STEP // GROUP)
+            mask = live & (group[None, :] < GROUPS)
+            of_groups = tl.load(scale + n[:, None] * GROUPS + group[None, :], mask=mask, other=0.0)
+            parts = tl.reshape(wide, [BLOCK_N, STEP // GROUP, GROUP]) * of_groups[:, :, None]
+            wide = tl.reshape(parts, [BLOCK_N, STEP])
+        elif GROUPS > 0:
             wide *= tl.load(scale + n[:, None] * GROUPS + at[None, :] // GROUP, mask=inside, other=0.0)
         if ROW_SCALE:
             wide *= tl.load(row_scale + n, mask=place < N, other=0.0)[:, None]
@@ -55,7 +52,7 @@ def _write_kernel(
         start = tl.program_id(1) * STEP
         scales = block_scales(scale, offset, n, start, first + N, FORM, GROUP, GROUPS, STEP, ZERO, dtype)
         planes = planes_of(raw, scales, FORM, dtype, ASM)
-        wide = _in_order(planes, BLOCK_N, BLOCK_K)
+        wide = in_order(planes)
         if ROW_SCALE:
             wide = (wide.to(tl.float32) * tl.load(row_scale + n, mask=place < N, other=0.0)[:, None]).to(dtype)
         given = start * 8 + tl.arange(0, BLOCK_K)

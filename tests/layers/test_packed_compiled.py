@@ -1,0 +1,36 @@
+"""Kernels for packed weights, compiled for an H200, keep their numbers in registers and convert them fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench" / "quant_compiled.py"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler is there for Linux")
+def test_no_kernel_spills_or_converts_slowly() -> None:
+    """Products of hundreds of rows and experts: Hopper's matrix instructions, in loops without local memory or F2F."""
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    cases = ["fp8-blocks 256 rows", "mxfp4 256 rows", "gpt-oss-20b 512 tokens", "Qwen3-30B-A3B 512 tokens"]
+    done = subprocess.run(
+        [sys.executable, BENCH, "--json", "--only", *cases],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["case"] for one in found] == cases
+    for one in found:
+        assert any(name.startswith("HGMMA") for name in one["mma"]), one["case"]
+        assert (one["kinds"]["local"], one["slow"]) == (0, 0), one["case"]
+        assert one["local"] <= 64, one["case"]
+        assert one["programs"] >= 1, one["case"]
+        assert one["each"] < 8, one["case"]
