@@ -52,7 +52,7 @@ class Bench:
         took = time.perf_counter() - started
         self.scheduler.launching(plan)
         self.scheduler.launched(plan)
-        self.scheduler.landed(plan)
+        self.scheduler.step_finished(plan)
         self.scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
             request.take(1)

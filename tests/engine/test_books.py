@@ -175,7 +175,7 @@ class Books:
     def read(self, plan: StepPlan) -> None:
         """Account for a step as the engine does."""
         scheduler = self.world.scheduler
-        scheduler.landed(plan)
+        scheduler.step_finished(plan)
         written = {request for request, _, _ in plan.writes}
         broken = [request for request in plan.requests if request in self.broken[plan.number] and request in written]
         if broken:

@@ -76,7 +76,7 @@ class World:
         return plan
 
     def _settle(self, plan: StepPlan) -> None:
-        self.scheduler.landed(plan)
+        self.scheduler.step_finished(plan)
         self.scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
             if request.finish is None:

@@ -237,7 +237,7 @@ class EngineCore:
             try:
                 self._masks.choose(plan)
             except StepError as failure:
-                self.scheduler.landed(plan)
+                self.scheduler.step_finished(plan)
                 return self._recover(plan, failure)
         self._in_flight = plan
         return []
@@ -247,7 +247,7 @@ class EngineCore:
         plan, self._in_flight = self._in_flight, None
         if plan is None:
             return []
-        self.scheduler.landed(plan)
+        self.scheduler.step_finished(plan)
         try:
             output = self.executor.read()
         except StepError as failure:

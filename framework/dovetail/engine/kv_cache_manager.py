@@ -210,7 +210,7 @@ class KVCacheManager:
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._paged)
 
-    def share(self, request: Request) -> None:
+    def cache_prefix(self, request: Request) -> None:
         """Give the tree the full pages that a prefilling request has computed, so that others find them."""
         if self._use_tree and request.node is not None:
             self._insert(request)

@@ -60,7 +60,7 @@ class LateMasks:
             self._decide()
         for request in late:
             if not request.undecided and request.row >= 0:
-                self.scheduler.decided(request)
+                self.scheduler.grammar_ready(request)
 
     def _late(self, plan: StepPlan) -> StepLate:
         """Fill the masks; those that are still undecided get no token."""

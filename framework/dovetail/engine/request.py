@@ -156,7 +156,7 @@ class Request:
         return len(self.ids) - self.computed_len
 
     @property
-    def is_sampled_out(self) -> bool:
+    def is_last_token_scheduled(self) -> bool:
         """Whether the last token that it may generate has been launched."""
         return self.num_sampled >= self.max_tokens
 

@@ -105,7 +105,7 @@ class Scheduler:
     def launched(self, plan: StepPlan) -> None:
         """A planned step is under way: its requests move on as far as can be said without its tokens.
 
-        The last token of an undecided request counts once `decided` is called; else it is computed again.
+        The last token of an undecided request counts once `grammar_ready` is called; else it is computed again.
         """
         self._in_flight.append(plan)
         self.pages.loaded()
@@ -120,16 +120,16 @@ class Scheduler:
             chunk.request.on_device = chunk.samples and not is_open
             chunk.request.num_sampled += chunk.request.on_device
             if not chunk.drafts:
-                self.pages.share(chunk.request)
+                self.pages.cache_prefix(chunk.request)
 
-    def decided(self, request: Request) -> None:
+    def grammar_ready(self, request: Request) -> None:
         """A request that was undecided when its step was launched is sampled in it after all."""
         request.computed_len += 1
         request.num_sampled += 1
         request.on_device = True
-        self.pages.share(request)
+        self.pages.cache_prefix(request)
 
-    def landed(self, plan: StepPlan) -> None:
+    def step_finished(self, plan: StepPlan) -> None:
         """A step's outcome has been read."""
         self._in_flight.remove(plan)
         for request in plan.requests:
@@ -147,7 +147,7 @@ class Scheduler:
         """Undo what a step wrote for `broken` requests, and what later steps made of it: it does not count.
 
         All of these requests go back to the queue, as far as they run, with what they had before; nothing was emitted
-        of what they lose, as steps are read in order. The step itself has landed, or was never under way.
+        of what they lose, as steps are read in order. The step itself has finished, or was never under way.
         """
         poisoned, victims = self._spread(plan, broken)
         for request in victims:
@@ -237,7 +237,7 @@ class Scheduler:
         """Running requests that decode, each with room for its next token; retracts until there is."""
         retracted: list[Request] = []
         while True:
-            ready = [r for r in self.running if r.on_device and not r.is_sampled_out]
+            ready = [r for r in self.running if r.on_device and not r.is_last_token_scheduled]
             decode = [r for r in ready if id(r) not in paused] if paused else ready
             growing = self.pages.growing(decode)
             if self.pages.make_room_to_grow(len(growing)):

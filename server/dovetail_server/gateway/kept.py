@@ -90,7 +90,7 @@ class KeptStream:
         self._num_bytes = 0
         self.lines = []
 
-    def last_words(self, why: str) -> bytes:
+    def final_events(self, why: str) -> bytes:
         """Return the end of a stream that cannot go on, in its own way."""
         from dovetail_server.errors import ServiceError
 

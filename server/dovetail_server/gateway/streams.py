@@ -141,7 +141,7 @@ class Stream:
 
     async def _give_up(self, why: str) -> None:
         """Tell the client in the stream's own way."""
-        await self.outlet.body(self.kept.last_words(why))
+        await self.outlet.body(self.kept.final_events(why))
 
 
 async def said(reply: aiohttp.ClientResponse) -> str:

@@ -326,7 +326,7 @@ class Stream:
                     self.kept.num_still += 1
                     if self.kept.name is None or self.kept.num_still > STILL:
                         logger.error("A stream of %s broke off: %s", self.served.names[0], error)
-                        await self._body(self.kept.last_words(f"the stream broke off: {error}"))
+                        await self._body(self.kept.final_events(f"the stream broke off: {error}"))
                         break
                     logger.warning("A stream of %s goes on with another replica: %s", self.served.names[0], error)
                     pieces = self._resumed()
