@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
-from dovetail_backends.triton.eight_bits import by_unit, quantised, unpacked
+from dovetail_backends.triton.eight_bits import by_unit, quantised, unpacked, unpacked_words
 from dovetail_backends.triton.kv import Scales, scale_arguments
 from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
 from dovetail_backends.triton.tiles import capped, load_pages, load_tile, merged, rotated, with_sinks
@@ -76,7 +76,7 @@ def _attend_tile(
 ):  # fmt: skip
     """Attend the tokens of a tile that are `inside`."""
     if SCALED:
-        keys, values = unpacked(keys, queries.dtype, E4M3), unpacked(values, queries.dtype, E4M3)
+        keys, values = unpacked_words(keys, queries.dtype, E4M3), unpacked_words(values, queries.dtype, E4M3)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     if SCALED:
         scores *= key_scales[None, :]

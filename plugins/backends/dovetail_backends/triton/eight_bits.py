@@ -49,6 +49,20 @@ INT8_FLOAT16: tl.constexpr = tl.constexpr(
 REGISTERS: tl.constexpr = tl.constexpr("=r,=r,r")
 
 
+def _by_word(asm: tl.constexpr) -> tl.constexpr:
+    """Of a word instead of four bytes, to four numbers instead of two pairs: the same instructions."""
+    lines = asm.value.strip().removeprefix("{").removesuffix("}")
+    lines = lines.replace("$0", "low").replace("$1", "high").replace("$2", "$4")
+    return tl.constexpr(f"{{ .reg .b32 low, high; {lines} mov.b32 {{$0, $1}}, low; mov.b32 {{$2, $3}}, high; }}")
+
+
+E4M3_BFLOAT16_WORDS: tl.constexpr = _by_word(E4M3_BFLOAT16)
+E4M3_FLOAT16_WORDS: tl.constexpr = _by_word(E4M3_FLOAT16)
+INT8_BFLOAT16_WORDS: tl.constexpr = _by_word(INT8_BFLOAT16)
+INT8_FLOAT16_WORDS: tl.constexpr = _by_word(INT8_FLOAT16)
+WORD_REGISTERS: tl.constexpr = tl.constexpr("=h,=h,=h,=h,r")
+
+
 @triton.jit
 def unpacked(numbers, dtype: tl.constexpr, E4M3: tl.constexpr):
     """Numbers of 8 bits, int8 or the bytes of e4m3, by `UNIT`, in `dtype`."""
@@ -66,6 +80,36 @@ def unpacked(numbers, dtype: tl.constexpr, E4M3: tl.constexpr):
     else:
         found = (numbers.to(tl.float32) * (1.0 / UNIT_INT8)).to(dtype)
     return found
+
+
+@triton.jit
+def _byte_of(words, AT: tl.constexpr, dtype: tl.constexpr, E4M3: tl.constexpr):
+    return unpacked(((words >> (8 * AT)) & 255).to(tl.int8), dtype, E4M3)
+
+
+@triton.jit
+def unpacked_words(words, dtype: tl.constexpr, E4M3: tl.constexpr):
+    """As `unpacked` for words of four numbers, `[R, W]` to `[R, 4 W]`.
+
+    What a loop carries from one round to the next should be words: bytes would get a register each.
+    """
+    if ASM and dtype == tl.bfloat16:
+        parts = tl.inline_asm_elementwise(
+            E4M3_BFLOAT16_WORDS if E4M3 else INT8_BFLOAT16_WORDS, WORD_REGISTERS, [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
+        )  # fmt: skip
+    elif ASM and dtype == tl.float16:
+        parts = tl.inline_asm_elementwise(
+            E4M3_FLOAT16_WORDS if E4M3 else INT8_FLOAT16_WORDS, WORD_REGISTERS, [words],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        parts = (
+            _byte_of(words, 0, dtype, E4M3), _byte_of(words, 1, dtype, E4M3),
+            _byte_of(words, 2, dtype, E4M3), _byte_of(words, 3, dtype, E4M3),
+        )  # fmt: skip
+    every = tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3]))
+    return tl.reshape(every, [words.shape[0], 4 * words.shape[1]])
 
 
 @triton.jit

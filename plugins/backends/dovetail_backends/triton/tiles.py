@@ -59,15 +59,21 @@ def load_tile(
 ):  # fmt: skip
     """Keys and values of a tile's tokens that are within `first … end - 1`, `[BLOCK_N, BLOCK_D]`, and their scales.
 
-    These are by their unit, `[BLOCK_N]` each, or 1 without SCALED.
+    These are by their unit, `[BLOCK_N]` each, or 1 without SCALED. With it, four numbers are a word, int32
+    `[BLOCK_N, BLOCK_D / 4]`; strides are those of numbers.
     """
-    d = tl.arange(0, BLOCK_D)
+    PER_WORD: tl.constexpr = 4 if SCALED else 1
+    d = tl.arange(0, BLOCK_D // PER_WORD)
     places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (places < end) & (places >= first)
-    base = kv + pages.to(tl.int64) * stride_page + (places % P) * stride_token + head * stride_head
-    mask = inside[:, None] & (d < D)[None, :]
-    keys = tl.load(base[:, None] + d[None, :], mask=mask, other=0.0)
-    values = tl.load(base[:, None] + stride_half + d[None, :], mask=mask, other=0.0)
+    source = kv
+    if SCALED:
+        source = kv.to(tl.pointer_type(tl.int32))
+    of_token = (places % P) * (stride_token // PER_WORD) + head * (stride_head // PER_WORD)
+    base = source + pages.to(tl.int64) * (stride_page // PER_WORD) + of_token
+    mask = inside[:, None] & (d < D // PER_WORD)[None, :]
+    keys = tl.load(base[:, None] + d[None, :], mask=mask, other=0)
+    values = tl.load(base[:, None] + stride_half // PER_WORD + d[None, :], mask=mask, other=0)
     key_scales, value_scales = 1.0, 1.0
     if SCALED:
         at = pages.to(tl.int64) * stride_scale_page + (places % P) * stride_scale_token + head
