@@ -10,6 +10,7 @@ import argparse
 import itertools
 import statistics
 import sys
+import time
 from typing import Any
 
 import torch
@@ -92,18 +93,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loads", nargs="+", default=LOADS)
     parser.add_argument("--cache-dtype", choices=["bfloat16", "int8", "float8_e4m3fn"], default="bfloat16")
+    parser.add_argument("--seconds", type=float, default=90, help="for all loads; the tile in use is always timed")
     args = parser.parse_args()
-    for text in args.loads:
+    until = time.perf_counter() + args.seconds
+    for place, text in enumerate(args.loads):
+        limit = time.perf_counter() + (until - time.perf_counter()) / (len(args.loads) - place)
         load = tuple(int(part) for part in text.split("x"))
         num, length, kv_heads, _, dim = load
         made = make(*load, getattr(torch, args.cache_dtype))
         now = choose_shape(num, kv_heads, dim)
         splits = sorted({1, 2, 4, now.splits, max(1, now.splits // 2), min(64, 2 * now.splits)})
-        found = []
+        found = [(took_us(load, now, made), now)]
         for parts, block_n, warps in itertools.product(splits, (16, 32, 64, 128), (1, 2, 4, 8)):
             if block_n * dim // warps > 4096 or block_n * dim // warps < 512 or parts > 4 * now.splits:
                 continue
             shape = Shape(parts, block_n, warps)
+            if shape == now or time.perf_counter() > limit:
+                continue
             try:
                 found.append((took_us(load, shape, made), shape))
             except RuntimeError as error:
@@ -119,8 +125,8 @@ def main() -> int:
             f"{took:.1f} {s.splits}/{s.block_n}/{s.warps}" for took, s in sorted(found, key=lambda f: f[0])[:4]
         )
         print(
-            f"{text}: floor {bytes_ / 4.3e6:.1f} us, now {took_us(load, now, made):.1f} "
-            f"{now.splits}/{now.block_n}/{now.warps}, best (splits/tokens/warps) {best}", flush=True,
+            f"{text}: floor {bytes_ / 4.3e6:.1f} us, now {found[0][0]:.1f} "
+            f"{now.splits}/{now.block_n}/{now.warps}, best of {len(found)} (splits/tokens/warps) {best}", flush=True,
         )  # fmt: skip
     return 0
 

@@ -1,20 +1,24 @@
 """How fast experts with packed weights are: `python tests/bench/quant_experts.py [--tokens 1 64 …] [--seconds 40]`.
 
-Needs a GPU. For gpt-oss-20b's experts in mxfp4 and Qwen3-30B-A3B's in fp8, with ids drawn at random: microseconds a
-layer with the usual tiles and the best of some others, the share of the copy bandwidth that the experts which are read
-would take, the error against written-out weights, and what these take in bfloat16.
+Needs a GPU. What is to be measured is compiled before, by several processes, which takes about as long again. For
+gpt-oss-20b's experts in mxfp4 and Qwen3-30B-A3B's in fp8, with ids drawn at random: microseconds a layer with the usual
+tiles and the best of some others, the share of the copy bandwidth that the experts which are read would take, the error
+against written-out weights, and what these take in bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from quant_products import BANDWIDTH, CACHE_BYTES, FORMS, drawn, graph_us, relative
+from quant_products import BANDWIDTH, CACHE_BYTES, FORMS, PROCESSES, drawn, graph_us, relative
 
 from dovetail.layers.ops.experts import ExpertWeights, gated_experts
 from dovetail.layers.ops.packed_experts import (
@@ -28,6 +32,8 @@ from dovetail.layers.ops.packed_experts import (
 from dovetail.layers.ops.packed_weight import PackedWeight, stacked
 from dovetail.layers.ops.packed_write import written
 
+DRAWS = 6
+"""Choices of experts that a graph goes through."""
 MODELS: dict[str, tuple[str, int, int, int, int, Any]] = {
     "gpt-oss-20b": ("mxfp4", 32, 4, 2880, 2880, "clamped_silu_and_mul"),
     "Qwen3-30B-A3B": ("fp8-blocks", 128, 8, 2048, 768, "silu_and_mul"),
@@ -87,51 +93,100 @@ def ways(weights: PackedExpertWeights, kind: str, num_slots: int) -> list[Any]:
     return found
 
 
+def layers_of(name: str, copies: int) -> list[PackedExpertWeights]:
+    """So many layers of a model."""
+    kind, num, _, hidden, inner, act = MODELS[name]
+    return [PackedExpertWeights(*experts(kind, num, hidden, inner), None, None, 0, act, False) for _ in range(copies)]
+
+
+def drawn_tokens(name: str, tokens: int, draws: int) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """Tokens, experts that are chosen for them in each draw, and shares."""
+    _, num, top_k, hidden, _, _ = MODELS[name]
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    ids = [torch.rand(tokens, num, device="cuda").topk(top_k).indices for _ in range(draws)]
+    return x, ids, torch.full((tokens, top_k), 1 / top_k, device="cuda", dtype=torch.bfloat16)
+
+
+def is_too_large(error: Exception) -> bool:
+    """Whether a tile does not fit into shared memory."""
+    return "out of resource" in str(error)
+
+
+def compile_share(args: argparse.Namespace) -> None:
+    """Run each way of one share once."""
+    index, count = args.compile
+    place = 0
+    for name in args.models:
+        layer = layers_of(name, 1)[0]
+        for tokens in args.tokens:
+            x, ids, shares = drawn_tokens(name, tokens, 1)
+            for way in ways(layer, MODELS[name][0], ids[0].numel()):
+                place += 1
+                if place % count == index:
+                    try:
+                        packed_gated_experts(x, ids[0], shares, layer, x, **way)
+                    except Exception as error:
+                        if not is_too_large(error):
+                            raise
+    torch.cuda.synchronize()
+
+
+def timed(args: argparse.Namespace, name: str, layers: list[PackedExpertWeights]) -> Iterator[str]:
+    """A line for each number of tokens, within a model's share of the time."""
+    kind, num, _, _, _, act = MODELS[name]
+    until = time.perf_counter() + args.seconds / len(args.models)
+    layer_bytes = layers[0].gate_up.num_bytes + layers[0].down.num_bytes
+    plain = ExpertWeights(plain_of(layers[0].gate_up), plain_of(layers[0].down), None, None, 0, act, False)
+    for place, tokens in enumerate(args.tokens):
+        x, ids, shares = drawn_tokens(name, tokens, DRAWS)
+
+        def run(x: Any = x, ids: Any = ids, shares: Any = shares, **way: Any) -> None:
+            for at, one in enumerate(ids):
+                packed_gated_experts(x, one, shares, layers[at % len(layers)], x, **way)
+
+        times: list[tuple[float, Any]] = []
+        limit = time.perf_counter() + (until - time.perf_counter()) / (len(args.tokens) - place)
+        for way in ways(layers[0], kind, ids[0].numel()):
+            if time.perf_counter() > limit and len(times) > 1:
+                break
+            try:
+                times.append((graph_us(partial(run, **way)) / len(ids), way))
+            except Exception as error:
+                if not is_too_large(error):
+                    raise
+        usual, best = times[0], min(times, key=lambda one: one[0])
+        written_us = next((took for took, way in times if way.get("is_written")), float("nan"))
+        bf16 = graph_us(lambda: [gated_experts(x, one, shares, plain, x) for one in ids]) / len(ids)  # noqa: B023
+        want = gated_experts(x, ids[0], shares, plain, torch.zeros_like(x))
+        found = packed_gated_experts(x, ids[0], shares, layers[0], torch.zeros_like(x))
+        read = sum(len(one.unique()) for one in ids) / len(ids) / num * layer_bytes
+        yield (
+            f"{name} {kind} {tokens} tokens: usual {usual[0]:.1f} us, written {written_us:.1f}, best {best[0]:.1f} "
+            f"({read / BANDWIDTH * 1e6 / best[0]:.0%}), bf16 {bf16:.1f}, error {relative(found, want):.0e}, "
+            f"{len(times)} tried, {best[1]}"
+        )
+
+
 def main() -> None:
-    """Measure, and print a line each."""
+    """Compile, then measure, and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", nargs="*", type=int, default=[1, 8, 64, 1024])
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("--compile", nargs=2, type=int, help="which share of how many, for a process of this script")
     args = parser.parse_args()
-    for name, (kind, num, top_k, hidden, inner, act) in MODELS.items():
-        until = time.perf_counter() + args.seconds / len(MODELS)
-        made = [experts(kind, num, hidden, inner)]
-        layer_bytes = sum(one.num_bytes for one in made[0])
-        made += [experts(kind, num, hidden, inner) for _ in range(CACHE_BYTES // layer_bytes)]
-        layers = [PackedExpertWeights(*one, None, None, 0, act, False) for one in made]
-        plain = ExpertWeights(*(plain_of(one) for one in made[0]), None, None, 0, act, False)
-        for tokens in args.tokens:
-            x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
-            ids = [torch.rand(tokens, num, device="cuda").topk(top_k).indices for _ in range(6)]
-            shares = torch.full((tokens, top_k), 1 / top_k, device="cuda", dtype=torch.bfloat16)
-
-            def run(x: Any = x, ids: Any = ids, shares: Any = shares, **way: Any) -> None:
-                for place, one in enumerate(ids):
-                    of = layers[place % len(layers)]  # noqa: B023 - called at once
-                    packed_gated_experts(x, one, shares, of, x, **way)
-
-            times: list[tuple[float, Any]] = []
-            limit = time.perf_counter() + (until - time.perf_counter()) / (len(args.tokens) - args.tokens.index(tokens))
-            for way in ways(layers[0], kind, tokens * top_k):
-                if time.perf_counter() > limit and len(times) > 1:
-                    break
-                try:
-                    times.append((graph_us(partial(run, **way)) / len(ids), way))
-                except Exception as error:
-                    if "out of resource" not in str(error):
-                        raise
-            usual, best = times[0], min(times, key=lambda one: one[0])
-            written_us = times[1][0]
-            bf16 = graph_us(lambda: [gated_experts(x, one, shares, plain, x) for one in ids]) / len(ids)  # noqa: B023
-            want = gated_experts(x, ids[0], shares, plain, torch.zeros_like(x))
-            found = packed_gated_experts(x, ids[0], shares, layers[0], torch.zeros_like(x))
-            read = sum(len(one.unique()) for one in ids) / len(ids) / num * layer_bytes
-            print(
-                f"{name} {kind} {tokens} tokens: usual {usual[0]:.1f} us, written {written_us:.1f}, best {best[0]:.1f} "
-                f"({read / BANDWIDTH * 1e6 / best[0]:.0%}), bf16 {bf16:.1f}, error {relative(found, want):.0e}, "
-                f"{best[1]}",
-                flush=True,
-            )
+    if args.compile:
+        return compile_share(args)
+    begin = time.perf_counter()
+    shares = [[sys.executable, *sys.argv, "--compile", str(index), str(PROCESSES)] for index in range(PROCESSES)]
+    codes = [process.wait() for process in [subprocess.Popen(share) for share in shares]]
+    print(f"compiled in {time.perf_counter() - begin:.0f} s {[code for code in codes if code]}", flush=True)
+    for name in args.models:
+        first = layers_of(name, 1)
+        layer_bytes = first[0].gate_up.num_bytes + first[0].down.num_bytes
+        for line in timed(args, name, [*first, *layers_of(name, CACHE_BYTES // layer_bytes)]):
+            print(line, flush=True)
+    return None
 
 
 if __name__ == "__main__":

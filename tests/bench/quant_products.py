@@ -48,6 +48,8 @@ FORMS: dict[str, Form] = {
     "mxfp4": Mxfp4(),
 }
 CACHE_BYTES = 150 << 20
+CHECKED = ((74, 640), (1000, 1152), (300, 4096))
+"""Outputs and inputs of the weights that are compared with their reference."""
 PROCESSES = 12
 
 
@@ -151,7 +153,7 @@ def relative(found: Tensor, want: Tensor) -> float:
 def check(kind: str) -> None:
     """Compare a kind with its reference, at sizes off the tiles, with zero and extreme scales."""
     form, worst = FORMS[kind], 0.0
-    for n, k in ((74, 640), (1000, 1152), (300, 4096)):
+    for n, k in CHECKED:
         weight = torch.randn(n, k, device="cuda") * torch.logspace(-9, 2, n, device="cuda")[:, None]
         weight[3] = 0
         made, want = packed(form, weight)

@@ -18,6 +18,7 @@ from skinny import step_us
 
 from dovetail.testing.engine import make_core
 
+DEVICE = "cuda"
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -43,13 +44,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ways", nargs="*", default=["none", "fp8", "int4"])
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 16, 64])
+    parser.add_argument("--seconds", type=float, default=240, help="no further way is started after so long")
     args = parser.parse_args()
+    until = time.perf_counter() + args.seconds
     for way in args.ways:
         begin = time.perf_counter()
+        if begin > until:
+            print(f"{way}: no time left")
+            continue
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
             settings: dict[str, Any] = {"quantization": way} if way != "none" else {}
-            settings |= {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "max_total_tokens": 20_000}
+            settings |= {"device": DEVICE, "dtype": "bfloat16", "load_format": "dummy", "max_total_tokens": 20_000}
             core = make_core(Path(folder), **settings, max_running_requests=max(args.rows))
         took = time.perf_counter() - begin
         times = {rows: step_us(core, rows) for rows in args.rows}
