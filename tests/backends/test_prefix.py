@@ -60,6 +60,8 @@ CASES: list[tuple[dict[str, Any], tuple[int, list[int]]]] = [
     ({**behind(3, 200), "num_qo_heads": 2, "page_size": 3}, (4, [192])),
     ({**behind(3, 130), "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 80, "sinks": True}, (4, [128])),
     ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 96}, (4, [128])),
+    ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 24}, (4, [128])),
+    ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 184, "sinks": True}, (4, [128])),
     ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 256, "sinks": True}, (4, [128])),
 ]
 

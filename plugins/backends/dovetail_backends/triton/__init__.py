@@ -27,7 +27,7 @@ class TritonBackend(AttentionBackend):
     caps = AttentionCaps(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"bfloat16", "float16", "float32"}),
-        head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
+        head_dims=frozenset(range(8, 257, 8)),
         graph="mixed",
         sliding_window=True,
         chunked=True,
