@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from fake_fa3 import FakeFA3
+from fake_fa3 import FakeFA3, FakeVllm
 
 from dovetail.contracts.attention import Phase
 from dovetail.errors import UnsupportedError
@@ -18,8 +19,9 @@ from dovetail.plugins.plan import candidates
 from dovetail.testing.conformance.attention import AttentionBackendConformance
 from dovetail.testing.conformance.attention_cases import DECODE, MIXED, PREFILL
 from dovetail.testing.conformance.attention_world import Case, compare, make_backend, make_world, verify
-from dovetail_backends import fa3
-from dovetail_backends.fa3 import FlashAttention3Backend, find_kernel
+from dovetail_backends import fa3, fa3_builds
+from dovetail_backends.fa3 import FlashAttention3Backend
+from dovetail_backends.fa3_builds import UpstreamBuild, VllmBuild, find_build
 from dovetail_backends.triton.kv import write_kv
 
 CPU = torch.device("cpu")
@@ -53,6 +55,70 @@ class TestFlashAttention3(AttentionBackendConformance):
 
     plugin_class: ClassVar[Any] = OnCpu
     page_sizes: ClassVar[tuple[int, ...]] = (3, 16)
+
+
+class OverVllm(OnCpu):
+    """The backend over the operators of vLLM's library."""
+
+
+class TestFlashAttention3OfVllm(AttentionBackendConformance):
+    """The kit over operators that take packed queries only, want every argument, and check their schedule."""
+
+    plugin_class: ClassVar[Any] = OverVllm
+    page_sizes: ClassVar[tuple[int, ...]] = (3, 16)
+
+    @pytest.fixture(autouse=True)
+    def vllm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Find vLLM's library."""
+        monkeypatch.setattr(fa3, "find_build", of_vllm)
+
+
+def of_vllm(**changes: dict[str, bool]) -> VllmBuild:
+    """Return the build over a stand-in, its arguments changed."""
+    fake = FakeVllm()
+    arguments = {"fwd": fake.fwd_arguments, "plan": fake.plan_arguments} | changes
+    return VllmBuild(fake.fwd, fake.get_scheduler_metadata, (arguments["fwd"], arguments["plan"]))
+
+
+def test_a_step_is_scheduled_once_for_layers_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of one window share a schedule; the next step has one of its own."""
+    fake = FakeVllm()
+    build = VllmBuild(fake.fwd, fake.get_scheduler_metadata, (fake.fwd_arguments, fake.plan_arguments))
+    monkeypatch.setattr(fa3, "find_build", lambda: build)
+    world = make_world(replace(HALF, lengths=DECODE), CPU)
+    backend = make_backend(OnCpu, world)
+    fake.plans.clear()
+    world.run(backend)
+    for window in (None, 5, 5, None):
+        world.layer = replace(world.layer, sliding_window=window)
+        world.attend(backend)
+    assert [plan["window_size_left"] for plan in fake.plans] == [-1, 4]
+    world.run(backend)
+    assert len(fake.plans) == 3
+
+
+def test_operators_of_another_version_are_refused() -> None:
+    """What an operator wants and nobody knows, or no longer takes, is named: nothing is guessed."""
+    with pytest.raises(ValueError, match="wants mask; it is another version"):
+        of_vllm(fwd=FakeVllm.fwd_arguments | {"mask": False})
+    assert of_vllm(fwd=FakeVllm.fwd_arguments | {"mask": True}) is not None
+    without = {name: value for name, value in FakeVllm.plan_arguments.items() if name != "num_splits"}
+    with pytest.raises(ValueError, match="does not take num_splits"):
+        of_vllm(plan=without)
+
+
+def test_a_library_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """vLLM's library is found without importing vLLM; why it cannot be loaded is part of the refusal."""
+    monkeypatch.delitem(sys.modules, "flash_attn_interface")
+    folder = tmp_path / "vllm" / "vllm_flash_attn"
+    folder.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "vllm" not in str(find_build()).partition(";")[0]
+    (folder / "_vllm_fa3_C.abi3.so").write_bytes(b"nothing")
+    why = str(find_build())
+    assert "vllm.vllm_flash_attn: OSError" in why
+    assert "imported" not in why
 
 
 def test_splits_are_always_given(fake: FakeFA3) -> None:
@@ -92,6 +158,40 @@ def test_a_replayed_step_reads_the_new_lengths() -> None:
     compare(shorter, world.attend(backend), OnCpu, "replayed")
 
 
+def test_what_graphs_read_stays_where_it_is() -> None:
+    """A later step of more rows than any graph has moves nothing that a graph reads."""
+    world = make_world(replace(HALF, lengths=DECODE), CPU)
+    backend: Any = make_backend(OnCpu, world)
+    num = len(DECODE)
+    backend.init_graph_state(num, num)
+    backend.plan(world.batch, Phase.CAPTURE)
+    backend.plan_in_graph(world.batch)
+    captured = backend._singles
+    more = make_world(replace(HALF, lengths=[*DECODE, *DECODE]), CPU, 3)
+    backend.plan(more.batch, Phase.EAGER)
+    backend.plan_in_graph(more.batch)
+    assert backend._singles.tolist() == list(range(2 * num + 1))
+    backend.plan_in_graph(world.batch)
+    assert backend._singles.data_ptr() == captured.data_ptr()
+    assert captured.tolist() == list(range(num + 1))
+
+
+def test_a_build_without_soft_caps_is_refused_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check at the start asks for what the layers need, so weights are not read in vain."""
+
+    class NoCaps(FakeFA3):
+        def flash_attn_with_kvcache(self, *args: Any, softcap: float = 0.0, **given: Any) -> Any:
+            if softcap:
+                raise RuntimeError("This flash attention build does not support tanh softcapping.")
+            return super().flash_attn_with_kvcache(*args, **given)
+
+    fake = NoCaps()
+    monkeypatch.setattr(fa3, "find_build", lambda: UpstreamBuild(fake.flash_attn_with_kvcache))
+    make_backend(OnCpu, make_world(HALF, CPU))
+    with pytest.raises(AssertionError, match="support tanh softcapping"):
+        make_backend(OnCpu, make_world(replace(HALF, soft_cap=20.0), CPU))
+
+
 def test_lengths_of_the_engine_are_int64_and_the_kernels_int32() -> None:
     """Lengths come in either width."""
     world = make_world(HALF, CPU)
@@ -121,12 +221,14 @@ def test_a_kernel_that_takes_out_writes_there(monkeypatch: pytest.MonkeyPatch) -
 
     def with_out(*args: Any, out: torch.Tensor | None = None, page_table: Any = None, cache_seqlens: Any = None,
                  cu_seqlens_q: Any = None, max_seqlen_q: Any = None, softmax_scale: Any = None,
-                 window_size: Any = (-1, -1), num_splits: int = 0, causal: bool = False) -> torch.Tensor:  # fmt: skip
-        found = inner.flash_attn_with_kvcache(
+                 window_size: Any = (-1, -1), num_splits: int = 0, causal: bool = False, softcap: float = 0.0,
+                 return_softmax_lse: bool = False) -> Any:  # fmt: skip
+        found, lse = inner.flash_attn_with_kvcache(
             *args, page_table=page_table, cache_seqlens=cache_seqlens, cu_seqlens_q=cu_seqlens_q, causal=causal,
             max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, window_size=window_size, num_splits=num_splits,
+            softcap=softcap, return_softmax_lse=return_softmax_lse,
         )  # fmt: skip
-        return found if out is None else out.copy_(found)
+        return found if out is None else out.copy_(found), lse
 
     module: Any = SimpleNamespace(flash_attn_with_kvcache=with_out)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
@@ -148,9 +250,9 @@ def test_a_build_that_does_not_load_or_fit_is_told(monkeypatch: pytest.MonkeyPat
     """A module that raises, lacks the function, or is FlashAttention-2 is named with its problem."""
     old: Any = SimpleNamespace(flash_attn_with_kvcache=lambda q, k_cache, v_cache, block_table=None: q)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", old)
-    assert "flash_attn_interface does not take page_table, cache_seqlens" in str(find_kernel())
+    assert "flash_attn_interface: it does not take page_table, cache_seqlens" in str(find_build())
     monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
-    assert "flash_attn_interface: AttributeError" in str(find_kernel())
+    assert "flash_attn_interface: AttributeError" in str(find_build())
 
 
 def test_the_hub_kernel_is_taken_from_the_cache_alone(fake: FakeFA3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +270,11 @@ def test_the_hub_kernel_is_taken_from_the_cache_alone(fake: FakeFA3, monkeypatch
 
     before = constants.HF_HUB_OFFLINE
     monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=get_kernel))  # type: ignore[arg-type]
-    assert find_kernel() == fake.flash_attn_with_kvcache
-    assert seen == [(fa3.HUB_REPO, 1, True)]
-    assert "not in the cache" in str(find_kernel())
+    found = find_build()
+    assert isinstance(found, UpstreamBuild)
+    assert found.function == fake.flash_attn_with_kvcache
+    assert seen == [(fa3_builds.HUB_REPO, 1, True)]
+    assert "not in the cache" in str(find_build())
     assert before == constants.HF_HUB_OFFLINE
 
 
@@ -180,13 +284,6 @@ def test_other_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     why = FlashAttention3Backend.why_not(HALF.config(), torch.device("cuda"), torch.float16, 16)
     assert why is not None
     assert why.startswith("compute capability 12.0 is not supported")
-
-
-def test_sinks_are_refused() -> None:
-    """A layer with attention sinks is an error, not a wrong result."""
-    world = make_world(replace(HALF, sinks=True), CPU)
-    with pytest.raises(UnsupportedError, match="sinks"):
-        world.run(make_backend(OnCpu, world))
 
 
 def test_it_is_chosen_by_name_only() -> None:
