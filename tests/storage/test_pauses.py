@@ -89,8 +89,11 @@ def steps_of(pair: Pair, work: Callable[[], Any]) -> list[tuple[str, int]]:
     return wanted if TAKES_ALL else wanted[:: max(1, len(wanted) // CI_STEPS)]
 
 
-def stop(pair: Pair, site: str, occurrence: int, work: Callable[[Pair], str]) -> str:
+def stop(pair: Pair, site: str, occurrence: int, work: Callable[[Pair], str], patience: float = 1.0) -> str:
     """Stop the victim at a step of a piece of work, let the survivor end the batch, wake the victim, and look.
+
+    `patience` multiplies how long is waited for what need not come: 1 where many steps are tried, more where one
+    outcome alone is right.
 
     Returns:
         `missed` where the step did not come, `in a request` where it is one of an upload, `locked` where it is one of a
@@ -101,12 +104,13 @@ def stop(pair: Pair, site: str, occurrence: int, work: Callable[[Pair], str]) ->
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work, pair)
         becomes(lambda: working.done() or pair.victim.is_stopped, 10.0)
-        is_stopped = becomes(lambda: pair.victim.is_stopped, 0.7)
+        is_stopped = becomes(lambda: pair.victim.is_stopped, 0.7 * patience)
         pair.let_survivor_work(True)
         found = "missed"
-        if is_stopped and becomes(working.done, 0.3):
-            has_ended = becomes(lambda: pair.survivor.api.batch(working.result())["status"] in ENDED, 1.5)
-            found = str(pair.survivor.api.batch(working.result())["status"]) if has_ended else "locked"
+        if is_stopped and becomes(working.done, 0.3 * patience):
+            batch_id = working.result()
+            has_ended = becomes(lambda: pair.survivor.api.batch(batch_id)["status"] in ENDED, 1.5 * patience)
+            found = str(pair.survivor.api.batch(batch_id)["status"]) if has_ended else "locked"
         elif is_stopped:
             found = "in a request"
         pair.victim.go_on()
