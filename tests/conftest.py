@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import inspect
 import logging
@@ -36,11 +37,35 @@ LIGHT = {"DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}
 """Environment of servers that are asked for no grammar and no large body: a third of a start's processor time."""
 
 
+STDERR = pytest.StashKey[int]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keep servers that are told no folder out of the data of whoever runs the tests; see `own_data` for each file."""
     folder = tempfile.TemporaryDirectory(prefix="dovetail-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_DATA_HOME"] = folder.name
+    config.stash[STDERR] = os.dup(2)  # capturing has not begun
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Bound the teardown, too: pytest disarms its own timer when a test fails, be it for being late."""
+    end_when_stuck(item.config)
+    return (yield)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Bound what comes after the last test, to the end of the process."""
+    end_when_stuck(session.config)
+
+
+def end_when_stuck(config: pytest.Config) -> None:
+    """Show all threads and end this process if it gets no further within pytest's own limit for a test."""
+    limit = config.getini("faulthandler_timeout")
+    if limit:
+        faulthandler.dump_traceback_later(float(limit), exit=True, file=config.stash[STDERR])
 
 
 @pytest.fixture(autouse=True, scope="module")
