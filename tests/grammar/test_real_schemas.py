@@ -78,10 +78,7 @@ def test_what_is_enforced_is_what_conforms(backends: dict[str, GrammarBackend], 
     assert all(judge.is_valid(json.loads(each)) for each in right)
     assert not any(judge.is_valid(json.loads(each)) for each in wrong)
     assert [each for each in right if not accepts(each)] == []
-    if name != "texts whose beginnings may be nothing":
-        assert (level, [each for each in wrong if accepts(each)]) == ("full", [])
-    else:
-        assert level == "approximate"
+    assert (level, [each for each in wrong if accepts(each)]) == ("full", [])
 
 
 @pytest.mark.parametrize(

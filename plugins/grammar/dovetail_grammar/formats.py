@@ -44,6 +44,18 @@ _TIME = (
     rf"{_HOUR}:{_MINUTE}:{_MINUTE}(?:\.[0-9]+)?(?:[Zz]|[+-]{_HOUR}:{_MINUTE})"
     r"|23:59:60(?:\.[0-9]+)?(?:[Zz]|[+-]00:00)"
 )
+_ESCAPE = r"\\[dDsSwWnrt.*+?^$|()\[\]{}\\/]"
+_CLASS = rf"\[\^?(?:[A-Za-z0-9_ .,:;@#%=+*?$!<>/\"'(){{}}{_SCRIPTS}]|a-z|A-Z|0-9|{_ESCAPE})+-?\]"
+_COUNT = r"(?:[*+?]|\{(?:[0-9]{1,2},?|[01],[1-9]|[0-9],[1-9][0-9])\})\??"
+_ATOM = rf"(?:[A-Za-z0-9_ .,:;@#%=!<>/\"'&~`{_SCRIPTS}-]|{_ESCAPE}|{_CLASS})"
+
+
+def _expression(depth: int) -> str:
+    """Expressions that ECMAScript, Python, Perl and Rust read alike, with groups so deep within each other."""
+    group = rf"|\((?:\?:)?{_expression(depth - 1)}\)" if depth else ""
+    return rf"(?:(?:{_ATOM}{group})(?:{_COUNT})?|[|^$])*"
+
+
 PATTERNS = {
     "date-time": f"^(?:{_DATE})[Tt](?:{_TIME})$",
     "time": f"^(?:{_TIME})$",
@@ -56,8 +68,7 @@ PATTERNS = {
     "iri-reference": _reference("\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", absolute=False),
     "json-pointer": "^(?:/(?:[^/~]|~[01])*)*$",
     "relative-json-pointer": "^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^/~]|~[01])*)*)$",
+    "regex": f"^{_expression(2)}$",
     "uri-reference": _reference("", absolute=False),
     "uri-template": rf"^(?:[!#$&()*+,./0-9:;=?@A-Z\[\]_a-z~-]|{_HEX}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
 }
-UNENFORCED = frozenset(["regex"])
-"""Formats that JSON Schema defines and nobody here enforces. All others are annotations."""

@@ -17,10 +17,9 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.schema import escape
-from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
+from dovetail_grammar.formats import FORMATS, PATTERNS
 from dovetail_grammar.gbnf import UnreadableError
-from dovetail_grammar.lookaround import without_lookaround, without_lookaround_in_one
-from dovetail_grammar.patterns import is_leaky, is_unreadable, readable, tightened
+from dovetail_grammar.patterns import is_leaky, is_unreadable, rewritten, tightened
 
 REFUSED = frozenset(
     [
@@ -69,6 +68,8 @@ _EXCLUSIVE: dict[str, tuple[str, int, Callable[[float, float], float]]] = {
     "exclusiveMinimum": ("minimum", 1, max),
     "exclusiveMaximum": ("maximum", -1, min),
 }
+MAX_WORK = 40_000
+"""What expressions of one schema may take to be written anew (`expressions.terms`): about 0.3 s."""
 EXACT = 2**53
 """Whole numbers up to this one are all floats."""
 _FURTHER = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
@@ -93,6 +94,7 @@ class SchemaWalk:
         self._ignored: list[str] = []
         self._refused: list[str] = []
         self._annotations: list[str] = []
+        self._work = 0
         self._needs_escapes = needs_escapes(source)
         self._nodes = schema.nodes(source)
 
@@ -113,18 +115,17 @@ class SchemaWalk:
         if key in REFUSED or (key in ("const", "enum") and is_inexact(node[key])):
             self._refuse(where)
         elif key == "pattern":
-            self._pattern(where, *(without_lookaround(node[key]) or [node[key]]))
+            self._pattern(where, node[key])
         elif key == "patternProperties":
             for pattern in node[key]:
-                said = without_lookaround_in_one(pattern)
-                self._pattern(f"{where}/{escape(pattern)}", said, is_exact=_is_open_beside(node))
+                self._pattern(f"{where}/{escape(pattern)}", pattern, in_one=True, is_exact=_is_open_beside(node))
         elif key in ("minProperties", "maxProperties"):
             self._count(where, key, node)
         elif key in _BOUNDS:
             if _is_too_far(key, node):
                 self._refuse(where)
         elif key == "format" and node[key] not in FORMATS and node[key] not in PATTERNS:
-            (self._refuse if node[key] in UNENFORCED else self._annotations.append)(where)
+            self._annotations.append(where)
 
     def _count(self, where: str, key: str, node: Mapping[str, Any]) -> None:
         """Counts are refused where a property may be missing; a repeated key that is not listed counts twice."""
@@ -134,11 +135,12 @@ class SchemaWalk:
         elif key == "minProperties" and node[key] - len(required) > 1 and node.get("additionalProperties") is not False:
             self._ignored.append(where)
 
-    def _pattern(self, where: str, *patterns: str, is_exact: bool = False) -> None:
-        known = [readable(pattern) for pattern in patterns]
-        if any(map(is_unreadable, known)):
+    def _pattern(self, where: str, pattern: str, *, in_one: bool = False, is_exact: bool = False) -> None:
+        said, work = rewritten(pattern, in_one=in_one, is_exact=is_exact)
+        self._work += work
+        if any(map(is_unreadable, said)) or self._work > MAX_WORK:
             self._refuse(where)
-        elif any(is_leaky(pattern if is_exact else tightened(pattern)) for pattern in known):
+        elif any(is_leaky(part if is_exact else tightened(part)) for part in said):
             self._ignored.append(where)
 
     def _refuse(self, where: str) -> None:
@@ -314,13 +316,14 @@ def _rewrite(made: dict[str, Any], root: Mapping[str, Any]) -> None:
             made[key] = _inside(bound, further)
     also: list[Any] = []
     if isinstance(made.get("pattern"), str):
-        first, *others = without_lookaround(made["pattern"]) or [made["pattern"]]
-        made["pattern"] = tightened(readable(first))
-        also += ({"pattern": tightened(readable(other))} for other in others)
+        first, *others = map(tightened, rewritten(made["pattern"]).parts)
+        made["pattern"] = first
+        also += ({"pattern": other} for other in others)
     if "patternProperties" in made:
-        write = str if _is_open_beside(root) else tightened
+        is_exact = _is_open_beside(root)
+        write = str if is_exact else tightened
         made["patternProperties"] = _renamed(
-            made["patternProperties"], lambda name: write(readable(without_lookaround_in_one(name)))
+            made["patternProperties"], lambda name: write(rewritten(name, in_one=True, is_exact=is_exact).parts[0])
         )
     named = made.pop("format", None)
     if named in FORMATS:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
+
+from dovetail.grammar.spec.expressions import RARE, plainly
 
 _UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
@@ -18,6 +21,7 @@ _SPACES = r" \t\r\n\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _DASH = re.compile(r"(\\[wdsWDS])-(?!\])")
 _OPAQUE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 """An escape, or a class."""
+_TOKENS = re.compile(rf"{_OPAQUE.pattern}|[()|]", re.DOTALL)
 _NAMED = re.compile(rf"{_OPAQUE.pattern}|\(\?<[A-Za-z_$][A-Za-z0-9_$]*>", re.DOTALL)
 _IN_CLASS = re.compile(r"\\.|\[|&&|~~", re.DOTALL)
 _ESCAPES = {"[": r"\[", "&&": r"\&\&", "~~": r"\~\~"}
@@ -44,6 +48,34 @@ def readable(pattern: str) -> str:
         return body[:start] + _IN_CLASS.sub(lambda part: _ESCAPES.get(part[0], part[0]), body[start:-1]) + "]"
 
     return _NAMED.sub(one, pattern) if "[" in pattern or "(?<" in pattern else pattern
+
+
+class Rewritten(NamedTuple):
+    """What a pattern says.
+
+    Attributes:
+        parts: Patterns that together say so, all of which a text must match.
+        work: What finding them took.
+    """
+
+    parts: tuple[str, ...]
+    work: int
+
+
+def rewritten(pattern: str, *, in_one: bool = False, is_exact: bool = False) -> Rewritten:
+    """Return a pattern as libraries read it: without look-around, edges of words, anchors within, leaky classes.
+
+    Args:
+        pattern: The pattern; comes back alone where nothing else is known to say it.
+        in_one: By one pattern.
+        is_exact: Control characters that nobody writes are no exceptions.
+    """
+    known = readable(pattern)
+    is_plain = not (is_unreadable(known) or has_odd_anchors(known) or is_leaky(known if is_exact else tightened(known)))
+    if is_plain:
+        return Rewritten((known,), 0)
+    made = plainly(pattern, in_one=in_one, without=() if is_exact else RARE)
+    return Rewritten(made.parts or (known,), made.work)
 
 
 @lru_cache(maxsize=256)
@@ -104,6 +136,24 @@ def _without_property(found: re.Match[str]) -> str:
 def has_inner_anchors(pattern: str) -> bool:
     """Whether `^` or `$` stand anywhere but around the whole: some libraries ignore those."""
     return re.search(r"[$^]", _OPAQUE.sub("", strip_anchors(pattern))) is not None
+
+
+def has_odd_anchors(pattern: str) -> bool:
+    """Whether `^` or `$` stand anywhere but around the whole, or around each of its alternatives."""
+    return has_inner_anchors(pattern) and not all(
+        option.startswith("^") and option.endswith("$") and not has_inner_anchors(option) for option in options(pattern)
+    )
+
+
+def options(pattern: str) -> list[str]:
+    """Return a pattern's alternatives."""
+    found, start, depth = [], 0, 0
+    for token in _TOKENS.finditer(pattern):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth == 0 and token[0] == "|":
+            found.append(pattern[start : token.start()])
+            start = token.end()
+    return [*found, pattern[start:]]
 
 
 def strip_anchors(pattern: str) -> str:

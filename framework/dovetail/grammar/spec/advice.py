@@ -21,7 +21,7 @@ ADVICE = {
     "minProperties": "require properties by name",
     "maxProperties": "list the properties, with additionalProperties: false",
     "format": "write a pattern",
-    "pattern": "write it without look-around, back-references and anchors within, or as an enum",
+    "pattern": "write it without back-references and look-around over counts, or as an enum",
     "patternProperties": "write patterns that exclude each other, without look-around",
     "$ref": "put what it names under $defs; nothing is fetched",
     "multipleOf": "use a smaller divisor, or an enum",

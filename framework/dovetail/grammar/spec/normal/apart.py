@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from dovetail.grammar.spec.normal.logic import Logic, Node, all_of, is_same, types_of_value, values_of
@@ -13,7 +12,6 @@ MAX_DEPTH = 5
 MAX_LOOKS = 50_000
 """Schemas that are looked at to compare one document's options."""
 _NUMBERS = frozenset(("integer", "number"))
-_FRONT = re.compile(r"\^([A-Za-z0-9_/:@#%&,;<=>~ -]+)")
 _LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 
 
@@ -54,7 +52,7 @@ class Apart:
             return True
         if kinds == {"array"} and _fewest(one, two) > 0 and self.are_items_apart(one, two, depth):
             return True
-        if kinds == {"string"} and _texts_apart(one, two):
+        if kinds == {"string"} and self._texts_apart(one, two):
             return True
         if kinds == {"object"} and self._objects_apart(one, two, beside, depth):
             return True
@@ -65,6 +63,10 @@ class Apart:
         if "prefixItems" in one or "prefixItems" in two or not ("items" in one and "items" in two):
             return False
         return self.are_apart(one["items"], two["items"], {}, depth + 1)
+
+    def _texts_apart(self, one: Node, two: Node) -> bool:
+        """Whether no text matches the patterns of both."""
+        return "pattern" in one and "pattern" in two and self._finder.are_apart(one["pattern"], two["pattern"])
 
     def _options_apart(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
         """Whether each option of a schema is apart from another schema."""
@@ -152,23 +154,6 @@ def _lengths_apart(one: Node, two: Node, kind: str) -> bool:
 
 def _fewest(one: Node, two: Node) -> float:
     return float(max(one.get("minItems", 0), two.get("minItems", 0)))
-
-
-def _texts_apart(one: Node, two: Node) -> bool:
-    """Whether two patterns ask for different texts in front."""
-    if "pattern" not in one or "pattern" not in two:
-        return False
-    first, second = _front(one["pattern"]), _front(two["pattern"])
-    return not (first.startswith(second) or second.startswith(first))
-
-
-def _front(pattern: str) -> str:
-    """Return plain characters that each text of a pattern begins with."""
-    found = _FRONT.match(pattern)
-    if found is None or "|" in re.sub(r"\\.|\((?:[^()\\]|\\.)*\)", "", pattern):
-        return ""
-    rest = pattern[found.end() :]
-    return found[1][:-1] if rest[:1] in ("*", "?", "{", "+") else found[1]
 
 
 def _property(node: Node, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.normal.nodes import kinds_in_common, kinds_of
+from dovetail.grammar.spec.normal.nodes import Finder, kinds_in_common, kinds_of
 
 Node = dict[str, Any]
 MAX_WAYS = 12
@@ -21,7 +21,6 @@ LARGEST_EXACT = 2**53
 """… none of them beyond what a float tells from its neighbours."""
 _PLAIN = r"[A-Za-z0-9_ /:@!#%&,;<=>~\"'`-]"
 """Characters that mean themselves in every dialect of expressions."""
-_LITERALS = re.compile(rf"\^(\((?:\?:)?{_PLAIN}+(?:\|{_PLAIN}+)*\)|{_PLAIN}+)(\$?)")
 _INVERSE = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "exclusiveMinimum": ("number", "maximum", 0),
@@ -43,9 +42,10 @@ _LISTED: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
 class Logic:
     """Questions about schemas of one document."""
 
-    def __init__(self, definitions: Mapping[str, Any]) -> None:
-        """Keep the definitions, which references lead to."""
+    def __init__(self, definitions: Mapping[str, Any], finder: Finder) -> None:
+        """Keep the definitions, which references lead to, and what reads expressions."""
         self._definitions = definitions
+        self._finder = finder
 
     def followed(self, node: Any) -> Any:
         """Return the schema that a node which is nothing but a reference stands for; others as they are."""
@@ -86,7 +86,8 @@ class Logic:
         if key == "type":
             return _other_types(node, beside)
         if key == "pattern":
-            return _other_texts(value)
+            others = self._finder.complement(value)
+            return None if others is None else [{"type": "string", "pattern": others}]
         if key in ("enum", "const"):
             return _other_values(value if key == "enum" else [value], node, beside)
         if key == "required":
@@ -186,14 +187,6 @@ def _other_names(node: Node, beside: Node) -> list[Any] | None:
     listed = node.get("properties", {})
     others = [name for name, part in beside.get("properties", {}).items() if part is not False and name not in listed]
     return [{"type": "object", "required": [name]} for name in others]
-
-
-def _other_texts(pattern: str) -> list[Any] | None:
-    """Strings that neither are nor begin with some plain texts, where a pattern says no more than those."""
-    found = _LITERALS.fullmatch(pattern)
-    if found is None or pattern.count("|") > MAX_TEXTS:
-        return None
-    return [{"type": "string", "pattern": f"^(?!{found[1]}{found[2]})"}]
 
 
 def _other_values(values: Sequence[Any], node: Node, beside: Node) -> list[Any] | None:

@@ -6,12 +6,13 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import regex
 
-from dovetail.grammar.spec import schema
+from dovetail.grammar.spec import expressions, schema
 
+T = TypeVar("T")
 Node = dict[str, Any]
 COUNTS = frozenset(
     [
@@ -182,7 +183,7 @@ _OWN_SYNTAX = re.compile(r"\\[AGKLMNRXZhm]|\{(?!\d)|\[\[:|\(\?(?![:=!<])")
 
 
 class Finder:
-    """Finds expressions of one schema in names and texts of it, in bounded time: clients write both."""
+    """Reads expressions of one schema, and finds them in names and texts of it, in bounded time: clients write both."""
 
     def __init__(self) -> None:
         self._left_s = MAX_FIND_S
@@ -200,6 +201,23 @@ class Finder:
             return regex.search(pattern, text, timeout=self._left_s) is not None
         except (regex.error, TimeoutError, RecursionError, OverflowError) as error:
             raise ValueError(str(error)) from None
+        finally:
+            self._left_s -= time.perf_counter() - began
+
+    def are_apart(self, first: str, second: str) -> bool:
+        """Whether no text matches both of two expressions. May say no where it is so."""
+        return self._timed(lambda: expressions.are_apart(first, second)) or False
+
+    def complement(self, pattern: str) -> str | None:
+        """Return an expression of the texts in which another one is not found; None where none is known."""
+        return self._timed(lambda: expressions.complement(pattern))
+
+    def _timed(self, work: Callable[[], T]) -> T | None:
+        if self._left_s <= 0:
+            return None
+        began = time.perf_counter()
+        try:
+            return work()
         finally:
             self._left_s -= time.perf_counter() - began
 

@@ -45,10 +45,10 @@ class Rewriter:
         self._places = places
         self._most = most
         self._room = 0
-        self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {})
+        finder = Finder()
+        self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {}, finder)
         owners = [place.rpartition("/")[0] for place in lost]
         self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
-        finder = Finder()
         self._apart = Apart(self._logic, finder)
         self._evaluated = Reader(self._logic, self._is_lost)
         self._names = Names(self._logic, finder)

@@ -1,0 +1,151 @@
+r"""Expressions in plain words: without look-around and edges of words, as several that must all match, or as one.
+
+`^(?!aws:)(?=.{1,9}$)[a-z:]+$` says `^[a-z:]+$`, one to nine characters, and nothing that begins with `aws:`. What
+stands in front, and what is looked for behind the last character, is written on its own, so that the rest stays as
+short as its author wrote it. Where that does not do, the whole expression becomes one automaton.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from dovetail.grammar.spec.expressions.characters import RARE, Chars
+from dovetail.grammar.spec.expressions.meaning import Meaning
+from dovetail.grammar.spec.expressions.reading import (
+    ANYTHING,
+    Choice,
+    Edge,
+    Look,
+    Repeat,
+    Sequence,
+    Tree,
+    UnreadableError,
+    is_plain,
+    lengths,
+    read,
+)
+from dovetail.grammar.spec.expressions.terms import TooLargeError
+from dovetail.grammar.spec.expressions.writing import text_of, write
+
+MAX_KEPT = 512
+"""Answers that are kept."""
+NOTHING = r"^[^\s\S]$"
+"""What no text matches."""
+_START, _END = Edge("^"), Edge("$")
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """What an expression says.
+
+    Attributes:
+        parts: Expressions, all of which match a text; None where nothing plain is known to say it.
+        work: What finding out took, in terms (`terms.MAX_WORK`).
+    """
+
+    parts: tuple[str, ...] | None
+    work: int
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> Plain:
+    """Return what an expression with look-around says.
+
+    Args:
+        pattern: The expression.
+        in_one: In one expression.
+        without: Characters that texts which match need not have: nobody writes them.
+    """
+    writer = _Writer(without)
+    try:
+        tree = read(pattern)
+        parts = _parts(tree) or [tree]
+        if in_one and len(parts) > 1:
+            return Plain((writer.of(tree),), writer.work)
+        return Plain(tuple(dict.fromkeys(map(writer.part, parts))), writer.work)
+    except (UnreadableError, TooLargeError, RecursionError):
+        return Plain(None, writer.work)
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def complement(pattern: str) -> str | None:
+    """Return an expression of the texts in which another one is not found; None where none is known."""
+    try:
+        return _Writer(()).of(read(pattern), is_not=True)
+    except (UnreadableError, TooLargeError, RecursionError):
+        return None
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def are_apart(first: str, second: str) -> bool:
+    """Whether no text matches two expressions. May say no where it is so."""
+    try:
+        trees = read(first), read(second)
+        meaning = Meaning(trees)
+        return meaning.terms.automaton(meaning.terms.both(map(meaning.of, trees))).is_empty
+    except (UnreadableError, TooLargeError, RecursionError):
+        return False
+
+
+def _parts(tree: Tree) -> list[Tree] | None:
+    """Return what stands in front, the rest, and what is looked for behind the last character, each on its own."""
+    given = list(tree.parts) if isinstance(tree, Sequence) else [tree]
+    if given[:1] != [_START]:
+        return None
+    leads = 1
+    while leads < len(given) and isinstance(ahead := given[leads], Look) and ahead.is_ahead:
+        leads += 1
+    ends, body = [], given[leads:]
+    while len(body) > 1 and body[-1] == _END and isinstance(behind := body[-2], Look) and not behind.is_ahead:
+        ends.append(Sequence((ANYTHING, behind, _END)))
+        body = [*body[:-2], _END]
+    whole = Sequence((_START, *body))
+    most = lengths(whole)[1] if body[-1:] == [_END] else math.inf
+    return [whole, *(Sequence((_START, _unbounded(part, most))) for part in given[1:leads]), *ends]
+
+
+def _unbounded(tree: Tree, most: float) -> Tree:
+    """Leave out bounds that texts of so many characters cannot meet: automata count by states."""
+    if isinstance(tree, Repeat):
+        part = _unbounded(tree.part, most)
+        is_far = most <= tree.most < math.inf and lengths(tree.part)[0] >= 1
+        return Repeat(part, tree.least, math.inf if is_far else tree.most)
+    if isinstance(tree, Look):
+        return replace(tree, part=_unbounded(tree.part, most))
+    if isinstance(tree, Choice):
+        return Choice(tuple(_unbounded(option, most) for option in tree.options))
+    return Sequence(tuple(_unbounded(part, most) for part in tree.parts)) if isinstance(tree, Sequence) else tree
+
+
+class _Writer:
+    """Writes expressions, and counts what it takes."""
+
+    def __init__(self, without: Chars) -> None:
+        self._without = without
+        self.work = 0
+
+    def part(self, tree: Tree) -> str:
+        """Write one expression: as it stands, where it looks around at its ends only."""
+        parts = list(tree.parts) if isinstance(tree, Sequence) else [tree]
+        start = "^" if parts[:1] == [_START] else ""
+        look = parts[1] if start and len(parts) == 2 else None
+        if isinstance(look, Look) and look.is_ahead and not look.is_not:
+            parts = [_START, *(look.part.parts if isinstance(look.part, Sequence) else (look.part,))]
+        end = "$" if parts[-1:] == [_END] else ""
+        inner = parts[len(start) : len(parts) - len(end)]
+        if all(map(is_plain, inner)):
+            return f"{start}{text_of(Sequence(tuple(inner)), self._without)}{end}"
+        return self.of(tree)
+
+    def of(self, tree: Tree, *, is_not: bool = False) -> str:
+        """Write the texts in which an expression is found, or is not, as one automaton."""
+        meaning = Meaning([tree])
+        try:
+            found = meaning.of(tree)
+            automaton = meaning.terms.automaton(meaning.terms.other(found) if is_not else found)
+        finally:
+            self.work += meaning.terms.work
+        text = write(automaton, meaning.classes, self._without)
+        return NOTHING if text is None else f"^(?:{text})$"

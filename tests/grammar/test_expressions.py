@@ -1,0 +1,135 @@
+r"""Expressions as sets of texts, against Python's and ECMAScript's: plainly, what does not match, what is apart."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import jsonschema_rs
+import pytest
+
+from dovetail.grammar.spec.expressions import are_apart, complement, plainly
+from dovetail.grammar.spec.expressions.reading import UnreadableError, read
+
+GIVEN = [
+    "a(?!b)c", "^a(?=b)", "^(?!a)b|c$", "^(?!a+)b", "(?!a)b", r"^(?!\d)a", "^(?=a$|b)c", "^(?:(?!ab).)*$", r"\bab\b",
+    r"^(?:a(?!b)|b(?=a))+$", r"\ba|b\B", r"^(?!.*\bab\b).*$", "(?<=a)b", "(?<!a)b$", r"^.*(?<!ab)$", "^a|b$|(?=cc)",
+    r"^(?=.*\d)(?=.*[a-c])\w{2,4}$", "(?!^[ab]+$)([abc ]+)", r"^((\.(?!\.)-)?\w+-?)+$", "^[abc](?:[abc -](?!--))*b?$",
+    r"^(?!-)(?!.{0,4}--)[ab-]{1,4}(?<!-)$", r"(?<=^a| )b", r"^$|^a+$", r"^(a(b$)?|c)", r"\B-\B", r"^(?:a|(?!b)){2}c",
+    r"^\s*(?=\S)", r"^(?<x>a)(?:b(?!c))?.{1,2}$", "^(?!(?!a)b).", r"(?=(?=a).b)..c?$", r"^[^a]*(?:a(?![bc ])[^a]*)*$",
+    "a{0}b|^c{2,3}$", r"^(?=a*$)a{2,}", r"[\s\S]^a", "a$b", "^(?:^a)?b$", r"-(?=\b)|\b$",
+]  # fmt: skip
+PIECES = ["a", "b", "c", "-", "--", " ", ".", "1", "\n", "ab", "_"]
+
+
+def meant(pattern: str) -> re.Pattern[str]:
+    r"""As Python reads it where it differs: `$` is the end only, `.` no end of a line, names of groups."""
+    return re.compile(re.sub(r"(?<!\\)\$", r"\\Z", pattern).replace("(?<x>", "(?:"), re.ASCII)
+
+
+def texts(seed: int, count: int = 1500) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(PIECES, k=rng.randint(0, 7))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern in GIVEN if pattern != "(?<=^a| )b"])
+@pytest.mark.parametrize("in_one", [False, True])
+def test_plain_words_match_the_same_texts(pattern: str, in_one: bool) -> None:
+    """With look-around before, behind, within, repeated and in itself; edges of words; anchors anywhere."""
+    made = plainly(pattern, in_one=in_one).parts
+    assert made is not None
+    assert len(made) == 1 or not in_one
+    whole, parts = meant(pattern), [re.compile(re.sub(r"\$$", r"\\Z", part)) for part in made]
+    for part in made:
+        assert re.search(r"\(\?[=!<]|\\[bB]", part) is None
+        assert not re.search(r"[$^]", re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", part)[1:-1])
+    for text in texts(1):
+        assert (whole.search(text) is not None) == all(part.search(text) for part in parts), (text, made)
+
+
+@pytest.mark.parametrize("pattern", GIVEN)
+def test_the_complement_matches_all_others(pattern: str) -> None:
+    """By ECMAScript's reading, as a validator of schemas has it."""
+    other = complement(pattern)
+    assert other is not None
+    judge = jsonschema_rs.validator_for({"pattern": pattern})
+    found = re.compile(re.sub(r"\$$", r"\\Z", other))
+    for text in texts(2):
+        assert judge.is_valid(text) != bool(found.search(text)), (text, other)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "apart"),
+    [
+        ("^a", "^b", True), ("a", "b", False), ("^GameData/", "^Ships/(SPH|VAB)$", True), (r"^\d+$", "^[a-z]+$", True),
+        (r"^\d*$", "^[a-z]*$", False), ("^x-", "^(?!x-)", True), ("^[a-z]{3}$", "^.{4}$", True), ("^$", "a", True),
+        (r"^\^", r"^(?:>=|<)\d", True), ("^a(?=b)", "^ac", True), ("^a", "(", False), (r"^\p{L}$", "^-$", False),
+    ],
+)  # fmt: skip
+def test_apart_is_that_no_text_matches_both(first: str, second: str, apart: bool) -> None:
+    """What cannot be read is never apart."""
+    assert are_apart(first, second) is apart
+    assert are_apart(second, first) is apart
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(",
+        "a)",
+        "a**",
+        "[b-a]",
+        r"\1",
+        r"\p{L}",
+        "(?i)a",
+        "a{3,2}",
+        "^*",
+        r"\u12",
+        "(?<1>a)",
+        "\\",
+        "[a",
+        r"\ud800",
+        "(?",
+    ],
+)
+def test_what_is_no_expression_is_refused(pattern: str) -> None:
+    """Or is none that means a set of texts here."""
+    with pytest.raises(UnreadableError):
+        read(pattern)
+    assert plainly(pattern).parts is None
+    assert complement(pattern) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(?!.*(?:a.{14}|b.{15}c)).*$",
+        r"^(?:(?!a{1,200}b)[ab]{1,300})+$",
+        "(?!" * 60 + "a" + ")" * 60,
+        "(?=" * 35 + ")" * 35,
+        "^" + "(?=.*a.{9}b)" * 100 + "$",
+        "(" * 5000,
+        "^" + "(?:a?(?!b)){8}" * 12 + "c",
+        r"^(?!" + "|".join("abcdefgh" * 90) + ")",
+        r"\b(?:\b(?:\b(?:\b(?:\ba|b\b)*\b|c)*\b)*)*",
+        "(?=a{1,2000}){9}",
+        "(?:(?=a)|(?=b)|(?=c)){8}" * 20,
+    ],
+)
+def test_hostile_expressions_cost_little(pattern: str) -> None:
+    """Whoever writes schemas writes these; each is refused or done soon."""
+    began = time.thread_time()
+    plainly(pattern)
+    complement(pattern)
+    are_apart(pattern, "^b")
+    assert time.thread_time() - began < 4
+
+
+def test_what_nobody_writes_is_left_out_where_it_would_leak() -> None:
+    """Rare control characters, of classes that lack a quote or a backslash; all are there where all are asked for."""
+    for control in "\x00\x0b\x1f":
+        (tight,) = plainly('^[^"a](?!b)$').parts or ()
+        assert re.search(tight, control) is None
+        (exact,) = plainly('^[^"a](?!b)$', without=()).parts or ()
+        assert re.search(exact, control) is not None
