@@ -2,6 +2,8 @@ r"""Expressions as sets of texts, against Python's and ECMAScript's: plainly, wh
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import re
 import time
@@ -57,6 +59,63 @@ def test_the_complement_matches_all_others(pattern: str) -> None:
     found = re.compile(re.sub(r"\$$", r"\\Z", other))
     for text in texts(2):
         assert judge.is_valid(text) != bool(found.search(text)), (text, other)
+
+
+SHORT = ["".join(text) for length in range(6) for text in itertools.product("ab-", repeat=length)]
+
+
+class Anyone:
+    """Writes expressions as they come: look-around in look-around, repeated, empty, contradictory."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def choice(self, depth: int = 2) -> str:
+        return "|".join(self.row(depth) for _ in range(self.rng.choice([1, 1, 1, 2])))
+
+    def row(self, depth: int) -> str:
+        return "".join(self.part(depth) for _ in range(self.rng.randint(1, 4)))
+
+    def part(self, depth: int) -> str:
+        rng, kind = self.rng, self.rng.random()
+        times = rng.choice(["", "", "*", "+", "?", "{2}", "{1,3}"])
+        if kind < 0.6 or not depth:
+            return rng.choice(["a", "b", "-", "[ab]", "[^a]", r"\w", r"\W", "."]) + times
+        if kind < 0.7:
+            return rng.choice([r"\b", r"\B", "^", "$"])
+        opening = rng.choice(["(?:", "(?=", "(?!", "(?<=", "(?<!"])
+        return f"{opening}{self.choice(depth - 1)}){times if opening == '(?:' else ''}"
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("DOVETAIL_SEEDS", "4"))))
+def test_what_is_said_plainly_of_any_expression_is_right(seed: int) -> None:
+    r"""Or nothing is said: all texts of up to five characters (Python before 3.14 finds no `\B` in the empty one)."""
+    anyone, said, last = Anyone(seed), 0, None
+    for _ in range(150):
+        pattern = "^" * anyone.rng.randint(0, 1) + anyone.choice() + "$" * anyone.rng.randint(0, 1)
+        try:
+            whole = meant(pattern.replace(r"\B", r"(?!\b)"))
+        except re.error:
+            continue  # Python looks behind by one length only
+        found = [whole.search(text) is not None for text in SHORT]
+        other = complement(pattern)
+        for parts, is_not in ((plainly(pattern).parts, False), (other and (other,), True)):
+            if parts is not None:
+                said += 1
+                each = [re.compile(re.sub(r"\$$", r"\\Z", part)) for part in parts]
+                match = [all(part.search(text) for part in each) != is_not for text in SHORT]
+                assert match == found, (pattern, parts)
+        if last is not None and are_apart(pattern, last[0]):
+            assert not any(map(all, zip(found, last[1], strict=True))), (pattern, last[0])
+        last = pattern, found
+    assert said > 100
+
+
+@pytest.mark.parametrize("pattern", [r"^a*(?<=.a$)", r"(?<=(?=-b[ab])).[^a]", r"^b(?<!-?b(?!-))", r"(?<=a\b)."])
+def test_a_look_behind_that_asks_what_follows_is_not_said_plainly(pattern: str) -> None:
+    """What stands behind it is not what it ends with."""
+    assert plainly(pattern).parts is None
+    assert complement(pattern) is None
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ class Meaning:
                 return terms.cat(row, self._ahead(part, behind, rest, known))
             told = self._told(front, before)
             return terms.alt(terms.cat(row, self._ahead(part, behind, rest, frozenset((end,)))) for row, end in told)
+        if _asks_after(part.part):
+            raise UnreadableError("a look behind that asks what comes after it")
         if before == {START}:
             seen = self._after([ANYTHING, part.part], terms.empty, before)
         elif lengths(part.part)[1] <= sum(lengths(each)[0] for each in front):
@@ -225,3 +227,13 @@ def _asks_before(*trees: Tree) -> bool:
     edges = (isinstance(tree, Edge) and tree.kind != "$" for tree in trees)
     behind = (isinstance(tree, Look) and not tree.is_ahead for tree in trees)
     return any(edges) or any(behind) or any(_asks_before(*_children(tree)) for tree in trees)
+
+
+def _asks_after(tree: Tree, follows: float = 0) -> bool:
+    """Whether what is found may depend on what stands behind it; at least `follows` characters are known to follow."""
+    if isinstance(tree, Edge):
+        return tree.kind == "$" or (tree.kind != "^" and not follows)
+    if isinstance(tree, Parts):
+        least = [lengths(part)[0] for part in tree.parts]
+        return any(_asks_after(part, follows + sum(least[i:])) for i, part in enumerate(tree.parts, 1))
+    return (isinstance(tree, Look) and tree.is_ahead) or any(_asks_after(part, follows) for part in _children(tree))
