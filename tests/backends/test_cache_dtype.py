@@ -29,6 +29,9 @@ GRID: list[tuple[Any, dict[str, Any]]] = [
     (MIXED, {"page_size": 3, "head_dim": 8}),
     (MIXED, {"head_dim": 24, "num_qo_heads": 6}),
     (MIXED, {"head_dim": 192, "window": 5, "sinks": True}),
+    (MIXED, {"head_dim": 40, "v_dim": 24, "window": 5, "sinks": True}),
+    (MIXED, {"head_dim": 16, "v_dim": 72, "page_size": 3, "soft_cap": 1.5}),
+    (COMMON, {"head_dim": 24, "v_dim": 16, "common": COMMON_TOKENS[1]}),
     (MIXED, {"window": 5, "sinks": True, "soft_cap": 1.5}),
     (DECODE, {"page_size": 3, **LATENT}),
     (MIXED, {"num_qo_heads": 17, **LATENT, "window": 5}),
@@ -38,6 +41,8 @@ LONG: list[tuple[Any, dict[str, Any]]] = [
     (((600, 1), (3000, 1), (17, 1)), {"head_dim": 128, "num_qo_heads": 32, "num_kv_heads": 8}),
     (((0, 700), (2000, 130), (63, 1)), {"head_dim": 64, "num_qo_heads": 14}),
     (((0, 700), (2000, 130), (63, 1)), {"head_dim": 256, "num_qo_heads": 8}),
+    (((0, 700), (2000, 130), (63, 1)), {"head_dim": 192, "v_dim": 128, "num_qo_heads": 8}),
+    (((0, 700), (2000, 130), (63, 1)), {"head_dim": 512, "num_qo_heads": 8}),
     (((600, 1), (3000, 1), (17, 1)), {**LATENT, "head_dim": 576, "v_dim": 512, "num_qo_heads": 16}),
     (((0, 700), (2000, 130), (63, 1)), {**LATENT, "head_dim": 576, "v_dim": 512, "num_qo_heads": 16}),
 ]
@@ -96,7 +101,7 @@ def test_numbers_are_written_as_the_reference_has_them(
     kv = torch.zeros(4, 2, 4, heads, width, dtype=torch.int8, device=DEVICE)
     scales = Scales(*(torch.zeros(4, 4, heads, dtype=torch.bfloat16, device=DEVICE) for _ in "kv"), kind)
     slots = torch.tensor([15, -1, 3, 8, 0, 1, 2, 4, 6][:num], device=DEVICE)
-    write_scaled_kv(x, -x, kv, scales, slots)
+    write_scaled_kv(x, -x, (kv[:, 0], kv[:, 1]), scales, slots)
     for token, slot in enumerate(slots.tolist()):
         if slot < 0:
             continue
@@ -112,8 +117,8 @@ def test_numbers_are_written_as_the_reference_has_them(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", SCALED_DTYPES)
+@pytest.mark.parametrize("name", [None, *SCALED_DTYPES])
 @pytest.mark.parametrize(("lengths", "changes"), [*GRID, *LONG], ids=str)
-def test_real_widths(lengths: Any, changes: dict[str, Any], name: str, dtype: torch.dtype) -> None:
-    """Those of published models, long, in every dtype."""
+def test_real_widths(lengths: Any, changes: dict[str, Any], name: str | None, dtype: torch.dtype) -> None:
+    """Those of published models, long, in every dtype, with and without 8 bits."""
     verify(TritonBackend, of(lengths, changes, name, dtype=dtype), DEVICE)

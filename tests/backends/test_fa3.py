@@ -34,11 +34,13 @@ class OnCpu(FlashAttention3Backend):
     caps = replace(FlashAttention3Backend.caps, devices=frozenset({"cpu"}), head_dims=frozenset({16, 64, 72}))
 
 
-def write_in_torch(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+def write_in_torch(
+    k: torch.Tensor, v: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor
+) -> None:
     """What the kernel `write_kv` does, without Triton's interpreter, which is slow."""
     is_live, slots = (slots >= 0)[:, None, None], slots.clamp(min=0)
-    pages, offsets = slots // kv.shape[2], slots % kv.shape[2]
-    kv[pages, 0, offsets], kv[pages, 1, offsets] = k.where(is_live, 0), v.where(is_live, 0)
+    pages, offsets = slots // kv[0].shape[1], slots % kv[0].shape[1]
+    kv[0][pages, offsets], kv[1][pages, offsets] = k.where(is_live, 0), v.where(is_live, 0)
 
 
 @pytest.fixture(autouse=True)

@@ -103,10 +103,19 @@ def test_a_plain_model_needs_its_head_dim_only() -> None:
 def test_several_lacks_are_one_line() -> None:
     """All are named at once."""
     config = with_layers(lambda s: replace(s, sinks=True, soft_cap=1.0))
-    reason = unmet(config, FlashAttention3Backend.caps)
+    reason = unmet(config, replace(FlashAttention3Backend.caps, sinks=False, soft_cap=False))
     assert reason == (
         "LlamaForCausalLM needs a soft cap on attention scores, attention sinks, which it does not provide"
     )
+
+
+def test_widths_at_equal_distances_are_named_as_a_range() -> None:
+    """Triton's, of which there are 64; a width between them is refused, and `auto` takes another backend."""
+    for width in (20, 520):
+        reason = unmet(with_layers(lambda s, width=width: replace(s, v_dim=width)), TritonBackend.caps)
+        assert reason is not None
+        assert f"head dim {width} (possible: 8 to 512 in steps of 8)" in reason
+    assert unmet(with_layers(lambda s: replace(s, v_dim=512)), TritonBackend.caps) is None
 
 
 def test_two_halves_provide_what_both_do() -> None:

@@ -63,6 +63,9 @@ CASES: list[tuple[dict[str, Any], tuple[int, list[int]]]] = [
     ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 24}, (4, [128])),
     ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 184, "sinks": True}, (4, [128])),
     ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 256, "sinks": True}, (4, [128])),
+    ({**behind(3, 130), "num_qo_heads": 8, "head_dim": 512}, (4, [128])),
+    ({**behind(3, 130), "num_qo_heads": 2, "head_dim": 192, "v_dim": 128, "soft_cap": 0.7}, (4, [128])),
+    ({**behind(9, 70), "num_qo_heads": 2, "head_dim": 16, "v_dim": 40, "page_size": 3}, (16, [64])),
 ]
 
 
@@ -169,9 +172,10 @@ def test_a_window_reads_no_prefix_of_others() -> None:
 
 def test_rows_of_a_group_fill_a_matrix_instruction() -> None:
     """Rows times query heads per KV head are at most 64; where two rows are too many there is no group."""
-    assert [rows_per_group(g) for g in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33, 64, 65)] == [
+    assert [rows_per_group(g, 256) for g in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33, 64, 65)] == [
         *(16, 16, 16, 16, 8, 8, 8, 4, 4, 2, 2, 0, 0, 0)
     ]
+    assert [rows_per_group(g, 264) for g in (1, 2, 3, 8, 16, 17)] == [16, 16, 8, 4, 2, 0]
     case = Case(**{**behind(4, 130), "num_qo_heads": 40, "num_kv_heads": 1})
     world, backend = make(case)
     assert backend.prefix_group == 0

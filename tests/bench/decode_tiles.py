@@ -68,7 +68,7 @@ def took_us(load: tuple[int, ...], shape: Shape, made: tuple[Any, ...]) -> float
 
     def run() -> None:
         for pool, scales in pools:
-            decode_qkv(qkv, norm, (rope, rope), pool, layer, batch, scratch, out, scales=scales)
+            decode_qkv(qkv, norm, (rope, rope), (pool[:, 0], pool[:, 1]), layer, batch, scratch, out, scales=scales)
 
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

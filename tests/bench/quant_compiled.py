@@ -104,7 +104,16 @@ def decodes() -> Iterator[Case]:
             layer = AttentionLayer(index=0, num_qo_heads=hq, num_kv_heads=hk, qk_dim=d, v_dim=d, scale=d**-0.5)
             scratch = DecodeScratch(hq, hk, d, torch.device("meta"))
             norm, rope = (empty(hq + hk, d), 1e-6), (empty(num, 1, d), empty(num, 1, d))
-            arguments = (empty(num, hq + 2 * hk, d), norm, rope, kv, layer, batch, scratch, empty(num, hq, d))
+            arguments = (
+                empty(num, hq + 2 * hk, d),
+                norm,
+                rope,
+                (kv[:, 0], kv[:, 1]),
+                layer,
+                batch,
+                scratch,
+                empty(num, hq, d),
+            )
             shape = choose_shape(num, hk, d)
             cache = str(dtype).removeprefix("torch.")
             yield (

@@ -104,7 +104,16 @@ def prompts() -> list[list[int]]:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[list[int]]]]:
     """By head dim: a tiny model, and what the reference backend answers to each prompt on the same device."""
     found = {}
-    for dim, heads, kv_heads in ((40, 4, 2), (64, 4, 1), (80, 4, 4), (96, 6, 2), (128, 4, 2), (192, 2, 1), (256, 2, 1)):
+    for dim, heads, kv_heads in (
+        (40, 4, 2),
+        (64, 4, 1),
+        (80, 4, 4),
+        (96, 6, 2),
+        (128, 4, 2),
+        (192, 2, 1),
+        (256, 2, 1),
+        (512, 2, 1),
+    ):
         folder = tmp_path_factory.mktemp(f"dim{dim}")
         make_model(folder, "Qwen3ForCausalLM", head_dim=dim, num_attention_heads=heads, num_key_value_heads=kv_heads)
         deltas = generate(
@@ -127,6 +136,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path,
         (128, {"page_size": 64, "disable_radix_cache": True}),
         (192, {"page_size": 16, "chunked_prefill_size": 64}),
         (256, {"page_size": 64, "chunked_prefill_size": 64, "disable_overlap_schedule": True}),
+        (512, {"page_size": 16, "chunked_prefill_size": 64}),
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from dovetail.contracts.cache import Chunk, Recurrent, Window
@@ -140,4 +141,9 @@ def _layout(spec: LayerSpec) -> tuple[object, ...]:
 
 
 def _list(dims: frozenset[int]) -> str:
-    return ", ".join(map(str, sorted(dims)))
+    """Name widths; more than three at equal distances as a range."""
+    widths = sorted(dims)
+    steps = {b - a for a, b in pairwise(widths)}
+    if len(widths) > 3 and len(steps) == 1:
+        return f"{widths[0]} to {widths[-1]} in steps of {steps.pop()}"
+    return ", ".join(map(str, widths))

@@ -87,7 +87,8 @@ class FlashAttention3Backend(AttentionBackend):
         self._schedules = {}
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
+        keys, values = (self.kv_pool.tensor(layer.index, name) for name in "kv")
+        write_kv(k, v, (keys, values), batch.kv_slots)
 
     def forward_decode(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor

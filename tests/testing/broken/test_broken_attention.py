@@ -398,6 +398,14 @@ class AsWideAsKeys(Right):
         out[..., width:] = 0
 
 
+class OneWidthHasSinks(Right):
+    """Forgets sinks where keys and values differ."""
+
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        sinks = layer.sinks if layer.qk_dim == layer.v_dim else None
+        super().one(q, keys, values, replace(layer, sinks=sinks), out)
+
+
 class RotatesNothing(FromProjection):
     rotates = False
 
@@ -538,6 +546,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "test_keys_and_values_of_different_widths",
         "head dim 8, values 16 wide",
     ),
+    "sinks with one width only": (OneWidthHasSinks, "test_features_over_different_widths", "sinks"),
     "needs the step's keys": (KeysOfTheStep, "test_another_layers_cache", "it raised AttributeError: 'NoneType'"),
     "changes its inputs": (ChangesQueries, "test_inputs_are_only_read", "it changes q, which it must only read"),
     "not batch invariant": (DependsOnTheBatch, "test_batch_invariance", "not batch invariant: request 0"),

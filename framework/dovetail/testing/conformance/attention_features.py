@@ -17,6 +17,7 @@ from dovetail.testing.conformance.attention_cases import (
     WHOLE,
     AttentionChecks,
 )
+from dovetail.testing.conformance.attention_graph import padded_prefill
 from dovetail.testing.conformance.attention_latent import verify_latent_heads
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 
@@ -88,6 +89,31 @@ class FeatureChecks(AttentionChecks):
         wide, narrow = self._two_dims()
         for dim, v_dim in ((wide, narrow), (narrow, wide)):
             self._verify_layout({"head_dim": dim, "v_dim": v_dim, "num_kv_heads": 2})
+
+    def test_features_over_different_widths(self) -> None:
+        """Windows, chunks, sinks, soft caps, many rows, common prefixes and others' caches hold there, too."""
+        caps = self._caps()
+        if not caps.unequal_dims:
+            pytest.skip("caps claim keys and values of one width only")
+        dims = sorted(caps.head_dims or (16, 24))
+        claimed: list[tuple[bool, dict[str, Any]]] = [
+            (True, {"reads_another": True}),
+            (caps.sliding_window, {"window": 5, "gives_back": True}),
+            (caps.chunked, {"chunk": 6}),
+            (caps.sinks, {"sinks": True}),
+            (caps.soft_cap, {"soft_cap": 0.7}),
+        ]
+        middle = len(dims) // 2
+        for dim, v_dim in ((dims[middle], dims[middle - 1]), (dims[0], dims[1 % len(dims)])):
+            widths: dict[str, Any] = {"head_dim": dim, "v_dim": v_dim, "num_kv_heads": 2}
+            for feature in (feature for is_claimed, feature in claimed if is_claimed):
+                for lengths in (DECODE, PREFILL, MIXED):
+                    self._verify(lengths, **widths, **feature)
+            self._verify([(1 + 7 * i % 23, 1) for i in range(100)], "100 decode rows", **widths)
+            for common in COMMON_TOKENS:
+                self._verify((*COMMON, (0, 9), (20, 4)), "common prefixes", common=common, **widths)
+        if caps.graph == "mixed":
+            padded_prefill(self.plugin(), self._case(PREFILL, **widths), self._device())
 
     @pytest.mark.parametrize("name", SCALED_DTYPES)
     def test_a_cache_of_8_bits(self, name: ScaledDtype) -> None:

@@ -82,7 +82,7 @@ def padded_prefill(backend_class: type[AttentionBackend], case: Case, device: to
             static.overwrite(given)
         backend.plan_in_graph(static.batch)
         backend.write_kv(world.layer, static.k, static.v, static.batch)
-        out = torch.full_like(static.q, float("nan"))
+        out = static.q.new_full((*static.q.shape[:-1], case.value_dim), float("nan"))
         backend.forward_extend(static.q, static.k, static.v, world.layer, static.batch, out)
         num = world.q.shape[0]
         compare(world, out[:num], backend_class, f"padded to {num_tokens} tokens and {num_chunks} chunks")

@@ -16,7 +16,15 @@ from dovetail.contracts.needs import AttentionCaps
 from dovetail_backends.triton import latent
 from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
 from dovetail_backends.triton.extend import extend
-from dovetail_backends.triton.kv import Scales, scales_of, write_kv, write_rows, write_scaled_kv, write_scaled_rows
+from dovetail_backends.triton.kv import (
+    Pair,
+    Scales,
+    scales_of,
+    write_kv,
+    write_rows,
+    write_scaled_kv,
+    write_scaled_rows,
+)
 from dovetail_backends.triton.latent_heads import extend_by_heads
 from dovetail_backends.triton.prefix import PrefixScratch
 
@@ -27,13 +35,14 @@ class TritonBackend(AttentionBackend):
     caps = AttentionCaps(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"bfloat16", "float16", "float32"}),
-        head_dims=frozenset(range(8, 257, 8)),
+        head_dims=frozenset(range(8, 513, 8)),
         graph="mixed",
         sliding_window=True,
         chunked=True,
         sinks=True,
         soft_cap=True,
         mixers=frozenset({"kv", "latent"}),
+        unequal_dims=True,
         cache_dtypes=frozenset(SCALED_DTYPES),
     )
 
@@ -44,8 +53,8 @@ class TritonBackend(AttentionBackend):
         if self._is_latent:
             self._scratch = DecodeScratch(spec.num_qo_heads, latent.blocks(spec.num_qo_heads), spec.v_dim, device)
         else:
-            self._scratch = DecodeScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
-            self._prefix_scratch = PrefixScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
+            self._scratch = DecodeScratch(spec.num_qo_heads, spec.num_kv_heads, spec.v_dim, device)
+            self._prefix_scratch = PrefixScratch(spec.num_qo_heads, spec.num_kv_heads, spec.v_dim, device)
             if any(spec.sliding_window is None and spec.chunk_size is None for spec in config.layers):
                 self.prefix_group = self._prefix_scratch.group
         self._prefixes: Prefixes | None = None
@@ -64,31 +73,37 @@ class TritonBackend(AttentionBackend):
             self._prefixes = Prefixes(shared, self._prefix_scratch)
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        cache, scales = self._cache(layer)
-        if scales is None and self._is_latent:
-            write_rows(k, cache, batch.kv_slots)
+        scales = self._scales(layer)
+        if self._is_latent and scales is None:
+            write_rows(k, self._rows(layer), batch.kv_slots)
+        elif self._is_latent and scales is not None:
+            write_scaled_rows(k, self._rows(layer), scales, batch.kv_slots)
         elif scales is None:
-            write_kv(k, v, cache, batch.kv_slots)
-        elif self._is_latent:
-            write_scaled_rows(k, cache, scales, batch.kv_slots)
+            write_kv(k, v, self._pair(layer), batch.kv_slots)
         else:
-            write_scaled_kv(k, v, cache, scales, batch.kv_slots)
+            write_scaled_kv(k, v, self._pair(layer), scales, batch.kv_slots)
 
-    def _cache(self, layer: AttentionLayer) -> tuple[Tensor, Scales | None]:
-        """Return a layer: `[N, 2, P, Hk, D]`, or latent rows `[N, P, D]`; in 8 bits as int8, with scales."""
-        cache = self.kv_pool.tensor(layer.index, "latent") if self._is_latent else self.kv_pool.layer(layer.index)
-        if not self._is_scaled:
-            return cache, None
-        return as_bytes(cache), scales_of(self.kv_pool, layer.index, is_latent=self._is_latent)
+    def _rows(self, layer: AttentionLayer) -> Tensor:
+        """Return a layer's latent rows `[N, P, D]`; in 8 bits as int8."""
+        rows = self.kv_pool.tensor(layer.index, "latent")
+        return as_bytes(rows) if self._is_scaled else rows
+
+    def _pair(self, layer: AttentionLayer) -> Pair:
+        """Return a layer's keys and values; in 8 bits as int8."""
+        k, v = self.kv_pool.tensor(layer.index, "k"), self.kv_pool.tensor(layer.index, "v")
+        return (as_bytes(k), as_bytes(v)) if self._is_scaled else (k, v)
+
+    def _scales(self, layer: AttentionLayer) -> Scales | None:
+        return scales_of(self.kv_pool, layer.index, is_latent=self._is_latent) if self._is_scaled else None
 
     def forward_decode(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        cache, scales = self._cache(layer)
+        scales = self._scales(layer)
         if self._is_latent:
-            latent.decode(q, cache, layer, batch, self._scratch, out, scales)
+            latent.decode(q, self._rows(layer), layer, batch, self._scratch, out, scales)
         else:
-            decode(q, cache, layer, batch, self._scratch, out, self._prefixes, scales)
+            decode(q, self._pair(layer), layer, batch, self._scratch, out, self._prefixes, scales)
 
     def forward_decode_qkv(
         self,
@@ -100,18 +115,18 @@ class TritonBackend(AttentionBackend):
         out: Tensor,
     ) -> bool:
         """One kernel for the rotation, the write and the attention."""
-        kv, scales = self._cache(layer)
-        decode_qkv(qkv, norm, rope, kv, layer, batch, self._scratch, out, self._prefixes, scales)
+        kv = self._pair(layer)
+        decode_qkv(qkv, norm, rope, kv, layer, batch, self._scratch, out, self._prefixes, self._scales(layer))
         return True
 
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        cache, scales = self._cache(layer)
+        scales = self._scales(layer)
         if self._is_latent:
-            latent.extend(q, cache, layer, batch, out, self._longest, scales)
+            latent.extend(q, self._rows(layer), layer, batch, out, self._longest, scales)
         else:
-            extend(q, cache, layer, batch, out, self._longest, scales=scales)
+            extend(q, self._pair(layer), layer, batch, out, self._longest, scales=scales)
 
     def forward_extend_latent(
         self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor

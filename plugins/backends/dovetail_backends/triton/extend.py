@@ -9,7 +9,7 @@ The tiles of all requests are numbered through: request r, whose new tokens begi
 its request by looking at all starts at once. Nothing here depends on lengths that the host knows, so that one graph
 serves all ways to divide its tokens among requests.
 
-T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size.
+T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D and Dv widths of keys and values, P page size.
 """
 
 from __future__ import annotations
@@ -23,35 +23,31 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
-from dovetail_backends.triton.kv import Scales, scale_arguments
-from dovetail_backends.triton.tiles import capped, with_sinks
+from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments
+from dovetail_backends.triton.tiles import capped, load_heads, load_whole, of_values, with_sinks
 
 LOG2E = 1.4426950408889634
 
 
 @triton.jit
 def _attend_tile(
-    queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
-    stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    SPAN: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+    queries, k, v, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+    stride_page, stride_token, stride_head, stride_scale_page, stride_scale_token,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, P: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPAN: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr,
+    SCALED: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
     """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them."""
-    d, places = tl.arange(0, BLOCK_D), at + tl.arange(0, BLOCK_N)
+    places = at + tl.arange(0, BLOCK_N)
     if MASKED:
         inside = places < length
         pages = tl.load(table + places // P, mask=inside, other=0).to(tl.int64)
     else:
         pages = tl.load(table + places // P).to(tl.int64)
-    base = kv + (pages * stride_page + (places % P) * stride_token + head * stride_head)[:, None] + d[None, :]
     if MASKED:
-        mask = inside[:, None] & (d < D)[None, :]
-        keys = tl.load(base, mask=mask, other=0.0)
-    elif D < BLOCK_D:
-        mask = (d < D)[None, :]
-        keys = tl.load(base, mask=mask, other=0.0)
+        keys = load_heads(k, pages, places % P, head, stride_page, stride_token, stride_head, inside, D, BLOCK_D)
     else:
-        keys = tl.load(base)
+        keys = load_whole(k, pages, places % P, head, stride_page, stride_token, stride_head, D, BLOCK_D)
     if SCALED:
         scale_at = pages * stride_scale_page + (places % P) * stride_scale_token + head
         there = places < length
@@ -76,10 +72,12 @@ def _attend_tile(
         shift = tl.where(new == float("-inf"), 0.0, new)
     weights = tl.exp2(scores * scale - shift[:, None])
     shrink = tl.exp2(best - shift)
-    if MASKED or D < BLOCK_D:  # noqa: SIM108 (`mask` exists in one case only)
-        values = tl.load(base + stride_half, mask=mask, other=0.0)
+    page_of_v, token_of_v = of_values(stride_page, D, DV), of_values(stride_token, D, DV)
+    head_of_v = of_values(stride_head, D, DV)
+    if MASKED:
+        values = load_heads(v, pages, places % P, head, page_of_v, token_of_v, head_of_v, inside, DV, BLOCK_V)
     else:
-        values = tl.load(base + stride_half)
+        values = load_whole(v, pages, places % P, head, page_of_v, token_of_v, head_of_v, DV, BLOCK_V)
     total = total * shrink + tl.sum(weights, 1)
     if SCALED:
         values = unpacked(values, queries.dtype, E4M3)
@@ -90,11 +88,11 @@ def _attend_tile(
 
 @triton.jit(do_not_specialize=["first_request", "first_token", "num"])
 def _extend_kernel(
-    q, kv, page_table, rows, seq_lens, q_starts, sinks, out, k_scale, v_scale,
+    q, k, v, page_table, rows, seq_lens, q_starts, sinks, out, k_scale, v_scale,
     scale, first_request, first_token, num,
-    stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_half, stride_token, stride_head,
+    stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_token, stride_head,
     stride_scale_page, stride_scale_token,
-    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
     SPAN: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
     PDL: tl.constexpr,
@@ -126,7 +124,7 @@ def _extend_kernel(
     queries = tl.load(q + q_at[:, None] * stride_qt + heads[:, None] * stride_qh + d[None, :], mask=mask, other=0.0)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     lowest = length - num_new + tile * BLOCK_M // G
     highest = tl.minimum(length - num_new + (tile * BLOCK_M + BLOCK_M - 1) // G, length - 1)
     first = 0
@@ -139,36 +137,44 @@ def _extend_kernel(
         seen_by_all = first
     for at in tl.range(first, seen_by_all, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
-            queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
-            stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
-            D, BLOCK_D, P, BLOCK_N, WINDOW, SPAN, False, CAP, SCALED, E4M3,
+            queries, k, v, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+            stride_page, stride_token, stride_head, stride_scale_page, stride_scale_token,
+            D, BLOCK_D, DV, BLOCK_V, P, BLOCK_N, WINDOW, SPAN, False, CAP, SCALED, E4M3,
         )  # fmt: skip
     for at in tl.range(seen_by_all, highest + 1, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
-            queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
-            stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
-            D, BLOCK_D, P, BLOCK_N, WINDOW, SPAN, True, CAP, SCALED, E4M3,
+            queries, k, v, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+            stride_page, stride_token, stride_head, stride_scale_page, stride_scale_token,
+            D, BLOCK_D, DV, BLOCK_V, P, BLOCK_N, WINDOW, SPAN, True, CAP, SCALED, E4M3,
         )  # fmt: skip
     if SINKS:
         total, acc = with_sinks(sinks, heads, live, best, total, acc)
     total = tl.where(live, total, 1.0)
-    result = (acc / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + q_at[:, None] * stride_ot + heads[:, None] * stride_oh + d[None, :], result, mask=mask)
+    result, e = (acc / total[:, None]).to(out.dtype.element_ty), tl.arange(0, BLOCK_V)
+    written = live[:, None] & (e < DV)[None, :]
+    tl.store(out + q_at[:, None] * stride_ot + heads[:, None] * stride_oh + e[None, :], result, mask=written)
 
 
 Tile = tuple[int, int, int, int]
 """BLOCK_M, BLOCK_N, warps, stages."""
 
 
-def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int) -> Tile:
+def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scaled: bool = False) -> Tile:
     """Tile for `rows` pairs of token and head in the longest chunk, measured on an H200 with Triton 3.6.
+
+    Above a width of 256 it is what compiles for compute capability 9.0 without spilling.
 
     Args:
         rows: Pairs.
-        dim: Head dim.
-        dtype: Of queries and keys.
+        dim: Width of keys or of values, whichever is more.
+        dtype: Of queries.
         shared: Bytes of shared memory; a tile that does not fit gives way to a small one.
+        is_scaled: Keys and values have 8 bits.
     """
+    if dim > 256:
+        if dtype.itemsize > 2:
+            return 16, 16, 16, 1
+        return 16 if rows <= 16 else 32, 16 if is_scaled else 32, 8, 2
     if rows <= 16:
         return 16, 64 if dim <= 128 else 32, 4, 2
     if dtype.itemsize > 2 or dim > 128:
@@ -187,7 +193,7 @@ def block_of(num: int) -> int:
 
 def extend(
     q: Tensor,
-    kv: Tensor,
+    kv: Pair,
     layer: AttentionLayer,
     batch: ForwardBatch,
     out: Tensor,
@@ -199,27 +205,29 @@ def extend(
 
     Args:
         q: `[T', Hq, D]`, the tokens after the decode rows, heads contiguous in D.
-        kv: `[N, 2, P, Hk, D]`, this layer of the pool; the new tokens are already in it.
+        kv: This layer of the pool; the new tokens are already in it.
         layer: The layer's facts; its scale is positive.
         batch: The whole batch; requests `num_decode …` are attended.
-        out: `[T', Hq, D]`, written in full.
+        out: `[T', Hq, Dv]`, written in full.
         longest: Most new tokens of one request, by which the tile is chosen; an upper bound will do.
         tile: From `choose_tile` if not given.
         scales: Of the numbers of a pool in 8 bits.
     """
-    d, hk = q.shape[2], layer.num_kv_heads
+    d, dv, hk, (k, v) = layer.qk_dim, layer.v_dim, layer.num_kv_heads, kv
     scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     group = q.shape[1] // hk
     num = batch.num_requests - batch.num_decode
-    block_m, block_n, warps, stages = tile or choose_tile(longest * group, d, q.dtype, shared_bytes(q.device))
+    block_m, block_n, warps, stages = tile or choose_tile(
+        longest * group, max(d, dv), q.dtype, shared_bytes(q.device), is_scaled=scales is not None
+    )
     _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, hk)](
-        q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
+        q, k, v, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
         layer.sinks if layer.sinks is not None else q, out, *scale_tensors,
         layer.scale * LOG2E, batch.num_decode, batch.num_decode, num,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
-        kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3), *scale_strides,
-        G=group, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)), P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_R=block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0,
+        *k.stride()[:3], *scale_strides, G=group, D=d, BLOCK_D=block_of_width(d), DV=dv, BLOCK_V=block_of_width(dv),
+        P=k.shape[1], BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_R=block_of(num), STAGES=stages,
+        WINDOW=layer.sliding_window or 0,
         SPAN=layer.chunk_size or 0, SINKS=layer.sinks is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
         num_warps=warps, **kinds, **launch_options(q),
     )  # fmt: skip

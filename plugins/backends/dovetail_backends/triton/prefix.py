@@ -8,7 +8,7 @@ arXiv:2311.01282.)
 
 What is shared is found on the device, once per step, by comparing page tables: a graph serves whatever rows come.
 
-B decode rows, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, N groups.
+B decode rows, Hq and Hk query and KV heads, G = Hq / Hk, D and Dv widths of keys and values, P page size, N groups.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
-from dovetail_backends.triton.kv import Scales, scale_arguments
-from dovetail_backends.triton.tiles import capped, rotated
+from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments
+from dovetail_backends.triton.tiles import capped, load_whole, of_values, rotated
 
 LOG2E = 1.4426950408889634
 MAX_ROWS = 16
 MAX_QUERIES = 64
-"""Queries of one program: rows times G."""
+"""Queries of one program, rows times G; half of it for values wider than 256, whose sums take twice the registers."""
 TILE = 64
 """Shared tokens are a multiple of it, and it is one of every tile's size."""
 PROGRAMS = 256
@@ -80,13 +80,13 @@ def _plan_kernel(
 
 @triton.jit
 def _prefix_kernel(
-    q, kv, page_table, groups, weight, cos, sin, part, part_max, part_sum, k_scale, v_scale,
-    scale, eps, num, stride_qb, stride_qh, stride_table, stride_page, stride_half, stride_token, stride_head,
+    q, k, v, page_table, groups, weight, cos, sin, part, part_max, part_sum, k_scale, v_scale,
+    scale, eps, num, stride_qb, stride_qh, stride_table, stride_page, stride_token, stride_head,
     stride_scale_page, stride_scale_token,
     GROUP: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    FUSED: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr,
+    SCALED: tl.constexpr, E4M3: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (group, KV head, split): tiles `split, split + NUM_SPLITS, …` of the shared tokens, for every row."""
     if PDL:
@@ -98,30 +98,28 @@ def _prefix_kernel(
     length = tl.load(groups + group)
     start = split * BLOCK_N
     if start < length:
-        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        m, d, e = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
         b, heads = (group * GROUP + m // G).to(tl.int64), head * G + m % G
         live = (m < GROUP * G) & (b < num)
-        mask = live[:, None] & (d < D)[None, :]
         token = q + b[:, None] * stride_qb
         if FUSED:
             c, s = cos + b[:, None] * D, sin + b[:, None] * D
             queries = rotated(token, weight, c, s, heads, live, eps, stride_qh, D, BLOCK_D, NORM, True)
         else:
+            mask = live[:, None] & (d < D)[None, :]
             queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=mask, other=0.0)
         table = page_table + tl.load(groups + tl.num_programs(0) + group).to(tl.int64) * stride_table
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         for at in tl.range(start, length, NUM_SPLITS * BLOCK_N, num_stages=STAGES):
             places = at + tl.arange(0, BLOCK_N)
             pages = tl.load(table + places // P).to(tl.int64)
-            base = kv + (pages * stride_page + (places % P) * stride_token + head * stride_head)[:, None] + d[None, :]
-            if D < BLOCK_D:
-                keys = tl.load(base, mask=(d < D)[None, :], other=0.0)
-                values = tl.load(base + stride_half, mask=(d < D)[None, :], other=0.0)
-            else:
-                keys = tl.load(base)
-                values = tl.load(base + stride_half)
+            keys = load_whole(k, pages, places % P, head, stride_page, stride_token, stride_head, D, BLOCK_D)
+            values = load_whole(
+                v, pages, places % P, head, of_values(stride_page, D, DV), of_values(stride_token, D, DV),
+                of_values(stride_head, D, DV), DV, BLOCK_V,
+            )  # fmt: skip
             if SCALED:
                 scale_at = pages * stride_scale_page + (places % P) * stride_scale_token + head
                 keys, values = unpacked(keys, queries.dtype, E4M3), unpacked(values, queries.dtype, E4M3)
@@ -142,14 +140,15 @@ def _prefix_kernel(
             acc = tl.dot(shares.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             best = new
         place = (b * HQ + heads) * NUM_SPLITS + split
-        tl.store(part + place[:, None] * D + d[None, :], acc, mask=mask)
+        tl.store(part + place[:, None] * DV + e[None, :], acc, mask=live[:, None] & (e < DV)[None, :])
         tl.store(part_max + place, best, mask=live)
         tl.store(part_sum + place, total, mask=live)
 
 
-def rows_per_group(group: int) -> int:
+def rows_per_group(group: int, v_dim: int) -> int:
     """Rows whose queries one program takes, for G query heads per KV head; 0 if that is too many for two rows."""
-    rows = min(MAX_ROWS, 1 << (MAX_QUERIES // group).bit_length() - 1) if group <= MAX_QUERIES else 0
+    most = MAX_QUERIES if v_dim <= 256 else MAX_QUERIES // 2
+    rows = min(MAX_ROWS, 1 << (most // group).bit_length() - 1) if group <= most else 0
     return rows if rows > 1 else 0
 
 
@@ -183,9 +182,9 @@ class PrefixScratch:
     One buffer for partial results serves batches of every size: they follow one another on one stream.
     """
 
-    def __init__(self, num_qo_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
-        self._heads, self._kv_heads, self._dim, self._device = num_qo_heads, num_kv_heads, head_dim, device
-        self.group = rows_per_group(num_qo_heads // num_kv_heads)
+    def __init__(self, num_qo_heads: int, num_kv_heads: int, v_dim: int, device: torch.device) -> None:
+        self._heads, self._kv_heads, self._dim, self._device = num_qo_heads, num_kv_heads, v_dim, device
+        self.group = rows_per_group(num_qo_heads // num_kv_heads, v_dim)
         self._shared: dict[int, tuple[Tensor, Tensor]] = {}
         self._parts: dict[int, Tensor] = {}
 
@@ -225,7 +224,7 @@ class PrefixScratch:
 
 def attend_prefix(
     q: Tensor,
-    kv: Tensor,
+    kv: Pair,
     layer: AttentionLayer,
     batch: ForwardBatch,
     shared: Shared,
@@ -240,7 +239,7 @@ def attend_prefix(
 
     Args:
         q: `[B, Hq, D]`, or the projection `[B, Hq + 2 Hk, D]` if `is_fused`; heads contiguous in D.
-        kv: `[N, 2, P, Hk, D]`, this layer of the pool.
+        kv: This layer of the pool.
         layer: The layer's facts; no window, and the scale is positive.
         batch: Page table of the rows.
         shared: From `scratch.plan` of the same batch.
@@ -253,21 +252,21 @@ def attend_prefix(
     Returns:
         The partial results. A group that shares nothing has none, and the first `tokens / block_n` splits of others.
     """
-    num, hq, hk, d = q.shape[0], layer.num_qo_heads, layer.num_kv_heads, q.shape[2]
+    num, hq, hk, d, dv, (k, v) = q.shape[0], layer.num_qo_heads, layer.num_kv_heads, layer.qk_dim, layer.v_dim, kv
     num_groups = shared.groups.shape[1]
     block_m = max(16, triton.next_power_of_2(shared.group * (hq // hk)))
-    block_n, warps, stages = choose_tile(block_m, d, q.dtype)
+    block_n, warps, stages = choose_tile(block_m, max(d, dv), q.dtype)
     scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     parts = scratch.parts(num, num_groups, block_n)
     _prefix_kernel[(num_groups, hk, parts.splits)](
-        q, kv, batch.page_table, shared.groups, q if norm is None else norm[0], *rope,
+        q, k, v, batch.page_table, shared.groups, q if norm is None else norm[0], *rope,
         parts.part, parts.part_max, parts.part_sum, *scale_tensors,
         layer.scale * LOG2E, 0.0 if norm is None else norm[1], num,
-        q.stride(0), q.stride(1), batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
-        *scale_strides,
-        GROUP=shared.group, HQ=hq, HK=hk, BLOCK_M=block_m, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)),
-        P=kv.shape[2], BLOCK_N=block_n, NUM_SPLITS=parts.splits, STAGES=stages, FUSED=is_fused, NORM=norm is not None,
-        CAP=(layer.soft_cap or 0.0) * LOG2E, num_warps=warps, **kinds, **launch_options(q),
+        q.stride(0), q.stride(1), batch.page_table.stride(0), *k.stride()[:3], *scale_strides,
+        GROUP=shared.group, HQ=hq, HK=hk, BLOCK_M=block_m, D=d, BLOCK_D=block_of_width(d), DV=dv,
+        BLOCK_V=block_of_width(dv), P=k.shape[1], BLOCK_N=block_n, NUM_SPLITS=parts.splits, STAGES=stages,
+        FUSED=is_fused, NORM=norm is not None, CAP=(layer.soft_cap or 0.0) * LOG2E, num_warps=warps, **kinds,
+        **launch_options(q),
     )  # fmt: skip
     return parts
 
@@ -277,5 +276,5 @@ def choose_tile(block_m: int, dim: int, dtype: torch.dtype) -> tuple[int, int, i
     if dtype.itemsize > 2:
         return (32, 8, 2) if dim <= 64 else (16, 8, 2 if dim <= 128 else 1)
     if dim > 128:
-        return 32, 8 if block_m > 32 else 4, 2
+        return 32, 8 if block_m > 32 or dim > 256 else 4, 2
     return 64, 4, 3

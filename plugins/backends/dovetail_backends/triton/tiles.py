@@ -1,6 +1,6 @@
 """What the kernels for decode rows are made of: a token's heads from the projection, tiles of the pool, merged splits.
 
-D head dim, P page size.
+D and DV widths of keys and values, P page size.
 """
 
 from __future__ import annotations
@@ -51,29 +51,59 @@ def load_pages(table, tile, first, end, P: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def load_tile(
-    kv, k_scale, v_scale, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head,
-    stride_scale_page, stride_scale_token,
-    P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, SCALED: tl.constexpr,
-    E4M3: tl.constexpr,
-):  # fmt: skip
-    """Keys and values of a tile's tokens that are within `first … end - 1`, `[BLOCK_N, BLOCK_D]`, and their scales.
+def of_values(stride, D: tl.constexpr, DV: tl.constexpr):
+    """The stride of values where that of keys is `stride`: see `kv.Pair`."""
+    return stride if D == DV else stride // D * DV
 
-    These are by their unit, `[BLOCK_N]` each, or 1 without SCALED. With it, four numbers are a word, int32
-    `[BLOCK_N, BLOCK_D / 4]`; strides are those of numbers.
+
+@triton.jit
+def load_heads(
+    source, pages, offsets, head, stride_page, stride_token, stride_head, inside, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One head of the tokens that are `inside`, `[R, BLOCK]`, at `offsets` `[R]` of `pages` `[R]`."""
+    at = tl.arange(0, BLOCK)
+    base = source + pages.to(tl.int64) * stride_page + (offsets * stride_token + head * stride_head)
+    return tl.load(base[:, None] + at[None, :], mask=inside[:, None] & (at < WIDTH)[None, :], other=0)
+
+
+@triton.jit
+def load_whole(
+    source, pages, offsets, head, stride_page, stride_token, stride_head, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As `load_heads` where all tokens are there; `pages` is int64."""
+    at = tl.arange(0, BLOCK)
+    base = source + (pages * stride_page + offsets * stride_token + head * stride_head)[:, None] + at[None, :]
+    return tl.load(base) if WIDTH == BLOCK else tl.load(base, mask=(at < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def load_tile(
+    k, v, k_scale, v_scale, pages, tile, first, end, head, stride_page, stride_token, stride_head,
+    stride_scale_page, stride_scale_token,
+    P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+):  # fmt: skip
+    """Keys `[BLOCK_N, BLOCK_D]`, values `[BLOCK_N, BLOCK_V]` and scales of a tile's tokens in `first … end - 1`.
+
+    Scales are by their unit, `[BLOCK_N]` each, or 1 without SCALED. With it, four numbers are a word, int32
+    `[BLOCK_N, BLOCK_D / 4]`; strides are those of numbers of keys.
     """
     PER_WORD: tl.constexpr = 4 if SCALED else 1
-    d = tl.arange(0, BLOCK_D // PER_WORD)
     places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (places < end) & (places >= first)
-    source = kv
+    keys_at, values_at = k, v
     if SCALED:
-        source = kv.to(tl.pointer_type(tl.int32))
-    of_token = (places % P) * (stride_token // PER_WORD) + head * (stride_head // PER_WORD)
-    base = source + pages.to(tl.int64) * (stride_page // PER_WORD) + of_token
-    mask = inside[:, None] & (d < D // PER_WORD)[None, :]
-    keys = tl.load(base[:, None] + d[None, :], mask=mask, other=0)
-    values = tl.load(base[:, None] + stride_half // PER_WORD + d[None, :], mask=mask, other=0)
+        keys_at, values_at = k.to(tl.pointer_type(tl.int32)), v.to(tl.pointer_type(tl.int32))
+    keys = load_heads(
+        keys_at, pages, places % P, head, stride_page // PER_WORD, stride_token // PER_WORD, stride_head // PER_WORD,
+        inside, D // PER_WORD, BLOCK_D // PER_WORD,
+    )  # fmt: skip
+    values = load_heads(
+        values_at, pages, places % P, head, of_values(stride_page, D, DV) // PER_WORD,
+        of_values(stride_token, D, DV) // PER_WORD, of_values(stride_head, D, DV) // PER_WORD,
+        inside, DV // PER_WORD, BLOCK_V // PER_WORD,
+    )  # fmt: skip
     key_scales, value_scales = 1.0, 1.0
     if SCALED:
         at = pages.to(tl.int64) * stride_scale_page + (places % P) * stride_scale_token + head
