@@ -271,6 +271,12 @@ class EngineSettings(BaseModel):
         description="Read a step's tokens before the next step is launched, instead of while it runs.",
         json_schema_extra=flag(),
     )
+    batch_invariant: bool = Field(
+        False,
+        description="A request's tokens do not depend, to the last bit, on the requests beside it, on how its prompt "
+        "is cut, or on what was cached: slower, and refused where something cannot.",
+        json_schema_extra=flag("enable-deterministic-inference"),
+    )
     report_cache: bool = Field(
         False,
         description="Tell what the prefix cache holds; set where a plugin observes it.",

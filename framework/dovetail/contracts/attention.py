@@ -231,6 +231,11 @@ class AttentionBackend(Configurable, ABC):
         good.
         """
 
+    batch_invariant: bool = False
+    """What a request gets must not depend, to the last bit, on who is computed with it, on how its prompt was cut into
+    chunks, or on what was cached of it. Set by the engine when it has made the backend, before all else, if
+    `--batch-invariant` is given and `caps.batch_invariant` says that it can."""
+
     def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
         """Allocate the stable buffers that captured graphs will read. Called once, before any capture."""
 

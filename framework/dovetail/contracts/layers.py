@@ -276,6 +276,7 @@ class BuildContext:
         factory: Makes the matrices; `dovetail.layers.plain.PLAIN` makes them in the model's dtype.
         parallel: This rank among those that share the model.
         path: Of the module that is being built (`layers.3.attention`), as `named_modules` will have it.
+        batch_invariant: A row's result must have the same bits whatever rows stand beside it, and however many.
     """
 
     device: torch.device
@@ -283,6 +284,7 @@ class BuildContext:
     factory: LayerFactory
     parallel: Parallel = Parallel()
     path: str = ""
+    batch_invariant: bool = False
 
     def at(self, path: str) -> BuildContext:
         """Return the context for the submodule at `path`, seen from this one's."""

@@ -98,6 +98,11 @@ class ModelPlugin(Configurable, ABC):
     architectures: ClassVar[Sequence[str]]
     """Hugging Face architecture strings that this class serves; `*` for any."""
 
+    batch_invariant: ClassVar[bool] = False
+    """Built with `BuildContext.batch_invariant`, what it makes of a token has the same bits whatever tokens stand
+    beside it: all its products are layers of the context, and what else it computes is by row. Not inherited: a
+    subclass may compute something of its own, so it says it again."""
+
     @classmethod
     @abstractmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

@@ -12,6 +12,7 @@ from dovetail.contracts.layers import BuildContext, Parallel
 from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
 from dovetail.layers.linear import can_prepack, packed_linear, prepack
+from dovetail.layers.ops import invariant
 
 
 class Embedding(Layer):
@@ -112,7 +113,7 @@ class LMHead(Layer):
         soft_cap: float | None = None,
     ) -> None:
         super().__init__()
-        self.scale, self.soft_cap = scale, soft_cap
+        self.scale, self.soft_cap, self._is_invariant = scale, soft_cap, ctx.batch_invariant
         self._tied = [tied] if tied is not None else []  # in a list: not a sub-module of this one
         self.rows = VocabRows(vocab_size, ctx.parallel) if tied is None else tied.rows
         if tied is None:
@@ -135,10 +136,16 @@ class LMHead(Layer):
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self._product(hidden)
         logits = logits if self.scale == 1.0 else logits * self.scale
-        logits = logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap
+        if (cap := self.soft_cap) is not None:
+            is_apart = self._is_invariant and not logits.is_cuda
+            apply = invariant.by_rows if is_apart else invariant.at_once
+            logits = apply(logits, lambda rows: torch.tanh(rows / cap) * cap)
         return self.rows.join(logits)
 
     def _product(self, hidden: Tensor) -> Tensor:
-        if self._packed is not None:
-            return packed_linear(hidden, self._packed, None)
-        return ops.linear(hidden, self._tied[0].weight if self._tied else self.weight, None)
+        if (packed := self._packed) is not None:
+            if self._is_invariant:
+                return invariant.in_blocks(hidden, lambda rows: packed_linear(rows, packed, None))
+            return packed_linear(hidden, packed, None)
+        linear = ops.invariant_linear if self._is_invariant else ops.linear
+        return linear(hidden, self._tied[0].weight if self._tied else self.weight, None)

@@ -45,7 +45,7 @@ class ExpertMatrix(Matrix):
         shard: Literal["out", "in", "expert"],
     ) -> None:
         super().__init__(ctx, path, in_features, parts, shard, num)
-        self.bias = None
+        self.bias, self._is_invariant = None, ctx.batch_invariant
         self.make_weight(ctx)
         if bias:
             self.store("bias", ctx.dtype, granule=None)
@@ -65,7 +65,8 @@ class ExpertMatrix(Matrix):
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """Multiply by one of this rank's experts."""
-        return F.linear(x, self.of_expert(expert, x.dtype), None if self.bias is None else self.bias[expert])
+        linear = ops.invariant_linear if self._is_invariant else F.linear
+        return linear(x, self.of_expert(expert, x.dtype), None if self.bias is None else self.bias[expert])
 
     def of_rows(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         """Multiply rows by their experts' plain weights.
@@ -112,20 +113,21 @@ class GatedExperts(nn.Module):
         self.gate_up = self.matrix(ctx, f"{path}.gate_up", num, hidden, parts, bias=bias, shard=cut[0])
         self.down = self.matrix(ctx, f"{path}.down", num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
         self._act, self._weigh = gated(path, act, parts) or act, weigh
-        self._parallel, self._top_k = ctx.parallel, top_k
+        self._parallel, self._top_k, self._is_invariant = ctx.parallel, top_k, ctx.batch_invariant
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream | None = None) -> Tensor | Stream:
         if ids.shape[-1] != self._top_k:
             raise ValueError(f"{ids.shape[-1]} experts for each token, {self._top_k} were asked for")
         if self._is_for_triton(x, ids):
             return self._fused(x, ids, weights, add)
-        out = self._grouped(x, ids, weights) if self._is_groupable(x) else self._each(x, ids, weights)
+        groups = self._is_groupable(x) and not self._is_invariant
+        out = self._grouped(x, ids, weights) if groups else self._each(x, ids, weights)
         if add is not None:
             return add.plus_share(out, self._parallel)
         return self._parallel.sum(out)
 
     def _is_for_triton(self, x: Tensor, ids: Tensor) -> bool:
-        if not x.is_cuda or self.matrix is not ExpertMatrix or not len(x):
+        if not x.is_cuda or self.matrix is not ExpertMatrix or not len(x) or self._is_invariant:
             return False
         return ids.numel() <= MAX_SORTED or not self._is_groupable(x)
 
@@ -185,5 +187,6 @@ class GatedExperts(nn.Module):
     def _of_one(self, local: int, x: Tensor, weight: Tensor) -> Tensor:
         """What one expert makes of rows, times their weights."""
         given = x * weight if self._weigh == "input" else x
-        y: Tensor = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)
+        act = ops.invariant_act if self._is_invariant else ops.act_and_mul
+        y: Tensor = self.down(act(self._act, self.gate_up(given, local)), local)
         return y if self._weigh == "input" else y * weight

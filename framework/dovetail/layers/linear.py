@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
 from dovetail.layers import ops
 from dovetail.layers.matrix import Matrix
+from dovetail.layers.ops import invariant
 from dovetail.layers.shards import gated
 
 LONG_ROW = 1024
@@ -45,7 +46,7 @@ class Linear(Matrix):
         act: Act | None = None,
     ) -> None:
         super().__init__(ctx, path, in_features, parts, shard)
-        self._act = gated(path, act, parts)
+        self._act, self._is_invariant = gated(path, act, parts), ctx.batch_invariant
         self.bias = None
         self.store("weight", ctx.dtype)
         if bias:
@@ -64,6 +65,8 @@ class Linear(Matrix):
         self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
     ) -> Tensor | Stream:
         x = x.total() if isinstance(x, Stream) else x
+        if self._is_invariant:
+            return self._invariant(x if norm is None else norm(x), add, scale)
         rms: RMSScale | None = None if norm is None or self.weight is None else getattr(norm, "rms", None)
         if norm is not None and rms is None:
             x = norm(x)
@@ -72,15 +75,30 @@ class Linear(Matrix):
             return add
         return self.finish(self._product(x, rms), add, scale)
 
+    def _invariant(self, x: Tensor, add: Stream | None, scale: float) -> Tensor | Stream:
+        """As `forward`, each row by itself: nothing is chosen by how many there are."""
+        if self.weight is None:
+            packed = self._repacked()
+            y = invariant.in_blocks(x, lambda rows: packed_linear(rows, packed, self.bias))
+        elif add is not None and self._adds_plainly(None, scale):
+            add.value = ops.invariant_linear(x, self.weight, self.bias, add.value)
+            return add
+        else:
+            y = ops.invariant_linear(x, self.weight, self.bias)
+        return self.finish(y if self._act is None else ops.invariant_act(self._act, y), add, scale)
+
+    def _repacked(self) -> Tensor:
+        if self._packed is None:
+            raise RuntimeError("the weight was repacked and lost")
+        return self._packed
+
     def _adds_plainly(self, rms: RMSScale | None, scale: float) -> bool:
         return rms is None and scale == 1.0 and self._act is None and not self.is_share
 
     def _product(self, x: Tensor, rms: RMSScale | None) -> Tensor:
         """`act(norm(x) Wᵀ + b)` for a norm that is part of a kernel, or none."""
         if self.weight is None:
-            if self._packed is None:
-                raise RuntimeError("the weight was repacked and lost")
-            y = packed_linear(x, self._packed, self.bias)
+            y = packed_linear(x, self._repacked(), self.bias)
         elif rms is None:
             y = ops.linear(x, self.weight, self.bias)
         elif self._act == "silu_and_mul":

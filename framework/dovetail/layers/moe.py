@@ -15,6 +15,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Norm, Stream
 from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
+from dovetail.layers.ops import invariant
 from dovetail.layers.routing import Routing
 from dovetail.layers.transformer import GATES, GatedMLP
 
@@ -27,7 +28,7 @@ class Router(Layer):
 
     def __init__(self, routing: Routing, hidden: int, ctx: BuildContext) -> None:
         super().__init__()
-        self.routing, device = routing, ctx.device
+        self.routing, self._is_invariant, device = routing, ctx.batch_invariant, ctx.device
         self.weight = self.empty(routing.num, hidden, device=device, dtype=ctx.dtype)
         self.bias = self.empty(routing.num, device=device, dtype=ctx.dtype) if routing.bias else None
         correction = torch.zeros(routing.num, device=device) if routing.correction else None
@@ -39,12 +40,21 @@ class Router(Layer):
 
     def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return ids `[T, K]` int64 and shares `[T, K]`, times `scale`, in the dtype of `x`, for `[T, H]`."""
-        logits = (ops.wide_linear if self.routing.is_wide else ops.linear)(x, self.weight, self.bias)
+        logits = self._logits(x)
         if x.is_cuda:
             from dovetail.layers.ops.route import route  # imports Triton
 
             return route(logits, self.correction, self.routing, scale=scale, dtype=x.dtype)
+        if self._is_invariant:
+            rows = [self.choose(row, scale=scale, dtype=x.dtype) for row in torch.split(logits, 1)]
+            return torch.cat([ids for ids, _ in rows]), torch.cat([shares for _, shares in rows])
         return self.choose(logits, scale=scale, dtype=x.dtype)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if self._is_invariant and not x.is_cuda:
+            linear = ops.wide_linear if self.routing.is_wide else ops.linear
+            return invariant.in_blocks(x, lambda rows: linear(rows, self.weight, self.bias))
+        return (ops.wide_linear if self.routing.is_wide else ops.linear)(x, self.weight, self.bias)
 
     def choose(self, logits: Tensor, *, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Choose by logits `[T, E]`, in plain torch."""
@@ -79,9 +89,12 @@ class SharedGate(Layer):
     def __init__(self, hidden: int, ctx: BuildContext) -> None:
         super().__init__()
         self.weight = self.empty(1, hidden, device=ctx.device, dtype=ctx.dtype)
+        self._is_invariant = ctx.batch_invariant
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[T, H]` to `[T, 1]`."""
+        if self._is_invariant:
+            return invariant.by_rows(ops.invariant_linear(x, self.weight, None), torch.sigmoid)
         return F.linear(x, self.weight).sigmoid()
 
 

@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
             about="The model architecture {name} for Dovetail",
             hook="dovetail_models",
             watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.checkpoint.weights"),
-            minor=4,
+            minor=5,
         ),
         Kind(
             name="attention_backend",
@@ -102,7 +102,7 @@ KINDS: dict[str, Kind] = {
             setting="attention_backend",
             hook="dovetail_attention_backends",
             watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.graphs.batch"),
-            minor=2,
+            minor=3,
         ),
         Kind(
             name="reasoning_parser",

@@ -20,11 +20,13 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.contracts.quantization import Quantization, Target
 from dovetail.errors import ConfigError, ModelError, PluginError
+from dovetail.layers.plain import PLAIN
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.attention.backends import choose_backends, find_device
 from dovetail.runtime.attention.grouped import make_attention
+from dovetail.runtime.batch_invariance import check_model
 from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.files import Checkpoint
@@ -82,6 +84,7 @@ class ModelRunner:
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         local = self.config.of_rank(rank.parallel.size)  # what is cached and attended here
+        check_model(plugin, self.config, self.device, settings, self.quantization)
         backends, self.attention_name = choose_backends(plugins, local, self.device, self.dtype, settings)
         _check_speculator(plugins, self.config)
         if rank.parallel.expert_shard == "expert" and self.config.experts is None:
@@ -91,7 +94,11 @@ class ModelRunner:
         if self.device.type == "cpu":
             bound_primitive_caches()
         with memory.loading():
-            self.model, self.weight_bytes = self._load(plugin, checkpoint, hf, quantization, rank, memory)
+            ctx = BuildContext(
+                device=self.device, dtype=self.dtype, factory=PLAIN, parallel=rank.parallel,
+                batch_invariant=settings.batch_invariant,
+            )  # fmt: skip
+            self.model, self.weight_bytes = self._load(plugin, checkpoint, hf, quantization, ctx, memory)
         if self.device.type == "cpu":
             torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes, rank.parallel.size))
         self.pool = memory.make_pool(self.weight_bytes)
@@ -101,7 +108,9 @@ class ModelRunner:
         self.state = DeviceState(
             settings.max_running_requests, max_pages, self.device, max(1, len(self.pool.pools)), states
         )
-        self.attention = make_attention(backends, local, self.pool, self.state.page_tables, self.device)
+        self.attention = make_attention(
+            backends, local, self.pool, self.state.page_tables, self.device, batch_invariant=settings.batch_invariant
+        )
         self.masks, counts = self._tables(settings)
         masks = self.masks
         self.graphs = graphs = self._graphs(settings, memory.plan, SampleTables(masks, counts))
@@ -221,14 +230,13 @@ class ModelRunner:
         checkpoint: Checkpoint | None,
         hf: Mapping[str, Any],
         quantization: type[Quantization] | None,
-        rank: Rank,
+        ctx: BuildContext,
         memory: DeviceMemory,
     ) -> tuple[CausalLM, int]:
         rules = plugin.weight_map(self.config)
         factory = factory_of(quantization, hf, rules, None if checkpoint is None else checkpoint.headers)
         with torch.inference_mode():
-            ctx = BuildContext(device=self.device, dtype=self.dtype, factory=factory, parallel=rank.parallel)
-            model = plugin.build(self.config, ctx)
+            model = plugin.build(self.config, replace(ctx, factory=factory))
             if not isinstance(model, nn.Module):
                 raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
             model.eval()

@@ -5,7 +5,8 @@ decode row, with how many tokens cached. On CPU that holds to the last bit in bf
 computed again, after a retraction or in another engine, goes on as it would have: see `num_keys_for`. It holds where
 torch's products of few rows round as those of many do. On an AMD EPYC with avx512_bf16 and no AMX they do not: there a
 chunk of three tokens has other bits in one row of eleven, a decode row in one of seven hundred. Long chunks of latent
-layers are left out, which `latent_heads` serves.
+layers are left out, which `latent_heads` serves. With `batch_invariant` it holds everywhere, in any dtype, by
+`torch_invariant`, which is slower.
 
 B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys. Where keys and values
 differ in width, D is the larger: see `torch_layouts`.
@@ -23,6 +24,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Forwa
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import AttentionCaps
+from dovetail_backends import torch_invariant
 from dovetail_backends.latent_heads import extend_by_heads
 from dovetail_backends.torch_layouts import NoPages, make_layout, widened
 
@@ -74,6 +76,7 @@ class TorchNativeBackend(AttentionBackend):
         unequal_dims=True,
         needs_cpu_lens=True,
         cache_dtypes=frozenset(SCALED_DTYPES),
+        batch_invariant=True,
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
@@ -89,15 +92,20 @@ class TorchNativeBackend(AttentionBackend):
         self._layout.plan(batch.kv_slots)
         self._whole = {}
         lens = batch.seq_lens_cpu[: batch.num_decode]
-        self._groups = [self._group(batch, lens, rows) for rows in similar_lengths(lens)]
+        groups = torch_invariant.groups(lens) if self.batch_invariant else similar_lengths(lens)
+        self._groups = [self._group(batch, lens, rows) for rows in groups]
 
     def _group(self, batch: ForwardBatch, lens: list[int], rows: list[int]) -> DecodeGroup:
-        num_keys = num_keys_for(max(lens[i] for i in rows))
+        num_keys = self._num_keys(max(lens[i] for i in rows))
         is_even = all(lens[i] == num_keys for i in rows)
         index = None if len(rows) == len(lens) else torch.tensor(rows, device=self.device)
         at = slice(0, len(lens)) if index is None else index
         pages = self._wanted(batch, batch.rows[at], num_keys)
         return DecodeGroup(index, pages, num_keys, batch.seq_lens[at], is_even)
+
+    def _num_keys(self, num: int) -> int:
+        """Return how many keys a block of `num` is padded to."""
+        return torch_invariant.num_keys_for(num) if self.batch_invariant else num_keys_for(num)
 
     def _wanted(self, batch: ForwardBatch, rows: Tensor, num_keys: int) -> Tensor:
         """Find the pages of `num_keys` tokens of device rows `rows` `[n]`; the null page where a table ends."""
@@ -122,14 +130,28 @@ class TorchNativeBackend(AttentionBackend):
     def _decode_group(self, q: Tensor, layer: AttentionLayer, group: DecodeGroup) -> Tensor:
         """Attend the rows of one group: `[n, Hq, D]` to `[n, Hq, Dv]`."""
         n, hk = q.shape[0], layer.num_kv_heads
-        keys, values = (x.to(q.dtype) for x in self._layout.gather(layer, group.wanted, n, group.num_keys))
+        found = self._layout.gather(layer, group.wanted, n, group.num_keys)
+        if self.batch_invariant:
+            blocks, starts = torch_invariant.row_blocks(widened(q, found[0].shape[-1]), group.lens.long() - 1)
+            attended = self._attend_blocks(blocks, starts, *found, group.lens, layer)
+            return attended[torch.arange(n, device=q.device), group.lens.long() - 1 - starts, :, : layer.v_dim]
+        keys, values = (x.to(q.dtype) for x in found)
         q, d = widened(q, keys.shape[-1]), keys.shape[-1]
         mask = self._decode_mask(bounds(layer), q.dtype, group)
         if is_plain(layer):
-            found = attend_rows(q.view(n, hk, -1, d), keys, values, mask, layer.scale).reshape(n, -1, d)
+            attended = attend_rows(q.view(n, hk, -1, d), keys, values, mask, layer.scale).reshape(n, -1, d)
         else:
-            found = attend_written_out(q.view(n, -1, 1, d), keys, values, mask, layer).reshape(n, -1, d)
-        return found[..., : layer.v_dim]
+            attended = attend_written_out(q.view(n, -1, 1, d), keys, values, mask, layer).reshape(n, -1, d)
+        return attended[..., : layer.v_dim]
+
+    def _attend_blocks(
+        self, blocks: Tensor, starts: Tensor, keys: Tensor, values: Tensor, lens: Tensor, layer: AttentionLayer
+    ) -> Tensor:
+        """See `torch_invariant.attend_blocks`."""
+        reach = bounds(layer)
+        return torch_invariant.attend_blocks(
+            blocks, starts, keys, values, lens, layer, lambda queries, places: within(queries, places, reach)
+        )
 
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
@@ -139,6 +161,10 @@ class TorchNativeBackend(AttentionBackend):
         for index in range(batch.num_decode, batch.num_requests):
             num_new, num_all = batch.q_lens_cpu[index], batch.seq_lens_cpu[index]
             end = start + num_new
+            if self.batch_invariant and layer.causal:
+                self._extend_blocks(q[start:end], index, layer, batch, out[start:end])
+                start = end
+                continue
             if num_new == num_all and k is not None and v is not None:  # nothing is cached: no page is read
                 fresh = self._layout.fresh(layer, k[start:end], v[start:end])
                 padding = num_keys_for(num_all) - num_all
@@ -153,8 +179,22 @@ class TorchNativeBackend(AttentionBackend):
     def forward_extend_latent(
         self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> bool:
-        """Serves long chunks."""
-        return extend_by_heads(q, heads, layer, batch, self.kv_pool, out)
+        """Serves long chunks, which round otherwise than short ones."""
+        return not self.batch_invariant and extend_by_heads(q, heads, layer, batch, self.kv_pool, out)
+
+    def _extend_blocks(self, q: Tensor, index: int, layer: AttentionLayer, batch: ForwardBatch, out: Tensor) -> None:
+        """Attend the chunk of request `index`, `[n, Hq, D]`, by blocks of places."""
+        num_all = batch.seq_lens_cpu[index]
+        num_keys = self._num_keys(num_all)
+        keys, values = self._layout.gather(
+            layer, self._wanted(batch, batch.rows[index : index + 1], num_keys), 1, num_keys
+        )
+        first = num_all - len(q)
+        blocks, starts = torch_invariant.chunk_blocks(widened(q, keys.shape[-1]), first)
+        lens = torch.tensor([num_all], device=self.device)
+        attended = self._attend_blocks(blocks, starts, keys, values, lens, layer).flatten(0, 1)
+        before = first - first // torch_invariant.QUERIES * torch_invariant.QUERIES
+        out.copy_(attended[before : before + len(q), :, : layer.v_dim])
 
     def _extend_one(
         self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, num_all: int, out: Tensor
@@ -207,14 +247,18 @@ class TorchNativeBackend(AttentionBackend):
 
     def _seen(self, queries: Tensor, num_keys: int, reach: Bounds) -> Tensor:
         """Which of the keys queries at places `[n, 1]` see, `[n, L]`."""
-        window, chunk = reach
-        places = torch.arange(num_keys, device=self.device)
-        seen = places <= queries
-        if window is not None:
-            seen &= places > queries - window
-        if chunk is not None:
-            seen &= places >= queries - queries % chunk
-        return seen
+        return within(queries, torch.arange(num_keys, device=self.device), reach)
+
+
+def within(queries: Tensor, places: Tensor, reach: Bounds) -> Tensor:
+    """Which of the keys at `places` `[L]` queries at places `[…, n, 1]` see, `[…, n, L]`."""
+    window, chunk = reach
+    seen = places <= queries
+    if window is not None:
+        seen &= places > queries - window
+    if chunk is not None:
+        seen &= places >= queries - queries % chunk
+    return seen
 
 
 def bounds(layer: AttentionLayer) -> Bounds:

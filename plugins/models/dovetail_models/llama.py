@@ -104,6 +104,7 @@ class Llama(ModelPlugin):
     """Serves `LlamaForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("LlamaForCausalLM",)
+    batch_invariant = True
     decoder: ClassVar[type[DenseDecoder]] = DenseDecoder
 
     @classmethod

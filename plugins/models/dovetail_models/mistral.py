@@ -15,3 +15,4 @@ class Mistral(Llama):
     """Serves `MistralForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("MistralForCausalLM",)
+    batch_invariant = True

@@ -18,6 +18,7 @@ class Mixtral(ExpertModel):
     """Serves `MixtralForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("MixtralForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

@@ -17,6 +17,7 @@ class Qwen2(Llama):
     """Serves `Qwen2ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen2ForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

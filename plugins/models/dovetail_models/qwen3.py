@@ -17,6 +17,7 @@ class Qwen3(Llama):
     """Serves `Qwen3ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen3ForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

@@ -20,6 +20,7 @@ class Qwen3Moe(ExpertModel):
     """Serves `Qwen3MoeForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen3MoeForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

@@ -387,10 +387,6 @@ _off(
     "code from a request is never run; write a plugin, and name it in --logits-processors",
 )
 _values("watermark-config engram-config", "write a plugin; see docs/plugins.md", "")
-_off(
-    "enable-deterministic-inference",
-    "a seed gives equal draws for equal logits; --dtype float32 makes logits independent of the load",
-)
 _values("rl-on-policy-target", "this server is for serving")
 _off("mlx-enable-sampling", "Apple's devices are not supported")
 _off("enable-mis allow-auto-truncate", "a prompt is not cut unless a request asks for it: truncate_prompt_tokens")

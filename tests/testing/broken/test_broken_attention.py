@@ -289,6 +289,15 @@ class DependsOnTheBatch(Right):
         out.mul_(1 + 1e-6 * batch.num_requests)
 
 
+class DependsOnTheChunk(Right):
+    def attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        super().attend(q, layer, batch, out, requests)
+        start = 0
+        for _, new in (self.lens[number] for number in requests):
+            out[start : start + new].mul_(1 + 1e-6 * (new == 1))
+            start += new
+
+
 class Boastful(Right):
     @classmethod
     def why_not(cls, config: Any, device: Any, dtype: Any, page_size: int) -> str | None:
@@ -550,6 +559,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
     "needs the step's keys": (KeysOfTheStep, "test_another_layers_cache", "it raised AttributeError: 'NoneType'"),
     "changes its inputs": (ChangesQueries, "test_inputs_are_only_read", "it changes q, which it must only read"),
     "not batch invariant": (DependsOnTheBatch, "test_batch_invariance", "not batch invariant: request 0"),
+    "chunks round otherwise": (DependsOnTheChunk, "test_invariance_of_chunks", "tokens 64 to 65 differ in a chunk"),
     "projection not rotated": (RotatesNothing, "test_decode_from_the_projection", "forward_decode_qkv: wrong result"),
     "projection not written": (
         WritesNothing,

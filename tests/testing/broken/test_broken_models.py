@@ -182,6 +182,19 @@ class WrongDtype(Llama):
         return Llama.build(config, BuildContext(device=ctx.device, dtype=torch.float32, factory=PLAIN))
 
 
+class CountsItsTokens(Llama):
+    """Claims batch invariance, and looks at how many tokens there are."""
+
+    batch_invariant = True
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
+        model: Any = Llama.build(config, ctx)
+        norm = model.norm.forward
+        model.norm.forward = lambda stream: norm(stream) * (1 + 1e-6 * len(stream.total()))
+        return model
+
+
 class SeesBeyondItsWindow(Llama):
     """Declares windows, so that its pages are given back, and attends to everything."""
 
@@ -246,6 +259,7 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
         "test_all_weights_are_consumed",
         "it forgets the weight 'model.layers.0.self_attn.o_proj.bias': weight_map drops it, and the output depends on",
     ),
+    "depends on the batch": (CountsItsTokens, "test_batch_invariance", "not batch invariant: a prompt of 1 tokens"),
     "has no rule for a weight": (
         ruled(without_norm),
         "test_all_weights_are_consumed",

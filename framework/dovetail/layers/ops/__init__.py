@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import Act
-from dovetail.layers.ops import reference
+from dovetail.layers.ops import invariant, reference
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -39,6 +39,19 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See `reference.silu_and_mul`."""
     found: Tensor = _implementation(gate_up).silu_and_mul(gate_up)
     return found
+
+
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """`linear`, or with a residual `linear_add`, whose rows do not depend on how many there are."""
+    y = invariant.linear(x, weight, bias)
+    return y if residual is None else residual + y
+
+
+def invariant_act(act: Act, gate_up: Tensor) -> Tensor:
+    """`act_and_mul`, whose rows do not depend on how many there are; on CUDA they never do."""
+    if gate_up.is_cuda:
+        return act_and_mul(act, gate_up)
+    return invariant.by_rows(gate_up, lambda row: act_and_mul(act, row))
 
 
 def act_and_mul(act: Act, gate_up: Tensor) -> Tensor:
@@ -91,6 +104,8 @@ def _implementation(x: Tensor) -> ModuleType:
 __all__ = [
     "act_and_mul",
     "add_rms_norm",
+    "invariant_act",
+    "invariant_linear",
     "latent_rows",
     "linear",
     "linear_add",

@@ -72,10 +72,14 @@ class Requirements:
     dtype: torch.dtype
     page_size: int
     group: str = ""
+    batch_invariant: bool = False
 
     def why_not(self, backend: Backend) -> str | None:
         """Say why a backend cannot serve it, or None; what its caps lack holds, whatever its own `why_not` says."""
-        return unmet(self.config, backend.caps) or backend.why_not(self.config, self.device, self.dtype, self.page_size)
+        reason = unmet(self.config, backend.caps)
+        if reason is None and self.batch_invariant and not backend.caps.batch_invariant:
+            reason = "it is not batch-invariant, and --batch-invariant is given"
+        return reason or backend.why_not(self.config, self.device, self.dtype, self.page_size)
 
     def why_not_made(self, backend: Backend) -> str | None:
         """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
@@ -110,9 +114,10 @@ def choose_backends(
     picked = []
     for group in groups:
         name = group.name if len(groups) > 1 else ""
-        picked.append(
-            _choose(plugins, Requirements(of_group(config, group), device, dtype, settings.page_size, name), settings)
+        wanted = Requirements(
+            of_group(config, group), device, dtype, settings.page_size, name, settings.batch_invariant
         )
+        picked.append(_choose(plugins, wanted, settings))
     names = [name for _, name in picked]
     if len(set(names)) > 1:
         names = [f"{name} ({group.name})" for name, group in zip(names, groups, strict=True)]

@@ -37,7 +37,13 @@ def attended_groups(config: ModelConfig) -> list[CacheGroup]:
 
 
 def make_attention(
-    backends: Sequence[Backend], config: ModelConfig, cache: KVCache, tables: Sequence[Tensor], device: torch.device
+    backends: Sequence[Backend],
+    config: ModelConfig,
+    cache: KVCache,
+    tables: Sequence[Tensor],
+    device: torch.device,
+    *,
+    batch_invariant: bool = False,
 ) -> AttentionBackend:
     """Make the backend of each group over its pool; several are one to whoever computes steps.
 
@@ -47,6 +53,7 @@ def make_attention(
         cache: Its pools.
         tables: The page table `[S, max_pages]` of each group.
         device: Where to compute.
+        batch_invariant: See `AttentionBackend`.
     """
     groups = attended_groups(config)
     pools: Sequence[KVPool] = cache.pools or [cache]
@@ -54,6 +61,8 @@ def make_attention(
         backend(of_group(config, group), pool, device)
         for backend, group, pool in zip(backends, groups, pools, strict=True)
     ]
+    for backend in made if batch_invariant else ():
+        backend.batch_invariant = True
     return made[0] if len(made) == 1 else GroupedBackend(made, groups, cache, tables)
 
 
@@ -75,6 +84,7 @@ class GroupedBackend(AttentionBackend):
         self.backends = list(backends)
         self.caps = reduce(common_caps, [backend.caps for backend in backends])
         self.prefix_group = self.backends[0].prefix_group
+        self.batch_invariant = self.backends[0].batch_invariant
         self._tables = list(tables)
         self._group_of = {index: g for g, group in enumerate(groups) for index in group.layers}
         self._batches: list[ForwardBatch] = []

@@ -43,6 +43,16 @@ class HybridBackend(AttentionBackend):
         self.decode = self.decode_class(config, kv_pool, device)
         self.prefix_group = self.decode.prefix_group
 
+    @property
+    def batch_invariant(self) -> bool:
+        """See `AttentionBackend`."""
+        return self.prefill.batch_invariant
+
+    @batch_invariant.setter
+    def batch_invariant(self, value: bool) -> None:
+        self.prefill.batch_invariant = self.decode.batch_invariant = value
+        self.prefix_group = self.decode.prefix_group
+
     def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
         """Both halves may be captured."""
         for half, caps in ((self.prefill, self.prefill_class.caps), (self.decode, self.decode_class.caps)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_cases import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL, AttentionChecks
 from dovetail.testing.conformance.attention_graph import capture_and_replay, padded_prefill, rerun
 from dovetail.testing.conformance.attention_world import (
-    Case,
     check_untouched,
     compare,
     make_backend,
@@ -56,24 +54,6 @@ class StepChecks(AttentionChecks):
             world.layer = replace(world.layer, sliding_window=window)
             world.case = replace(world.case, window=window)
             compare(world, world.attend(backend), self.plugin(), "after a layer with another window")
-
-    def test_batch_invariance(self) -> None:
-        """Where `caps` claim it, a request's result has the same bits whatever else is in the batch."""
-        if not self._caps().batch_invariant:
-            pytest.skip("caps claim no batch invariance")
-        for lengths in (DECODE, PREFILL):
-            case = self._case(lengths)
-            whole = make_world(case, self._device())
-            together = whole.run(make_backend(self.plugin(), whole))
-            start = 0
-            for number, (cached, new) in enumerate(lengths):
-                alone = _only(whole.case, number, self._device())
-                got = alone.run(make_backend(self.plugin(), alone))
-                same = torch.equal(got, together[start : start + new])
-                check(
-                    same, f"not batch invariant: request {number} ({cached} cached, {new} new) differs alone ({case})"
-                )
-                start += new
 
     def test_write_kv_leaves_a_graphs_padding_out(self) -> None:
         """Tokens with a negative slot, which pad the batch of a graph, change nothing in the pool."""
@@ -138,19 +118,3 @@ class StepChecks(AttentionChecks):
         capture_and_replay(self.plugin(), self._case(DECODE))
         for common in COMMON_TOKENS:
             capture_and_replay(self.plugin(), self._case(COMMON, common=common))
-
-
-def _only(case: Case, number: int, device: torch.device) -> Any:
-    """The same request as in the batch, alone: as many requests are drawn, and one is kept."""
-    whole, keep = make_world(case, device), slice(number, number + 1)
-    alone = make_world(replace(case, lengths=[case.lengths[number]]), device)
-    alone.parts = whole.parts[keep]
-    q, k, v = alone.parts[0]
-    cached = case.lengths[number][0]
-    alone.q, alone.k, alone.v = q, k[cached:].contiguous(), v[cached:].contiguous()
-    row = alone.batch.rows[0]
-    places = torch.arange(cached, device=device)
-    pages = alone.batch.page_table[row, places // case.page_size].long()
-    alone.pool.memory[case.layer, pages, 0, places % case.page_size] = k[:cached]
-    alone.pool.memory[case.layer, pages, 1, places % case.page_size] = v[:cached]
-    return alone

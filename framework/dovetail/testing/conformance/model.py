@@ -22,8 +22,8 @@ from dovetail.runtime.checkpoint.weight_match import RuleFinder
 from dovetail.runtime.checkpoint.weights import model_layers
 from dovetail.runtime.hf_config import read_config
 from dovetail.testing.checks import check, fail, raised, shown
-from dovetail.testing.conformance.base import Conformance
 from dovetail.testing.conformance.model_diagnosis import explain, outputs_of, reference_model
+from dovetail.testing.conformance.model_invariance import InvarianceChecks
 from dovetail.testing.conformance.model_runtime import CPU, TinyEngine, decode_syncs, load_model
 from dovetail.testing.models import make_model
 
@@ -41,7 +41,7 @@ PROMPTS = [[(7 * i + 3) % 190 for i in range(n)] for n in (1, 9, 40)]
 TOLERANCE = 1e-3
 
 
-class ModelConformance(Conformance):
+class ModelConformance(InvarianceChecks):
     """What every model architecture must do.
 
     Attributes:

@@ -151,8 +151,16 @@ class Running:
 class TinyEngine:
     """A loaded model with room for a few requests."""
 
-    def __init__(self, plugin: type[ModelPlugin], folder: Path, num_rows: int = 8, max_len: int = 128) -> None:
-        self.config, self.model = load_model(plugin, folder)
+    def __init__(
+        self,
+        plugin: type[ModelPlugin],
+        folder: Path,
+        num_rows: int = 8,
+        max_len: int = 128,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        self.config, self.model = load_model(plugin, folder, batch_invariant=batch_invariant)
         pages_each = -(-max_len // PAGE_SIZE)
         dtype = getattr(torch, self.config.dtype)
         reason = unserved(self.config)
@@ -290,11 +298,13 @@ def _pooled(hidden: Tensor, pool: Pool) -> Tensor:
     return hidden.mean(0) if pool == "mean" else hidden[0 if pool == "first" else -1]
 
 
-def load_model(plugin: type[ModelPlugin], folder: Path) -> tuple[ModelConfig, Any]:
+def load_model(plugin: type[ModelPlugin], folder: Path, *, batch_invariant: bool = False) -> tuple[ModelConfig, Any]:
     """Build a model in its checkpoint's dtype, its parameters full of NaN, and load the checkpoint into it."""
     config = translate(plugin.config_from_hf, read_config(folder))
     with torch.inference_mode():
-        model = plugin.build(config, BuildContext(device=CPU, dtype=getattr(torch, config.dtype), factory=PLAIN))
+        dtype = getattr(torch, config.dtype)
+        ctx = BuildContext(device=CPU, dtype=dtype, factory=PLAIN, batch_invariant=batch_invariant)
+        model = plugin.build(config, ctx)
         check(isinstance(model, nn.Module), f"build returns {type(model).__name__}, not a torch.nn.Module")
         module: Any = model
         module.eval()

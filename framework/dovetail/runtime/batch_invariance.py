@@ -1,0 +1,40 @@
+"""What `--batch-invariant` needs of a model and a device, asked before weights are read."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.model import ModelPlugin
+from dovetail.errors import ConfigError
+from dovetail.settings import EngineSettings
+
+
+def claims(plugin: type[ModelPlugin]) -> bool:
+    """Whether a model says that its tokens do not depend on what is computed with them; a subclass says it itself."""
+    return bool(vars(plugin).get("batch_invariant", False))
+
+
+def check_model(
+    plugin: type[ModelPlugin],
+    config: ModelConfig,
+    device: torch.device,
+    settings: EngineSettings,
+    quantization: str,
+) -> None:
+    """Refuse what would take part in a step and is not batch-invariant; the attention backend is asked apart.
+
+    Raises:
+        ConfigError: There is such a thing; all of them are named.
+    """
+    if not settings.batch_invariant:
+        return
+    reasons = []
+    if not claims(plugin):
+        reasons.append(f"the model {config.architecture} ({plugin.__name__}) does not say that it is batch-invariant")
+    if quantization:
+        reasons.append(f"products of {quantization} weights choose their kernels by rows; use a plain checkpoint")
+    if device.type != "cpu":
+        reasons.append(f"products on {device.type} choose their kernels by rows; --device cpu works")
+    if reasons:
+        raise ConfigError(f"--batch-invariant: {'; '.join(reasons)}")
