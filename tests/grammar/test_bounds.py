@@ -23,9 +23,10 @@ from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, send
 from dovetail.grammar.compile import child, trial
 from dovetail.grammar.compile.cache import Enforced, Refused
-from dovetail.grammar.compile.pool import ChildTimeoutError
+from dovetail.grammar.compile.jobs import CompileFuture, QueueBounds
+from dovetail.grammar.compile.pool import START_S, ChildTimeoutError
 from dovetail.grammar.compile.queue import FairQueue
-from dovetail.grammar.compile.service import CompileFuture, GrammarService, QueueBounds
+from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.costly import lightened
 from dovetail.grammar.spec.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
@@ -153,6 +154,39 @@ def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: p
     service._timeout_s = 600.0
     goes_on.set()
     assert isinstance(settle(service, service.request(steps)), Enforced)
+
+
+def test_what_needs_no_process_does_not_wait_long_for_the_first(
+    make_service: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile schema right after the start is answered in its time, without the keyword that costs so much."""
+    service, goes_on, load = make_service(5.0), threading.Event(), ForkServer.load
+
+    def slow(self: ForkServer, start: object) -> None:
+        assert goes_on.wait(120)
+        load(self, start)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ForkServer, "load", slow)
+    settle(service, service.request((json_step({"type": "null"}),)))
+    hostile = json_step({"type": "integer", "multipleOf": 5_000_011})
+    weaker = msgspec.structs.replace(hostile, weaken=True)
+    began = time.monotonic()
+    steps = (hostile, outlines_step(ENDLESS), weaker, json_step({"type": "integer"}))
+    outcome = settle(service, service.request(steps))
+    assert time.monotonic() - began < START_S / 2
+    goes_on.set()
+    assert isinstance(outcome, Enforced)
+    assert (outcome.step, outcome.ignored) == (2, ("/multipleOf",))
+
+
+def test_a_grammar_that_came_before_the_vocabulary_is_not_told_that_others_are_in_its_way(make_service: Make) -> None:
+    """Its time passed while tokens were read: the last way, which takes none, is tried all the same."""
+    service = make_service(0.2)
+    make, service._compiler._make_vocabulary = service._compiler._make_vocabulary, lambda: (time.sleep(0.5), make())[1]
+    steps = (json_step({"type": "integer", "multipleOf": 5_000_011}), json_step({"type": "integer"}))
+    found = settle(service, service.request(steps))
+    assert isinstance(found, Enforced)
+    assert found.step == 1
 
 
 def test_starting_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,18 +345,41 @@ def test_waiting_counts(make_service: Make) -> None:
     hanging = [service.request((outlines_step(f"{ENDLESS}{end}"),)) for end in "xy"]
     while len(service.pids) < 2:
         service.wait(0.05)
+    held = threading.Event()
+    service._swift.put("", lambda: held.wait(60))  # neither is there one for what is done soon
     service._timeout_s = 0.5
     late = (outlines_step("[gh]{2}"),)
     ticket = service.request(late)
     time.sleep(0.7)
     for pid in service.pids:
         os.kill(pid, signal.SIGKILL)
+    held.set()
     refused = settle(service, ticket)
     assert isinstance(refused, Refused)
     assert refused.code == BUSY
     assert all(isinstance(settle(service, each), Refused) for each in hanging)
     service._timeout_s = 600
     assert isinstance(settle(service, service.request(late)), Enforced)
+
+
+def test_plain_grammars_do_not_wait_behind_hard_ones(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While all that may take its time is taken; a hard one more waits for its turn there, and gets it."""
+    service = make_service(600.0)
+    start_process(service)
+    hanging = [service.request((outlines_step(f"{ENDLESS}{end}"),)) for end in "xy"]
+    while len(service.pids) < 2:
+        service.wait(0.05)
+    monkeypatch.setattr("dovetail.grammar.compile.service.SWIFT_S", 0.0)
+    third = service.request((outlines_step("[gh]{3}"),))
+    while not len(service._outside.queue):
+        service.wait(0.05)
+    monkeypatch.setattr("dovetail.grammar.compile.service.SWIFT_S", 300.0)
+    for letters in ("ab", "cd", "ef"):
+        assert isinstance(settle(service, service.request((outlines_step(f"[{letters}]{{2}}"),))), Enforced)
+    assert not any(ticket.is_ready for ticket in (*hanging, third))
+    for pid in service.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert isinstance(settle(service, third), Enforced)
 
 
 def test_what_waits_is_bounded_per_owner_and_in_all(make_service: Make) -> None:

@@ -12,7 +12,7 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarMatcher
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Enforced
-from dovetail.grammar.compile.service import CompileFuture
+from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 

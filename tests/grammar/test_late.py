@@ -11,7 +11,8 @@ import pytest
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Refused
-from dovetail.grammar.compile.service import CompileFuture, GrammarService
+from dovetail.grammar.compile.jobs import CompileFuture
+from dovetail.grammar.compile.service import GrammarService
 from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 

@@ -15,9 +15,10 @@ from grammar_demo import Demo, json_step
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from dovetail.forks import ForkServer, ForkTemplate
 from dovetail.grammar.compile.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, Refused
+from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutError, WorkerPool
-from dovetail.grammar.compile.service import CompileFuture, GrammarService
+from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.compile.validate import FinalValidator
 from dovetail.grammar.compile.vocabulary import pack, unpack
 from dovetail.grammar.spec.wire import ChildJob, ChildStart

@@ -13,7 +13,8 @@ from pathlib import Path
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.request import GrammarRequest, Request
 from dovetail.grammar.compile.cache import Enforced, Refused
-from dovetail.grammar.compile.service import CompileFuture, GrammarService
+from dovetail.grammar.compile.jobs import CompileFuture
+from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.grammar.matching.reasoning_gate import make_gate

@@ -17,7 +17,8 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Kind, Vocab
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.cache import Enforced, Refused
-from dovetail.grammar.compile.service import CompileFuture, GrammarService
+from dovetail.grammar.compile.jobs import CompileFuture
+from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.spec.route import Router

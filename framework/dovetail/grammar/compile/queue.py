@@ -22,6 +22,13 @@ class FairQueue(Generic[T]):
         self._by_owner: OrderedDict[str, deque[T]] = OrderedDict()
         self._changed = threading.Condition()
         self._closed = False
+        self._num_idle = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether somebody waits for an item that would come now."""
+        with self._changed:
+            return self._num_idle > sum(len(items) for items in self._by_owner.values())
 
     def __len__(self) -> int:
         with self._changed:
@@ -36,8 +43,10 @@ class FairQueue(Generic[T]):
     def get(self) -> T | None:
         """Wait for an item; None once the queue was closed."""
         with self._changed:
+            self._num_idle += 1
             while not self._by_owner and not self._closed:
                 self._changed.wait()
+            self._num_idle -= 1
             if self._closed:
                 return None
             owner, items = self._by_owner.popitem(last=False)
@@ -66,6 +75,11 @@ class Workers:
     def put(self, owner: str, work: Callable[[], None]) -> None:
         """Have work done; it must not raise."""
         self.queue.put(owner, work)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a thread would take work at once."""
+        return self.queue.is_free
 
     def close(self) -> None:
         """End the threads; what one is working on goes on."""

@@ -11,20 +11,19 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import DovetailError, RequestError
 from dovetail.grammar.compile.cache import Enforced, GrammarCache, Refused, key_of
 from dovetail.grammar.compile.compiling import Compiled, Compiler
+from dovetail.grammar.compile.jobs import CompileFuture, Job, Place, QueueBounds, Steps, Waiting
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildStartError, ChildTimeoutError
 from dovetail.grammar.compile.queue import Workers
 from dovetail.grammar.matching.constraint import TokenSets
-from dovetail.grammar.spec.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.spec.refusals import BUSY, FINAL, TOO_COMPLEX
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.weaken import is_weakenable
 from dovetail.grammar.spec.wire import option_of, spec_of
@@ -34,11 +33,11 @@ from dovetail.plugins import LoadedPlugins
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
-MAX_CHILDREN = 2
+MAX_SLOW, MAX_SWIFT, SWIFT_S = 2, 1, 0.7
+"""Compile processes that may take their time, those for what comes while all of these are busy, and what it may take
+there: what takes longer waits for one of the others, so that plain grammars do not wait behind hard ones."""
 EARLY_WAY_S = 2.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
-LAST_WAY_SHARE = 0.2
-"""Of a request's time, kept for the last way: any JSON is a matter of milliseconds, but judging its text takes time."""
 VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
 AGAIN = 12
@@ -46,106 +45,6 @@ AGAIN = 12
 MAX_VISITS = 8
 """Grammars that wait for that: with more, there is no time for any."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
-Steps = tuple[GrammarOption, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueBounds:
-    """How many distinct grammars may be waiting for their compilation, and how many bytes of their sources."""
-
-    max_waiting: int = 1024
-    max_waiting_bytes: int = 64 << 20
-    max_of_owner: int = 256
-    max_bytes_of_owner: int = 16 << 20
-
-
-class CompileFuture:
-    """A request's claim to a compiled grammar; filled once, from another thread.
-
-    Attributes:
-        outcome: What came of it; None for a claim to the vocabulary alone.
-        is_ready: Whether it is filled.
-        num_claims: Requests that wait for it.
-    """
-
-    __slots__ = ("is_ready", "num_claims", "outcome")
-
-    def __init__(self, outcome: Enforced | Refused | None = None) -> None:
-        self.outcome = outcome
-        self.is_ready = outcome is not None
-        self.num_claims = 1
-
-    def fill(self, outcome: Enforced | Refused | None) -> None:
-        """Fill it."""
-        self.outcome = outcome
-        self.is_ready = True
-
-
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """A grammar under way to its ticket.
-
-    Attributes:
-        steps: The ways to enforce it.
-        key: What stands for them.
-        ticket: To be filled.
-        owner: Who asked first.
-        asked: When.
-        deadline: When the ticket is filled at the latest; before the first process was there, some seconds later.
-        patience_s: What it has from then on.
-        began: When a compilation began; None while it waits for its first.
-        index: The way that is tried next.
-        refused: Why the first way that was tried failed.
-        slow: Backends and sources that took too long: they may do without what costs most.
-    """
-
-    steps: Steps
-    key: bytes
-    ticket: CompileFuture
-    owner: str
-    asked: float
-    deadline: float
-    patience_s: float
-    began: float | None = None
-    index: int = 0
-    refused: Refused | None = None
-    slow: set[tuple[str, str]] = field(default_factory=set)
-
-    @property
-    def last_way_at(self) -> float:
-        """When there is time for nothing but the last way."""
-        return self.deadline - LAST_WAY_SHARE * (self.deadline - self.asked)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the sources."""
-        return sum(len(step.source) for step in self.steps)
-
-
-@dataclass(slots=True)
-class Waiting:
-    """What waits, counted."""
-
-    num: Counter[str] = field(default_factory=Counter)
-    num_bytes: Counter[str] = field(default_factory=Counter)
-
-    def add(self, job: Job, sign: int = 1) -> None:
-        """Count a job, or with a negative sign take it out."""
-        for owner in ("", f"of {job.owner}"):
-            self.num[owner] += sign
-            self.num_bytes[owner] += sign * job.num_bytes
-            if not self.num[owner]:
-                del self.num[owner], self.num_bytes[owner]
-
-    def refuse(self, job: Job, bounds: QueueBounds) -> Refused | None:
-        """Say why a job may not wait beside what does, or None."""
-        of, size = f"of {job.owner}", job.num_bytes
-        text = "too many different grammars of {} are waiting to be compiled; try again later"
-        if self.num[of] >= bounds.max_of_owner or self.num_bytes[of] + size > bounds.max_bytes_of_owner:
-            return Refused(text.format("yours"), OWNER_FULL)
-        if self.num[""] >= bounds.max_waiting or self.num_bytes[""] + size > bounds.max_waiting_bytes:
-            return Refused(text.format("all clients"), FULL)
-        return None
 
 
 class GrammarService:
@@ -175,14 +74,15 @@ class GrammarService:
         self._timeout_s = timeout_s
         self._bounds = bounds or QueueBounds()
         limits = GrammarLimits(timeout_s=timeout_s, max_bytes=max_child_bytes)
-        self._compiler = Compiler(plugins, make_vocabulary, limits, MAX_CHILDREN)
+        self._compiler = Compiler(plugins, make_vocabulary, limits, MAX_SLOW + MAX_SWIFT)
         self._cache = GrammarCache(cache_bytes)
         self._pending: dict[bytes, CompileFuture] = {}
         self._waiting = Waiting()
         self._lock = threading.RLock()
         self._finished = threading.Event()
         self._inline = Workers("dovetail-grammar", NUM_THREADS)
-        self._outside = Workers("dovetail-grammar-child", MAX_CHILDREN)
+        self._outside = Workers("dovetail-grammar-child", MAX_SLOW)
+        self._swift = Workers("dovetail-grammar-swift", MAX_SWIFT)
         self._beside = Workers("dovetail-grammar-visit", 1)
         self._trimmer = Trimmer(self._let_go)
         self._making = threading.Lock()
@@ -222,22 +122,22 @@ class GrammarService:
                 ticket.num_claims += 1
                 return ticket
             now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
-            deadline = now + patience_s + (0 if self._compiler.is_ready else START_S)
             job = Job(
                 steps=steps,
                 key=key,
                 ticket=CompileFuture(),
                 owner=owner,
                 asked=now,
-                deadline=deadline,
+                deadline=now + patience_s,
                 patience_s=patience_s,
+                is_early=self._sets is None,
             )
             refused = None if again else self._waiting.refuse(job, self._bounds)
             if refused is not None:
                 return CompileFuture(refused)
             self._pending[key] = job.ticket
             self._waiting.add(job)
-        self._inline.put(owner, partial(self._work, job, outside=False))
+        self._inline.put(owner, partial(self._work, job, Place.HERE))
         return job.ticket
 
     def known(self, steps: Steps, at: int) -> CompileFuture | None:
@@ -293,6 +193,7 @@ class GrammarService:
         """End threads and processes; tickets that are still open stay so."""
         self._inline.close()
         self._outside.close()
+        self._swift.close()
         self._beside.close()
         self._trimmer.close()
         self._compiler.close()
@@ -332,15 +233,15 @@ class GrammarService:
         except Exception as error:
             logger.debug("grammar backend %s is not prepared: %s", step.backend, error)
 
-    def _work(self, job: Job, *, outside: bool) -> None:
+    def _work(self, job: Job, place: Place) -> None:
         """Bring a job on, whatever its backends do: a ticket that is never filled is waited for without end."""
         try:
-            self._try_ways(job, outside=outside)
+            self._try_ways(job, place)
         except Exception as error:
             self._finish(job, _refusal(error), 0)
 
-    def _try_ways(self, job: Job, *, outside: bool) -> None:
-        """Try the ways that are left; not `outside`, up to the first that needs a process."""
+    def _try_ways(self, job: Job, place: Place) -> None:
+        """Try the ways that are left, up to the first that needs a process of another place."""
         while job.index < len(job.steps):
             now = time.monotonic()
             if self._was_left(job):
@@ -350,7 +251,7 @@ class GrammarService:
             step = job.steps[job.index]
             is_slow = (step.backend, step.source) in job.slow
             if job.index < len(job.steps) - 1 and (
-                (job.began is not None and now >= job.last_way_at) or (is_slow and not step.weaken)
+                ((job.began is not None or job.is_early) and now >= job.last_way_at) or (is_slow and not step.weaken)
             ):
                 job.index += 1
                 continue
@@ -366,19 +267,19 @@ class GrammarService:
                     job.index += 1
                     continue
                 step, lost = found
-                compiled = self._compiler.lighter(step) if is_slow else self._compile(job, step, now, outside=outside)
+                compiled = self._compiler.lighter(step) if is_slow else self._compile(job, step, now, place)
                 if compiled is None and is_slow:
                     job.index += 1
                     continue
                 if compiled is None:
-                    self._outside.put(job.owner, partial(self._work, job, outside=True))
+                    self._pass_on(job, place)
                     return
                 enforced = Enforced(job.index, compiled.grammar, compiled.backend, (*lost, *compiled.ignored))
                 self._finish(job, enforced, compiled.num_bytes)
                 return
             except Exception as error:  # whatever a backend raises ends one request
                 job.refused = job.refused or _refusal(error)
-                if isinstance(error, ChildTimeoutError):
+                if isinstance(error, (ChildTimeoutError, ChildStartError)):
                     job.slow.add((step.backend, step.source))
                     if step.weaken:
                         continue  # without what costs most
@@ -387,24 +288,52 @@ class GrammarService:
             job.index += 1
         self._finish(job, self._why_not(job), 0)
 
-    def _compile(self, job: Job, step: GrammarOption, now: float, *, outside: bool) -> Compiled | None:
-        """Compile one way; None where that has to be done outside, and is not."""
+    def _pass_on(self, job: Job, place: Place) -> None:
+        """Have a job done in a process; where all are busy, first in the one for what is done soon."""
+        if not self._compiler.is_ready and not self._is_inline(job.steps[-1]):
+            job.deadline = job.asked + START_S + job.patience_s
+        if place is Place.HERE and not self._outside.is_free:
+            self._swift.put(job.owner, partial(self._work, job, Place.SWIFT))
+        else:
+            self._outside.put(job.owner, partial(self._work, job, Place.OUTSIDE))
+
+    def _compile(self, job: Job, step: GrammarOption, now: float, place: Place) -> Compiled | None:
+        """Compile one way; None where that has to be done elsewhere."""
         is_last = job.index == len(job.steps) - 1
-        if not outside or (is_last and self._is_inline(step)):
+        if place is Place.HERE or (is_last and self._is_inline(step)):
             if not self._is_inline(step):
                 return None
             job.began = job.began or now
             try:
                 return self._compiler.inline(step)
             except RequestError as error:
-                if not outside and step.weaken and is_weakenable(error.code, error.message):
+                if place is Place.HERE and step.weaken and is_weakenable(error.code, error.message):
                     return None  # finding out what to leave out takes many compilations
                 raise
+        if place is Place.SWIFT:
+            return self._swiftly(job, step, now)
         job.began = job.began or now
-        self._compiler.wait_ready(job.deadline)  # what a way may take does not pass while the first process starts
+        self._await_process(job, now)
         now = time.monotonic()
-        job.deadline = min(job.deadline, now + job.patience_s)
         return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
+
+    def _swiftly(self, job: Job, step: GrammarOption, now: float) -> Compiled | None:
+        """Compile in a process for what is done soon; None for what is not."""
+        try:
+            return self._compiler.outside(step, min(job.last_way_at, now + SWIFT_S))
+        except (ChildTimeoutError, ChildStartError):
+            return None
+
+    def _await_process(self, job: Job, now: float) -> None:
+        """Wait for the first process: a while where another way needs none, else as long as it takes to start.
+
+        What a way may take does not pass meanwhile.
+        """
+        if not self._compiler.is_ready:
+            early = now if job.has_waited else min(job.last_way_at, now + EARLY_WAY_S)
+            job.has_waited = True
+            self._compiler.wait_ready(early if self._is_inline(job.steps[-1]) else job.deadline)
+        job.deadline = min(job.deadline, time.monotonic() + job.patience_s)
 
     def _was_left(self, job: Job) -> bool:
         """Take a job out that nobody waits for any more: who comes from now on is served by another."""
@@ -421,7 +350,7 @@ class GrammarService:
 
     def _has_grace(self, job: Job) -> bool:
         """Whether the ways before took all the time, and the last one takes next to none: then it is still tried."""
-        is_ours = job.began is not None and job.began < (job.asked + job.deadline) / 2
+        is_ours = job.is_early or (job.began is not None and job.began < (job.asked + job.deadline) / 2)
         return is_ours and len(job.steps) > 1 and self._is_inline(job.steps[-1])
 
     def _why_not(self, job: Job) -> Refused:

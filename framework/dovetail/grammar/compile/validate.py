@@ -21,9 +21,11 @@ class FinalValidator:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: WorkerPool | None = None
+        self._is_early = False
 
     def warm_up(self) -> None:
-        """Begin to start the process ahead of the first text."""
+        """Begin to start the process ahead of the first text, which then waits for it no longer than for a verdict."""
+        self._is_early = True
         self._started().warm_up()
 
     def judge(self, schema: str, texts: Sequence[str]) -> list[bool | None]:
@@ -31,7 +33,7 @@ class FinalValidator:
         pool = self._started()
         job = ChildCheck(schema=schema, texts=list(texts), timeout_s=TIMEOUT_S)
         try:
-            pool.wait_ready(START_S)
+            pool.wait_ready(TIMEOUT_S if self._is_early else START_S)
             reply = pool.run(job, TIMEOUT_S)
         except (ChildTimeoutError, ChildDiedError):
             return [None] * len(texts)

@@ -1,0 +1,127 @@
+"""Grammars under way: who claims one, how long it has, and how many may wait."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.spec.refusals import FULL, OWNER_FULL
+from dovetail.messages import GrammarOption
+
+LAST_WAY_SHARE = 0.2
+"""Of a request's time, kept for the last way: any JSON is a matter of milliseconds, but judging its text takes time."""
+Steps = tuple[GrammarOption, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBounds:
+    """How many distinct grammars may be waiting for their compilation, and how many bytes of their sources."""
+
+    max_waiting: int = 1024
+    max_waiting_bytes: int = 64 << 20
+    max_of_owner: int = 256
+    max_bytes_of_owner: int = 16 << 20
+
+
+class Place(enum.Enum):
+    """Where a grammar is compiled: in a thread, in a process, or in one for what is done soon."""
+
+    HERE = "here"
+    OUTSIDE = "outside"
+    SWIFT = "swift"
+
+
+class CompileFuture:
+    """A request's claim to a compiled grammar; filled once, from another thread.
+
+    Attributes:
+        outcome: What came of it; None for a claim to the vocabulary alone.
+        is_ready: Whether it is filled.
+        num_claims: Requests that wait for it.
+    """
+
+    __slots__ = ("is_ready", "num_claims", "outcome")
+
+    def __init__(self, outcome: Enforced | Refused | None = None) -> None:
+        self.outcome = outcome
+        self.is_ready = outcome is not None
+        self.num_claims = 1
+
+    def fill(self, outcome: Enforced | Refused | None) -> None:
+        """Fill it."""
+        self.outcome = outcome
+        self.is_ready = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A grammar under way to its ticket.
+
+    Attributes:
+        steps: The ways to enforce it.
+        key: What stands for them.
+        ticket: To be filled.
+        owner: Who asked first.
+        asked: When.
+        deadline: When the ticket is filled at the latest; later where only a process can compile it, and the first one
+            is not there yet.
+        patience_s: What it has.
+        began: When a compilation began; None while it waits for its first.
+        index: The way that is tried next.
+        refused: Why the first way that was tried failed.
+        is_early: Asked for before the vocabulary was made: what that took is nobody else's grammar.
+        has_waited: For the first process; the other ways do not wait for it again.
+        slow: Backends and sources that took too long: they may do without what costs most.
+    """
+
+    steps: Steps
+    key: bytes
+    ticket: CompileFuture
+    owner: str
+    asked: float
+    deadline: float
+    patience_s: float
+    began: float | None = None
+    index: int = 0
+    refused: Refused | None = None
+    is_early: bool = False
+    has_waited: bool = False
+    slow: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def last_way_at(self) -> float:
+        """When there is time for nothing but the last way."""
+        return self.deadline - LAST_WAY_SHARE * (self.deadline - self.asked)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the sources."""
+        return sum(len(step.source) for step in self.steps)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What waits, counted."""
+
+    num: Counter[str] = field(default_factory=Counter)
+    num_bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, job: Job, sign: int = 1) -> None:
+        """Count a job, or with a negative sign take it out."""
+        for owner in ("", f"of {job.owner}"):
+            self.num[owner] += sign
+            self.num_bytes[owner] += sign * job.num_bytes
+            if not self.num[owner]:
+                del self.num[owner], self.num_bytes[owner]
+
+    def refuse(self, job: Job, bounds: QueueBounds) -> Refused | None:
+        """Say why a job may not wait beside what does, or None."""
+        of, size = f"of {job.owner}", job.num_bytes
+        text = "too many different grammars of {} are waiting to be compiled; try again later"
+        if self.num[of] >= bounds.max_of_owner or self.num_bytes[of] + size > bounds.max_bytes_of_owner:
+            return Refused(text.format("yours"), OWNER_FULL)
+        if self.num[""] >= bounds.max_waiting or self.num_bytes[""] + size > bounds.max_waiting_bytes:
+            return Refused(text.format("all clients"), FULL)
+        return None
