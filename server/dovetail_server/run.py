@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -34,6 +35,7 @@ WATCH_S = 0.25
 GC_YOUNG = 10_000
 """New objects before a round over the youngest; Python's own 700 is for programs with less going on."""
 LOOPBACK = ("127.", "::1", "localhost")
+STORAGE = ("dovetail_server.batches.service", "dovetail_server.storage.upload")
 ANNOUNCEMENTS = ("Serving ", "Chat in a browser: ", "The server is fired up")
 """How the lines begin that tell where a server is: those of a worker behind another address are dropped."""
 
@@ -179,6 +181,7 @@ async def get_ready(
     text = await asyncio.to_thread(load_text, state.settings, plan, phases)
     for record in text.plugin_states:
         registry.mark(*record)
+    await asyncio.to_thread(import_storage)
     info = await engine_start
     mark_active(registry, plan, info)
     freeze_gc()
@@ -215,6 +218,16 @@ def load_text(settings: ServeSettings, plan: PluginPlan, phases: Phases) -> Proc
         text = Processor.load(settings, plan)
         notes.extend(text.notes())
     return text
+
+
+def import_storage() -> None:
+    """Import what opens files, batches and stored responses, for the first request that asks for them.
+
+    Beside the engine's start, not then: importing keeps the interpreter from all other requests.
+    """
+    with imports.for_good():
+        for name in STORAGE:
+            importlib.import_module(name)
 
 
 def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -> None:

@@ -1,0 +1,98 @@
+"""What is ready has all that it needs: the first request of a route imports nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+
+PLUGIN = """
+import json, sys
+from dovetail.plugins import RouteSet, hookimpl
+
+@hookimpl
+def dovetail_routes(ctx):
+    async def modules(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(sorted(sys.modules)).encode()})
+
+    return RouteSet(routes={"/modules": modules})
+"""
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "acme", "schema": SCHEMA}}
+TOOLS = [{"type": "function", "function": {"name": "acme", "parameters": SCHEMA}}]
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}\n'
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "Hi", "max_tokens": 4}),
+    "chat": ("/v1/chat/completions", CHAT),
+    "stream": ("/v1/chat/completions", {**CHAT, "stream": True}),
+    "schema": ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}),
+    "tools": ("/v1/chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "required"}),
+    "long": ("/v1/chat/completions", {**CHAT, "stop": ["x" * 100] * 4, "metadata": {"k": "v" * 500}}),
+    "wrong": ("/v1/chat/completions", {"messages": 3}),
+    "generate": ("/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 4}}),
+    "messages": ("/v1/messages", CHAT),
+    "responses": ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}),
+    "stored": ("/v1/chat/completions", {**CHAT, "store": True}),
+    "embeddings": ("/v1/embeddings", {"input": "Hi"}),
+    "tokenize": ("/tokenize", {"prompt": "Hi"}),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the demo model, with the processes that compile grammars and read large bodies."""
+    folder = tmp_path_factory.mktemp("first")
+    (folder / "acme.py").write_text(PLUGIN, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "dovetail_server",
+        "serve",
+        "--port",
+        "0",
+        "--plugin-file",
+        str(folder / "acme.py"),
+    ]
+    server = subprocess.Popen(
+        [*command, "--file-storage-path", str(folder / "files")], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr is not None
+        said = ""
+        while "ready to roll" not in said:
+            line = server.stderr.readline()
+            assert line, said
+            said += line
+        yield re.findall(r"http://127.0.0.1:\d+", said)[0]
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def modules(base: str) -> set[str]:
+    return set(requests.get(f"{base}/x/acme/modules", timeout=60).json())
+
+
+def test_first_requests_import_nothing(base: str) -> None:
+    """One after the other, as each would be the first."""
+    before = modules(base)
+    assert "dovetail_server.app" in before
+    late = {}
+    for name, (path, body) in BODIES.items():
+        reply = requests.post(f"{base}{path}", json={"model": "dovetail-demo", **body}, timeout=120)
+        assert reply.status_code == (400 if name == "wrong" else 200), reply.text
+        late[name] = modules(base) - before
+        before |= late[name]
+    requests.post(f"{base}/v1/files", files={"file": ("a.jsonl", LINE)}, data={"purpose": "batch"}, timeout=60)
+    for path in ("/v1/files", "/v1/batches", "/metrics", "/health"):
+        assert requests.get(f"{base}{path}", timeout=60).status_code == 200
+    late["files"] = modules(base) - before
+    found = {name: sorted(each) for name, each in late.items()}
+    assert not {name: each for name, each in found.items() if [m for m in each if not m.startswith("encodings.")]}
