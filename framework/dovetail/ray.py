@@ -5,6 +5,8 @@ This is the name that people type; what it stands for is the server's (`dovetail
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.errors import ConfigError
 
 try:
@@ -17,3 +19,12 @@ except ModuleNotFoundError as error:
     raise ConfigError(text) from None
 
 __all__ = ["LLMServer", "app", "deployment"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs `ray.serve.llm`, and so vLLM or SGLang, when somebody asks for it."""
+    if name != "Ingress":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dovetail_server.ray.ingress import Ingress
+
+    return Ingress

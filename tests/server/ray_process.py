@@ -27,14 +27,19 @@ def free_port() -> int:
 
 
 class RayServed:
-    """`serve run` of a configuration file whose `args` are those of `dovetail.ray:app`."""
+    """`serve run` of a configuration file whose `args` are those of `dovetail.ray:app`, or of another builder.
 
-    def __init__(self, folder: Path, **args: Any) -> None:
+    `path` is put before the places where the cluster's processes look for modules.
+    """
+
+    def __init__(
+        self, folder: Path, *, builder: str = "dovetail.ray:app", path: Path | None = None, **args: Any
+    ) -> None:
         self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self.log = folder / "serve.log"
         self.temp = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets below it: their paths have to be short
-        application = {"name": "dovetail", "route_prefix": "/", "import_path": "dovetail.ray:app", "args": args}
+        application = {"name": "dovetail", "route_prefix": "/", "import_path": builder, "args": args}
         config = folder / "serve.json"  # JSON is YAML
         config.write_text(json.dumps({"http_options": {"port": self.port}, "applications": [application]}))
         command = [str(Path(sys.executable).with_name("serve")), "run", str(config)]
@@ -44,19 +49,19 @@ class RayServed:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, **QUIET, "RAY_TMPDIR": self.temp},
+                env={**os.environ, **QUIET, "RAY_TMPDIR": self.temp, **({"PYTHONPATH": str(path)} if path else {})},
             )
 
     def text(self) -> str:
         return self.log.read_text("utf-8", "replace")
 
-    def wait(self, limit_s: float = 150.0) -> RayServed:
-        self.until(self._is_ready, limit_s)
+    def wait(self, limit_s: float = 150.0, path: str = "/readyz") -> RayServed:
+        self.until(lambda: self._is_ready(path), limit_s)
         return self
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self, path: str) -> bool:
         try:
-            return self.get("/readyz").status_code == 200
+            return self.get(path).status_code == 200
         except requests.ConnectionError:
             return False
 
