@@ -5,8 +5,11 @@ In CI a few families with one seed each; `DOVETAIL_FULL=1` takes all of them wit
 
 from __future__ import annotations
 
+import json
 import os
 import random
+from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ import pytest
 from families import DECODERS, OWN, config_of, make_checkpoint
 from parity import check_logits
 
+from dovetail.contracts.config import ModelConfig, RopeConfig
+from dovetail.runtime.checkpoint.config_keys import translate
+
 FULL = bool(os.environ.get("DOVETAIL_FULL"))
 KINDS = ["llama", "qwen2", "qwen3", *OWN]
-SAMPLE = ["qwen3_moe", "gemma3_text", "gemma4_text", "olmo3"]
+SAMPLE = ["qwen3_moe", "gemma3_text", "gemma4_text", "olmo3", "deepseek_v3"]
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 TURNS = ("sliding_attention", "full_attention")
 
@@ -35,6 +41,16 @@ def random_changes(kind: str, rng: random.Random) -> dict[str, Any]:
         changes |= {"num_key_value_heads": kv, "num_attention_heads": heads, "head_dim": 8 * rng.randrange(2, 8)}
         changes["hidden_size"] = heads * changes["head_dim"]  # some families derive one from the other
         changes |= dict.fromkeys((name for name in EXPERTS if name in own), rng.choice([3, 5, 6, 9]))
+    else:
+        heads, groups = rng.choice([1, 3, 5]), rng.choice([1, 2, 3])
+        changes |= {
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "hidden_size": heads * 4 * rng.randrange(5, 12),
+        }
+        changes |= {"qk_nope_head_dim": 4 * rng.randrange(2, 8), "v_head_dim": 4 * rng.randrange(2, 12)}
+        changes |= {"kv_lora_rank": 4 * rng.randrange(3, 10), "q_lora_rank": rng.choice([None, 20, 36])}
+        changes |= {"n_routed_experts": groups * rng.choice([3, 4, 5]), "n_group": groups, "topk_group": groups}
     types = known.get("layer_types") or ()
     if types and set(types) <= set(TURNS) and known.get("sliding_window"):
         changes["layer_types"] = [rng.choice(TURNS) for _ in types[:-1]] + ["full_attention"]
@@ -49,3 +65,50 @@ def test_random_sizes(kind: str, seed: int, tmp_path: Path) -> None:
     changes = random_changes(kind, random.Random(f"{kind} {seed}"))
     model = make_checkpoint(tmp_path, kind, seed=seed, **changes)
     check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
+
+
+def read(config: dict[str, Any]) -> ModelConfig:
+    """What the plugin of a config's architecture makes of it."""
+    [entry] = entry_points(group="dovetail.models.v1", name=config["architectures"][0])
+    found: ModelConfig = translate(entry.load().config_from_hf, config)
+    return replace(found, rope=RopeConfig()) if found.layer_ropes else found  # it is no layer's then
+
+
+def in_older_words(config: dict[str, Any]) -> dict[str, Any]:
+    """The rope and the dtype under the keys of transformers 4."""
+    older = dict(config)
+    if "dtype" in older:
+        older["torch_dtype"] = older.pop("dtype")
+    rope: dict[str, Any] = older.pop("rope_parameters", None) or {}
+    if "sliding_attention" in rope:
+        local, rope = rope["sliding_attention"], rope["full_attention"]
+        if local["rope_theta"] != rope["rope_theta"] or local["rope_type"] != rope["rope_type"]:
+            older["rope_local_base_freq"] = local["rope_theta"]
+    older["rope_theta"] = rope["rope_theta"]
+    if "partial_rotary_factor" in rope:
+        older["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    rest = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    older["rope_scaling"] = None if rest.get("rope_type") == "default" else rest
+    return older
+
+
+@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_spellings_of_every_renamed_key(kind: str, seed: int) -> None:
+    """Transformers' own second names, and the words of transformers 4, mean the same in every random configuration."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    config = config_of(kind, **random_changes(kind, random.Random(f"{kind} {seed}")))
+    newer = json.loads(config.to_json_string(use_diff=False))
+    newer["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    want = read(newer)
+    for second, first in config.attribute_map.items():
+        if first in newer and second not in newer:
+            assert read({second if key == first else key: value for key, value in newer.items()}) == want, second
+    if kind == "gemma4_text":  # it came with transformers 5
+        return
+    older = in_older_words(newer)
+    told = AutoConfig.for_model(**{key: value for key, value in older.items() if key != "architectures"})
+    assert told.rope_parameters == config.rope_parameters  # transformers itself reads it so
+    assert read(older) == want

@@ -19,7 +19,7 @@ from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.latent import LatentAttention
 from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config
+from dovetail.runtime.hf_config import dense_config, with_missing
 from dovetail.runtime.rope_config import interleaved
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.glm4_moe import sigmoid_routing
@@ -113,6 +113,10 @@ class Glm4MoeLite(DeepseekV3):
     """Serves `Glm4MoeLiteForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Glm4MoeLiteForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        return super().config_from_hf(with_missing(hf, qk_rope_head_dim=hf.get("head_dim")))
 
 
 class DeepseekV2(DeepseekV3):

@@ -50,7 +50,8 @@ class Ernie45Moe(ExpertModel):
         if float(hf.get("moe_norm_min") or 0) > SMALL:
             raise ModelError(f"config.json: moe_norm_min {hf['moe_norm_min']} is not supported; at most {SMALL}")
         inner, num = needed(hf, "moe_intermediate_size"), config.num_layers
-        routing = Routing(num=needed(hf, "moe_num_experts"), top_k=needed(hf, "moe_k"), correction=True, is_wide=True)
+        num_experts, top_k = needed(hf, "moe_num_experts", "num_experts"), needed(hf, "moe_k", "num_experts_per_tok")
+        routing = Routing(num=num_experts, top_k=top_k, correction=True, is_wide=True)
         first, last = int(hf.get("moe_layer_start_index", 1)), int(hf.get("moe_layer_end_index", -1))
         last, every = last if last >= 0 else num - 1, int(hf.get("moe_layer_interval") or 1)
         sparse = [first <= index <= last and (index + 1) % every == 0 for index in range(num)]

@@ -15,6 +15,7 @@ from dovetail.errors import ModelError
 from dovetail.layers.moe import MixtureOfExperts
 from dovetail.layers.routing import Routing
 from dovetail.runtime.checkpoint.weight_size import dense_numel
+from dovetail.runtime.hf_config import either
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 MLP = LAYER + r"(?:mlp|block_sparse_moe)"
@@ -51,15 +52,16 @@ def num_experts(hf: Mapping[str, Any]) -> int:
     return next(iter(given.values()))
 
 
-def needed(hf: Mapping[str, Any], key: str) -> int:
-    """Return a whole number that must be there.
+def needed(hf: Mapping[str, Any], key: str, second: str | None = None) -> int:
+    """Return a whole number that must be there, also under the second name that transformers reads.
 
     Raises:
-        ModelError: It is not.
+        ModelError: It is not, or both names say different things.
     """
-    if hf.get(key) is None:
+    value = hf.get(key) if second is None else either(hf, key, second, None)
+    if value is None:
         raise ModelError(f"config.json: the key {key!r} is missing")
-    return int(hf[key])
+    return int(value)
 
 
 def with_experts(
