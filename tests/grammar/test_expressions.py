@@ -50,6 +50,21 @@ def test_plain_words_match_the_same_texts(pattern: str, in_one: bool) -> None:
         assert (whole.search(text) is not None) == all(part.search(text) for part in parts), (text, made)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        (r"^(?!a)[\p{L}-]*$", (r"^[\p{L}-]*$", "^(?:(?:[^a][\\s\\S]*)?)$")),
+        (r"^(?=[)a](?:b))\p{L}", (r"^\p{L}", "^[)a]b")),
+        (r"^(?!a)\p{L}|b", None), (r"^(?!\p{L})b", None), (r"^(?!a)\p{L}(?!b)", None),
+        (r"(?!a)\p{L}", None), (r"^\p{L}", None),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_stays_as_it_is_behind_what_is_looked_for(pattern: str, parts: object) -> None:
+    """Libraries know characters by their properties; look-ahead in front of them is read on its own."""
+    assert plainly(pattern).parts == parts
+    assert plainly(pattern, in_one=True).parts is None
+
+
 @pytest.mark.parametrize("pattern", GIVEN)
 def test_the_complement_matches_all_others(pattern: str) -> None:
     """By ECMAScript's reading, as a validator of schemas has it."""

@@ -7,6 +7,7 @@ import random
 import re
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarMatcher, GrammarSpec, Kind, SupportLevel
@@ -42,7 +43,7 @@ def test_look_around_at_the_ends_is_several_expressions(pattern: str) -> None:
         assert (whole.search(text) is not None) == all(part.search(text) is not None for part in parts), text
 
 
-@pytest.mark.parametrize("pattern", ["^(?!a", "(?<=a+)b\\1", "^(?!aws:)[\\p{L}]+$", "^(?:(?=[a-z]{40})x){9,90}$"])
+@pytest.mark.parametrize("pattern", ["^(?!a", "(?<=a+)b\\1", "^(?!aws:)[\\p{L}]+(?!b)$", "^(?:(?=[a-z]{40})x){9,90}$"])
 def test_what_is_not_known_to_be_plain_comes_back(pattern: str) -> None:
     """Alone, so that it is refused and named."""
     assert rewritten(pattern).parts == (pattern,)
@@ -180,14 +181,22 @@ def test_what_only_some_read_is_written_for_all(
     assert not accepts(matcher, json.dumps(wrong))
 
 
-def test_patterns_of_keys_stay_exact_where_others_may_come(backend: GrammarBackend) -> None:
-    """A key with a control character would pass for one that no pattern finds."""
-    names = {'^[^"]$': {"type": "integer"}}
-    opened = {"type": "object", "patternProperties": names}
+@pytest.mark.parametrize("pattern", ['^[^"]$', r"^[a\s]", r"[a-z\s+_-]", r"^[^\\]{1,2}$", r"^\S$", r"^(?!a)[^b]$"])
+def test_no_key_gets_past_a_pattern_where_others_may_come(backend: GrammarBackend, pattern: str) -> None:
+    """One with a control character would pass for one that no pattern finds; so there are no such keys."""
+    opened = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
     closed = {**opened, "additionalProperties": False}
-    levels = [backend.supports(GrammarSpec(kind=Kind.JSON, source=json.dumps(s))).level for s in (opened, closed)]
-    assert levels == [SupportLevel.APPROXIMATE, SupportLevel.FULL]
-    assert not accepts(matcher_of(backend, closed), '{"\\"":1}')
+    for given in (opened, closed, {**opened, "additionalProperties": {"type": "null"}}):
+        assert backend.supports(GrammarSpec(kind=Kind.JSON, source=json.dumps(given))).level is SupportLevel.FULL
+        matcher, judge = matcher_of(backend, given), jsonschema_rs.validator_for(given)
+        for char in [*map(chr, range(1, 128)), "\ufeff", "\u00a0", "é"]:
+            for spelt in spellings(char):
+                for value in ("1", '"x"', "null"):
+                    text = f"{{{spelt}:{value}}}"
+                    offered, right = accepts(matcher, text), judge.is_valid(json.loads(text))
+                    assert right or not offered, text
+                    is_usual = char.isprintable() or char in "\n\t"
+                    assert offered or not right or not is_usual or "u00" in spelt, text
 
 
 FORMAT_TEXTS = {

@@ -53,6 +53,36 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"a":1}', '{"b":1}', '{"b":1,"c":1}', '{"a":1,"b":1,"c":1}'],
         ['{"a":1,"b":1}', "{}", '{"c":1}'],
     ),
+    "names by pattern beside listed ones": (
+        {
+            "type": "object",
+            "properties": {"a.b": {"type": "string"}, "c": {"type": "null"}, "D": {}},
+            "propertyNames": {"pattern": "^[a-z.]+$", "maxLength": 4},
+            "additionalProperties": {"type": "integer"},
+        },
+        ['{"a.b":"x","c":null}', '{"axb":1}', '{"abcd":1}', "{}"],
+        ['{"a.b":1}', '{"c":1}', '{"D":1}', '{"abcde":1}', '{"e":"x"}', '{"1":1}'],
+    ),
+    "names by pattern beside values by pattern": (
+        {
+            "type": "object",
+            "properties": {"ab": {"type": "string"}, "B": {}},
+            "patternProperties": {"^a": {"maxLength": 2}, "^b.*c$": {"type": ["null", "string"]}},
+            "propertyNames": {"pattern": "^[a-z]+$"},
+            "additionalProperties": {"type": "integer"},
+        },
+        ['{"ab":"x","a":"xy","bc":null}', '{"d":1}', '{"a":1}'],
+        ['{"B":1}', '{"ab":"xyz"}', '{"a":"xyz"}', '{"bc":1}', '{"d":"x"}', '{"d1":1}'],
+    ),
+    "names of several kinds": (
+        {
+            "type": "object",
+            "propertyNames": {"anyOf": [{"const": "*"}, {"pattern": "^[a-z]"}, {"pattern": "[0-9]$"}]},
+            "additionalProperties": {"type": "integer"},
+        },
+        ['{"*":1,"a":1,"a1":1,"B2":1}'],
+        ['{"*":"x"}', '{"B":1}', '{"a":"x"}', '{"a1":"x"}'],
+    ),
     "arrays": ({"oneOf": [lists("x"), lists("y")]}, ['["x"]', '["y","y"]'], ["[]", '["x","y"]', '"x"']),
     "arrays with items": ({"oneOf": [lists("x", minItems=1), lists("y")]}, ["[]", '["x"]'], ['["x","y"]']),
     "texts with other beginnings": (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support
@@ -85,6 +85,8 @@ _CHANGED = (_REWRITTEN - _BOUNDS) | {"anyOf", _GUIDANCE}
 _NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
 PLAIN_ESCAPES = '"\\bfnrt'
 """Escapes in strings: without those by number no key can be spelled in a second way."""
+USUAL_ESCAPES = '"\\nrt'
+"""The same where patterns of names are `tightened`: what those leave out must be no name that no pattern finds."""
 
 
 class SchemaWalk:
@@ -118,7 +120,7 @@ class SchemaWalk:
             self._pattern(where, node[key])
         elif key == "patternProperties":
             for pattern in node[key]:
-                self._pattern(f"{where}/{escape(pattern)}", pattern, in_one=True, is_exact=_is_open_beside(node))
+                self._pattern(f"{where}/{escape(pattern)}", pattern, in_one=True)
         elif key in ("minProperties", "maxProperties"):
             self._count(where, key, node)
         elif key in _BOUNDS:
@@ -135,12 +137,12 @@ class SchemaWalk:
         elif key == "minProperties" and node[key] - len(required) > 1 and node.get("additionalProperties") is not False:
             self._ignored.append(where)
 
-    def _pattern(self, where: str, pattern: str, *, in_one: bool = False, is_exact: bool = False) -> None:
-        said, work = rewritten(pattern, in_one=in_one, is_exact=is_exact)
+    def _pattern(self, where: str, pattern: str, *, in_one: bool = False) -> None:
+        said, work = rewritten(pattern, in_one=in_one)
         self._work += work
         if any(map(is_unreadable, said)) or self._work > MAX_WORK:
             self._refuse(where)
-        elif any(is_leaky(part if is_exact else tightened(part)) for part in said):
+        elif any(is_leaky(tightened(part)) for part in said):
             self._ignored.append(where)
 
     def _refuse(self, where: str) -> None:
@@ -174,11 +176,6 @@ def is_inexact(value: Any) -> bool:
         elif isinstance(item, int | float) and abs(item) > EXACT and (abs(item) > INCLUSIVE_FAR or float(item) != item):
             return True
     return False
-
-
-def _is_open_beside(node: Mapping[str, Any]) -> bool:
-    """Whether keys may come that no pattern finds: then a pattern must find exactly those that it says."""
-    return node.get("additionalProperties") is not False
 
 
 def _renamed(parts: Mapping[str, Any], write: Callable[[str], str]) -> dict[str, Any]:
@@ -216,7 +213,7 @@ def prepare_schema(spec: GrammarSpec, between: str) -> str:
     root, nodes = schema.parse(spec.source), [node for _, node in schema.nodes(spec.source)]
     if not isinstance(root, dict) or any(_is_rewritten(node) for node in nodes):
         return json.dumps(prepare_value(root, between, spec.source), ensure_ascii=False)
-    options = json.dumps(_options(between, any(map(is_open, nodes)) and not needs_escapes(spec.source)))
+    options = json.dumps(_options(between, nodes, spec.source))
     comma = "," if root else ""
     return f'{spec.source.rstrip()[:-1]}{comma}"{_GUIDANCE}":{options}}}'
 
@@ -230,9 +227,19 @@ def _is_rewritten(node: Mapping[str, Any]) -> bool:
     )
 
 
-def _options(between: str, is_plain: bool) -> dict[str, Any]:
-    """Return the library's options in a schema; `is_plain`: no character is written by its number."""
-    return {"whitespace_pattern": between} | ({"json_allowed_escapes": PLAIN_ESCAPES} if is_plain else {})
+def _options(between: str, nodes: Iterable[Mapping[str, Any]], source: str) -> dict[str, Any]:
+    """Return the library's options in a schema.
+
+    Args:
+        between: What may stand between JSON tokens.
+        nodes: The schemas in it.
+        source: Its text.
+    """
+    opened = [node for node in nodes if is_open(node)]
+    if not opened or needs_escapes(source):
+        return {"whitespace_pattern": between}
+    has_patterns = any("patternProperties" in node for node in opened)
+    return {"whitespace_pattern": between, "json_allowed_escapes": USUAL_ESCAPES if has_patterns else PLAIN_ESCAPES}
 
 
 def prepare_value(root: Any, between: str, source: str | None = None) -> Any:
@@ -252,10 +259,8 @@ def prepare_value(root: Any, between: str, source: str | None = None) -> Any:
         if bounded and any(map(_has_fraction, bounded)):
             for node in bounded:
                 _step_over(node)
-        is_plain = any(map(is_open, copied)) and not needs_escapes(
-            source if source is not None else json.dumps(root, ensure_ascii=False)
-        )
-        made[_GUIDANCE] = _options(between, is_plain)
+        text = source if source is not None else json.dumps(root, ensure_ascii=False)
+        made[_GUIDANCE] = _options(between, copied, text)
     return made
 
 
@@ -320,10 +325,8 @@ def _rewrite(made: dict[str, Any], root: Mapping[str, Any]) -> None:
         made["pattern"] = first
         also += ({"pattern": other} for other in others)
     if "patternProperties" in made:
-        is_exact = _is_open_beside(root)
-        write = str if is_exact else tightened
         made["patternProperties"] = _renamed(
-            made["patternProperties"], lambda name: write(rewritten(name, in_one=True, is_exact=is_exact).parts[0])
+            made["patternProperties"], lambda name: tightened(rewritten(name, in_one=True).parts[0])
         )
     named = made.pop("format", None)
     if named in FORMATS:

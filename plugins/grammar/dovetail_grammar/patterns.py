@@ -17,7 +17,8 @@ _STRICT = frozenset(map(chr, range(0x20))) - set("\t\n\r")
 _RARE = r"\x00-\x08\x0b\x0c\x0e-\x1f"
 """Control characters that nobody writes."""
 _BOM = "\ufeff"
-_SPACES = r" \t\r\n\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_SPACES = r" \t\r\n\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000" + _BOM
+"""What ECMAScript calls white space, without what nobody writes."""
 _DASH = re.compile(r"(\\[wdsWDS])-(?!\])")
 _OPAQUE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 """An escape, or a class."""
@@ -62,19 +63,18 @@ class Rewritten(NamedTuple):
     work: int
 
 
-def rewritten(pattern: str, *, in_one: bool = False, is_exact: bool = False) -> Rewritten:
+def rewritten(pattern: str, *, in_one: bool = False) -> Rewritten:
     """Return a pattern as libraries read it: without look-around, edges of words, anchors within, leaky classes.
 
     Args:
         pattern: The pattern; comes back alone where nothing else is known to say it.
         in_one: By one pattern.
-        is_exact: Control characters that nobody writes are no exceptions.
     """
     known = readable(pattern)
-    is_plain = not (is_unreadable(known) or has_odd_anchors(known) or is_leaky(known if is_exact else tightened(known)))
+    is_plain = not (is_unreadable(known) or has_odd_anchors(known) or is_leaky(tightened(known)))
     if is_plain:
         return Rewritten((known,), 0)
-    made = plainly(pattern, in_one=in_one, without=() if is_exact else RARE)
+    made = plainly(pattern, in_one=in_one, without=RARE)
     return Rewritten(made.parts or (known,), made.work)
 
 
@@ -102,16 +102,17 @@ def tightened(pattern: str) -> str:
     def one(found: re.Match[str]) -> str:
         body = found[0]
         if body in (r"\S", r"[\S]"):
-            return f"[^\\s{_BOM}]"
+            return f"[^{_SPACES}{_RARE}]"
+        if body == r"\s":
+            return f"[{_SPACES}]"
         if body == "{":
             return r"\{"  # as itself, which only some read so
         if not body.startswith("["):
             return body
         body = _DASH.sub(r"\1\\-", body)
-        if body.startswith("[^"):
-            body = body[:-1] + (_BOM if r"\s" in body else "") + "]"
-            return f"{body[:-1]}{_RARE}]" if _is_leaky_class(body) else body
-        return body.replace(r"\s", _SPACES) if _is_leaky_class(body) and r"\S" not in body else body
+        spaces = _SPACES + (r"\x0b\x0c" if body.startswith("[^") else "")
+        body = body if r"\S" in body else body.replace(r"\s", spaces)
+        return f"{body[:-1]}{_RARE}]" if body.startswith("[^") and _is_leaky_class(body) else body
 
     return _PARTS.sub(one, pattern)
 

@@ -8,6 +8,9 @@ short as its author wrote it. Where that does not do, the whole expression becom
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from collections.abc import Sequence as Row
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -33,6 +36,8 @@ MAX_KEPT = 512
 """Answers that are kept."""
 NOTHING = r"^[^\s\S]$"
 """What no text matches."""
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
+_LOOKING = re.compile(r"\(\?<?[=!]|\\[1-9bBk]")
 _START, _END = Edge("^"), Edge("$")
 
 
@@ -59,14 +64,42 @@ def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> Pla
         without: Characters that texts which match need not have: nobody writes them.
     """
     writer = _Writer(without)
+    front, rest = ((), pattern) if in_one else _split(pattern)
     try:
         tree = read(pattern)
         parts = _parts(tree) or [tree]
         if in_one and len(parts) > 1:
             return Plain((writer.of(tree),), writer.work)
-        return Plain(tuple(dict.fromkeys(map(writer.part, parts))), writer.work)
-    except (UnreadableError, TooLargeError, RecursionError):
+        written = [text for text in dict.fromkeys(map(writer.part, parts)) if text != "^"]
+        return Plain(tuple(written or ["^"]), writer.work)
+    except UnreadableError:
+        if not front:
+            return Plain(None, writer.work)
+    except (TooLargeError, RecursionError):
         return Plain(None, writer.work)
+    found = [plainly(part, without=without) for part in front]  # the rest as it was given: others may read it
+    parts_of = [part for each in found for part in each.parts or ()]
+    is_known = all(each.parts for each in found)
+    return Plain((rest, *parts_of) if is_known else None, writer.work + sum(each.work for each in found))
+
+
+def _split(pattern: str) -> tuple[Row[str], str]:
+    """Return what is looked for in front of an expression that has no other look-around, and the expression."""
+    front, rest = [], pattern[1:]
+    while rest.startswith(("(?=", "(?!")) and (end := next((at for at, level in _levels(rest) if level == 0), 0)):
+        front.append(f"^{rest[:end]}")
+        rest = rest[end:]
+    is_choice = any(level == 0 and rest[at - 1] == "|" for at, level in _levels(rest))
+    is_split = pattern.startswith("^") and not is_choice and not _LOOKING.search(rest)
+    return (front, f"^{rest}") if is_split else ((), pattern)
+
+
+def _levels(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where a token ends, and within how many groups that is."""
+    level = 0
+    for token in _TOKENS.finditer(text):
+        level += {"(": 1, ")": -1}.get(token[0], 0)
+        yield token.end(), level
 
 
 @lru_cache(maxsize=MAX_KEPT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dovetail.grammar.spec.normal.logic import Logic, Node
@@ -28,16 +29,27 @@ class Names:
         if allowed is None:
             return None
         names, patterns = allowed
+        given = node.get("patternProperties", {})
+        if given and (names or len(patterns) != 1):
+            return None
         rest, listed = node.get("additionalProperties", True), node.get("properties", {})
         try:
             made: Node = {name: part if self._is_one(name, names, patterns) else False for name, part in listed.items()}
         except ValueError:
             return None
-        if patterns and rest not in (True, False, {}) and any(made.values()):
-            return None  # the patterns would speak of listed properties, too
         made |= {name: rest for name in names if name not in listed}
+        patterns = ["|".join(f"(?:{pattern})" for pattern in patterns)] if len(patterns) > 1 else patterns
         found: Node = {"properties": made, "additionalProperties": False}
-        return found | ({"patternProperties": dict.fromkeys(patterns, rest)} if patterns and rest is not False else {})
+        if given:
+            (rule,) = patterns
+            found["patternProperties"] = {_all_of([rule, pattern]): part for pattern, part in given.items()}
+            patterns = [_neither(rule, list(given))]
+        if patterns and rest not in (True, False, {}):
+            said = [name for name, part in made.items() if part is not False]
+            patterns = [_but_names(pattern, said) for pattern in patterns]
+        if patterns and rest is not False:
+            found.setdefault("patternProperties", {}).update(dict.fromkeys(patterns, rest))
+        return found
 
     def _is_one(self, name: str, names: list[str], patterns: list[str]) -> bool:
         return name in names or any(self._finder.matches(pattern, name) for pattern in patterns)
@@ -54,10 +66,9 @@ class Names:
         names = given.get("enum", [given["const"]] if "const" in given else None)
         if names is not None:
             return ([name for name in names if isinstance(name, str)], []) if len(given) == 1 else None
-        if set(given) == {"pattern"}:
-            return [], [given["pattern"]]
-        if given and set(given) <= _LENGTHS:
-            return [], [_of_length(given.get("minLength", 0), given.get("maxLength"))]
+        if given and set(given) <= _LENGTHS | {"pattern"}:
+            sizes = [_of_length(given.get("minLength", 0), given.get("maxLength"))] if _LENGTHS & set(given) else []
+            return [], [_all_of([*sizes, *([given["pattern"]] if "pattern" in given else [])])]
         if set(given) == {"anyOf"}:
             parts = [self._allowed(part) for part in given["anyOf"]]
             if any(part is None for part in parts):
@@ -71,6 +82,22 @@ class Names:
         """All names but some."""
         opposite = self._logic.opposite(rule["not"], {"type": "string"})
         return self._allowed(opposite) if isinstance(opposite, dict) and "not" not in opposite else None
+
+
+def _all_of(patterns: list[str]) -> str:
+    """Write that each of some expressions is found."""
+    return patterns[0] if len(patterns) == 1 else "^" + "".join(rf"(?=[\s\S]*(?:{each}))" for each in patterns)
+
+
+def _neither(pattern: str, others: list[str]) -> str:
+    """Write that an expression is found, and none of some others is."""
+    return "^" + "".join(rf"(?![\s\S]*(?:{each}))" for each in others) + rf"(?=[\s\S]*(?:{pattern}))"
+
+
+def _but_names(pattern: str, names: list[str]) -> str:
+    """Write an expression that does not match some names: those are said elsewhere."""
+    listed = "|".join(re.sub(r"[\^$.|?*+()\[\]{}/\\]", r"\\\g<0>", name) for name in names)
+    return rf"^(?!(?:{listed})$)(?=[\s\S]*(?:{pattern}))" if names else pattern
 
 
 def _of_length(least: int, most: int | None) -> str:

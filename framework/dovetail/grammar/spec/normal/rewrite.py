@@ -254,10 +254,13 @@ class Rewriter:
 
     def property_names(self, node: Node) -> None:
         """Names that are listed are properties, and those that match are properties by pattern."""
-        made = None if "patternProperties" in node else self._names.said_of(node)
-        if made is not None:
-            del node["propertyNames"]
-            node |= made
+        made = self._names.said_of(node)
+        if made is None:
+            return
+        if "patternProperties" not in node and (place := self._places.get(id(node))) is not None:
+            self._places[id(node)] = replace(place, names={**(place.names or {}), "patternProperties": "propertyNames"})
+        del node["propertyNames"]
+        node |= made
 
     def fewest_properties(self, node: Node) -> None:
         """Some of the optional properties are there, or others that are not declared."""
