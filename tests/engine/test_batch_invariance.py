@@ -136,11 +136,14 @@ def test_what_cannot_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--batch-invariant: the model Gemma2ForCausalLM .Gemma2. does not say"):
         make_core(folder, **ON)
     settings = EngineSettings(batch_invariant=True)
-    config: Any = type("Config", (), {"architecture": "Qwen3ForCausalLM", "experts": None})
-    check_model(Qwen3, config, torch.device("cpu"), settings, "")
-    with pytest.raises(ConfigError, match=r"products of awq weights .*; products on cuda"):
-        check_model(Qwen3, config, torch.device("cuda"), settings, "awq")
-    check_model(Qwen3, config, torch.device("cuda"), EngineSettings(), "awq")
+    config: Any = type("Config", (), {"architecture": "Qwen3MoeForCausalLM", "experts": 8})
+    cuda, ranks = torch.device("cuda"), EngineSettings(batch_invariant=True, tensor_parallel_size=2)
+    check_model(Qwen3, config, torch.device("cpu"), ranks, "")
+    with pytest.raises(ConfigError, match=r"products of awq weights .*; experts on cuda .*; sums of ranks on cuda"):
+        check_model(Qwen3, config, cuda, ranks, "awq")
+    config.experts = None
+    check_model(Qwen3, config, cuda, settings, "")
+    check_model(Qwen3, config, cuda, EngineSettings(), "awq")
 
 
 def test_a_backend_that_does_not_claim_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,3 +155,36 @@ def test_equal_tokens_on_the_edge_are_kept_by_id(filters: dict[str, float]) -> N
     want = draw.draw_filtered(scores, p, 30)[0]
     assert torch.equal(draw.draw_short(scores, p, 7), want)
     assert want.max() <= (24 if "top_k" in filters else 29)
+
+
+class _Refuses:
+    """A kernel that must not be launched."""
+
+    def __getitem__(self, grid: object) -> object:
+        raise AssertionError("a round was launched")
+
+
+def test_draws_apart_are_made_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the number of rows must not tell, plain torch draws them one by one, and the kernels make no rounds."""
+    from dovetail.runtime.device.draw_params import DrawParams
+    from dovetail.runtime.sampling import draw as plain
+    from dovetail.runtime.sampling import draw_triton
+
+    torch.manual_seed(0)
+    logits, num = torch.randn(5, 300), 5
+    half, zero = torch.full((num,), 0.5), torch.zeros(num)
+    whole = torch.arange(num)
+    params = DrawParams(torch.ones(num), half, zero, torch.zeros(num, dtype=torch.int64), whole, whole, apart=True)
+    assert params.rows(slice(0, 2)).apart
+    seen: list[int] = []
+    block = plain._draw_block
+    monkeypatch.setattr(plain, "_draw_block", lambda x, p, **more: seen.append(len(x)) or block(x, p, **more))
+    drawn = plain.draw(logits, params)
+    assert seen == [1] * num
+    params.apart = False
+    assert torch.equal(plain.draw(logits, params), drawn)
+    monkeypatch.setattr(draw_triton, "_round_kernel", _Refuses())
+    with pytest.raises(AssertionError, match="a round was launched"):
+        draw_triton.draw(logits, params)
+    params.apart = True
+    assert torch.equal(draw_triton.draw(logits, params), drawn)

@@ -34,7 +34,9 @@ def check_model(
         reasons.append(f"the model {config.architecture} ({plugin.__name__}) does not say that it is batch-invariant")
     if quantization:
         reasons.append(f"products of {quantization} weights choose their kernels by rows; use a plain checkpoint")
-    if device.type != "cpu":
-        reasons.append(f"products on {device.type} choose their kernels by rows; --device cpu works")
+    if device.type != "cpu" and config.experts is not None:
+        reasons.append(f"experts on {device.type} choose their kernels by rows; --device cpu works")
+    if device.type != "cpu" and settings.tensor_parallel_size > 1:
+        reasons.append(f"sums of ranks on {device.type} choose their kernels by rows; use --tensor-parallel-size 1")
     if reasons:
         raise ConfigError(f"--batch-invariant: {'; '.join(reasons)}")

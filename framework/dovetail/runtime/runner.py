@@ -108,6 +108,7 @@ class ModelRunner:
         self.state = DeviceState(
             settings.max_running_requests, max_pages, self.device, max(1, len(self.pool.pools)), states
         )
+        self.state.params.apart = settings.batch_invariant
         self.attention = make_attention(
             backends, local, self.pool, self.state.page_tables, self.device, batch_invariant=settings.batch_invariant
         )

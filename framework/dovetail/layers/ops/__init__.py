@@ -43,8 +43,12 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """`linear`, or with a residual `linear_add`, whose rows do not depend on how many there are."""
-    y = invariant.linear(x, weight, bias)
-    return y if residual is None else residual + y
+    if not x.is_cuda:
+        y = invariant.linear(x, weight, bias)
+        return y if residual is None else residual + y
+    from dovetail.layers.ops import fixed  # imports Triton, which only CUDA tensors need
+
+    return fixed.linear(x, weight, bias, residual)
 
 
 def invariant_act(act: Act, gate_up: Tensor) -> Tensor:

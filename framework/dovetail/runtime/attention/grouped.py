@@ -63,6 +63,7 @@ def make_attention(
     ]
     for backend in made if batch_invariant else ():
         backend.batch_invariant = True
+        backend.prefix_group = 0  # what several rows share is summed apart from the rest
     return made[0] if len(made) == 1 else GroupedBackend(made, groups, cache, tables)
 
 

@@ -51,7 +51,6 @@ class HybridBackend(AttentionBackend):
     @batch_invariant.setter
     def batch_invariant(self, value: bool) -> None:
         self.prefill.batch_invariant = self.decode.batch_invariant = value
-        self.prefix_group = self.decode.prefix_group
 
     def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
         """Both halves may be captured."""

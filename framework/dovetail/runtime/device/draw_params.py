@@ -13,7 +13,8 @@ class DrawParams:
     """Parameters by row.
 
     `temperature` (0: the best token), `top_p` and `min_p` are `[R]` float32, `top_k` is `[R]` int64 (below 1: off),
-    `seeds` and `positions` are `[R]` int64: what the draws of this step are keyed by.
+    `seeds` and `positions` are `[R]` int64: what the draws of this step are keyed by. `apart`: a row's draw must not
+    depend on how many rows there are, down to how its probabilities are summed.
     """
 
     temperature: Tensor
@@ -22,6 +23,7 @@ class DrawParams:
     top_k: Tensor
     seeds: Tensor
     positions: Tensor
+    apart: bool = False
 
     @classmethod
     def uninitialised(cls, num: int, device: torch.device) -> DrawParams:
@@ -30,9 +32,10 @@ class DrawParams:
         return cls(temperature, top_p, min_p, *torch.empty(3, num, dtype=torch.int64, device=device))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, in the order of the constructor."""
+        """All tensors, in the order of the constructor."""
         return self.temperature, self.top_p, self.min_p, self.top_k, self.seeds, self.positions
 
     def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
-        return DrawParams(*(tensor[index] for tensor in self.tensors()))
+        temperature, top_p, min_p, top_k, seeds, positions = (tensor[index] for tensor in self.tensors())
+        return DrawParams(temperature, top_p, min_p, top_k, seeds, positions, self.apart)

@@ -94,12 +94,14 @@ class RowParams:
         slots: `[S]` of these, where the row's tokens are counted, or `NOTHING`.
         num_top: `[S]` of these, rivals whose log probabilities are asked for, or `NOTHING`.
         stop_ids: `[S, W]` int64, padded with `NO_STOP`.
+        apart: See `DrawParams`. Then what is more than temperature and filters is sampled outside of graphs: there and
+            here, it is computed by other instructions.
         bias_ids, bias: `[S, MAX_BIAS]` int32 and float32, what is added to which logits; `num_bias` of them count.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self.rows = [SampleRow(SamplingParams(max_tokens=0, temperature=0.0)) for _ in range(num_rows)]
-        self.version = 0
+        self.version, self.apart = 0, False
         self._device = device
         self.floats = torch.zeros(len(FLOATS), num_rows, device=device)
         self.numbers = torch.zeros(len(NUMBERS), num_rows, dtype=torch.int64, device=device)
@@ -131,7 +133,7 @@ class RowParams:
         """Return what is known of device rows; at no cost for the array of the last call, if nothing has changed."""
         if rows is not self._facts_rows or self.version != self._facts_version:
             found = [self.rows[row] for row in rows.tolist()]
-            self._facts = _facts(found)
+            self._facts = _facts(found, apart=self.apart)
             self._facts_rows, self._facts_version = rows, self.version
         return self._facts
 
@@ -168,14 +170,15 @@ class RowParams:
         """Gather what draws for rows `[R]` take, whose next tokens have these `[R]` places."""
         temperature, top_p, min_p = self.floats[:3].index_select(1, rows)
         top_k, seeds = self.numbers[:2].index_select(1, rows)
-        return DrawParams(temperature, top_p, min_p, top_k, seeds, positions)
+        return DrawParams(temperature, top_p, min_p, top_k, seeds, positions, self.apart)
 
 
-def _facts(rows: list[SampleRow]) -> RowFacts:
+def _facts(rows: list[SampleRow], *, apart: bool = False) -> RowFacts:
+    is_plain = all(row.is_plain for row in rows)
     return RowFacts(
         rows,
-        is_plain=all(row.is_plain for row in rows),
+        is_plain=is_plain,
         is_drawn=any(row.params.temperature > 0 for row in rows),
         may_ban=any(row.is_banning for row in rows),
-        fits_graph=all(row.fits_graph for row in rows),
+        fits_graph=all(row.fits_graph for row in rows) and (is_plain or not apart),
     )

@@ -130,6 +130,7 @@ def gather(
     """
     num = rows.shape[0]
     p = DrawParams.uninitialised(num, rows.device)
+    p.apart = params.apart
     greedy = torch.empty(num, dtype=torch.int64, device=rows.device)
     values, places = best or (greedy, greedy)
     num_blocks = values.shape[1] if best else 1

@@ -44,7 +44,7 @@ def draw(logits: Tensor, p: DrawParams, greedy: Tensor | None = None, *, filtere
         from dovetail.runtime.sampling import draw_triton  # imports Triton, which only CUDA tensors need
 
         return draw_triton.draw(logits, p, greedy)
-    rows = max(1, BLOCK // logits.shape[-1])
+    rows = 1 if p.apart else max(1, BLOCK // logits.shape[-1])
     if logits.device.type != "cpu" or logits.shape[0] <= rows:
         return _draw_block(logits, p, filtered=filtered)
     starts = range(0, logits.shape[0], rows)

@@ -478,7 +478,8 @@ def draw(
     num_blocks = triton.cdiv(vocab, race)
     masses, scores = torch.empty(2, rows, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
-    rounds, peak = ROUNDS if rows <= FEW_ROWS else 0, min(PEAK, race // 4)
+    # Rounds sum probabilities by blocks, the last kernel does by larger ones: where that must not tell, one of both.
+    rounds, peak = ROUNDS if rows <= FEW_ROWS and not p.apart else 0, min(PEAK, race // 4)
     passes = torch.empty(rounds, 4, rows, num_blocks, dtype=torch.int32, device=logits.device)
     tested = torch.empty(rounds, 2, rows, dtype=torch.int32, device=logits.device)
     num_peaks = num_blocks * (race // peak)

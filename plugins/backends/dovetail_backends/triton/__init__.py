@@ -13,9 +13,10 @@ from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Forwa
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import AttentionCaps
+from dovetail.errors import UnsupportedError
 from dovetail_backends.triton import latent
 from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
-from dovetail_backends.triton.extend import extend
+from dovetail_backends.triton.extend import FIXED_ROWS, extend
 from dovetail_backends.triton.kv import (
     Pair,
     Scales,
@@ -44,6 +45,7 @@ class TritonBackend(AttentionBackend):
         mixers=frozenset({"kv", "latent"}),
         unequal_dims=True,
         cache_dtypes=frozenset(SCALED_DTYPES),
+        batch_invariant=True,
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
@@ -68,7 +70,9 @@ class TritonBackend(AttentionBackend):
     def plan_in_graph(self, batch: ForwardBatch) -> None:
         """Find what neighbouring decode rows share, where that is worth it; every layer of the step uses it."""
         self._prefixes = None
-        if batch.shares_prefixes and batch.num_decode > 1 and self.prefix_group:
+        if self.batch_invariant and self._is_latent:
+            raise UnsupportedError("attention backend triton: latent rows are not batch-invariant; use --device cpu")
+        if batch.shares_prefixes and not self.batch_invariant and batch.num_decode > 1 and self.prefix_group:
             shared = self._prefix_scratch.plan(batch, self.kv_pool.page_size)
             self._prefixes = Prefixes(shared, self._prefix_scratch)
 
@@ -100,7 +104,10 @@ class TritonBackend(AttentionBackend):
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         scales = self._scales(layer)
-        if self._is_latent:
+        if self.batch_invariant:
+            rows = 0, batch.num_decode
+            extend(q, self._pair(layer), layer, batch, out, FIXED_ROWS, scales=scales, requests=rows, is_fixed=True)
+        elif self._is_latent:
             latent.decode(q, self._rows(layer), layer, batch, self._scratch, out, scales)
         else:
             decode(q, self._pair(layer), layer, batch, self._scratch, out, self._prefixes, scales)
@@ -114,7 +121,9 @@ class TritonBackend(AttentionBackend):
         batch: ForwardBatch,
         out: Tensor,
     ) -> bool:
-        """One kernel for the rotation, the write and the attention."""
+        """One kernel for the rotation, the write and the attention, which rounds otherwise than those of prompts."""
+        if self.batch_invariant:
+            return False
         kv = self._pair(layer)
         decode_qkv(qkv, norm, rope, kv, layer, batch, self._scratch, out, self._prefixes, self._scales(layer))
         return True
@@ -123,7 +132,9 @@ class TritonBackend(AttentionBackend):
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         scales = self._scales(layer)
-        if self._is_latent:
+        if self.batch_invariant:
+            extend(q, self._pair(layer), layer, batch, out, FIXED_ROWS, scales=scales, is_fixed=True)
+        elif self._is_latent:
             latent.extend(q, self._rows(layer), layer, batch, out, self._longest, scales)
         else:
             extend(q, self._pair(layer), layer, batch, out, self._longest, scales=scales)

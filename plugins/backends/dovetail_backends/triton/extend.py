@@ -95,7 +95,7 @@ def _extend_kernel(
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
     SPAN: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
-    PDL: tl.constexpr,
+    FIXED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -134,6 +134,8 @@ def _extend_kernel(
         seen_by_all = first
     if SPAN > 0:
         first = lowest // SPAN * SPAN // BLOCK_N * BLOCK_N
+        seen_by_all = first
+    if FIXED:  # every tile of keys by the same instructions, whichever rows are in the tile of queries
         seen_by_all = first
     for at in tl.range(first, seen_by_all, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
@@ -186,6 +188,10 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scal
     return 64, 64, 4, 2
 
 
+FIXED_ROWS = 64
+"""Longest chunk for which the tile is chosen where it must not depend on the chunks."""
+
+
 def block_of(num: int) -> int:
     """How many starts a program looks at. Hardly any variants: each is compiled, and looking costs next to nothing."""
     return 1 if num == 1 else max(1024, triton.next_power_of_2(num))
@@ -200,6 +206,9 @@ def extend(
     longest: int,
     tile: Tile | None = None,
     scales: Scales | None = None,
+    *,
+    requests: tuple[int, int] | None = None,
+    is_fixed: bool = False,
 ) -> None:
     """Attend the prefill chunks of a batch.
 
@@ -212,22 +221,28 @@ def extend(
         longest: Most new tokens of one request, by which the tile is chosen; an upper bound will do.
         tile: From `choose_tile` if not given.
         scales: Of the numbers of a pool in 8 bits.
+        requests: The first that is attended, and the one behind the last; `q` and `out` are of their tokens. From
+            `num_decode` on if not given.
+        is_fixed: With one tile for all calls, a token has the same bits in any chunk, and as a decode row. Tiles that a
+            query does not see add nothing, exactly.
     """
+    first, stop = requests or (batch.num_decode, batch.num_requests)
     d, dv, hk, (k, v) = layer.qk_dim, layer.v_dim, layer.num_kv_heads, kv
     scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     group = q.shape[1] // hk
-    num = batch.num_requests - batch.num_decode
+    num = stop - first
     block_m, block_n, warps, stages = tile or choose_tile(
         longest * group, max(d, dv), q.dtype, shared_bytes(q.device), is_scaled=scales is not None
     )
     _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, hk)](
         q, k, v, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
         layer.sinks if layer.sinks is not None else q, out, *scale_tensors,
-        layer.scale * LOG2E, batch.num_decode, batch.num_decode, num,
+        layer.scale * LOG2E, first, first, num,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
         *k.stride()[:3], *scale_strides, G=group, D=d, BLOCK_D=block_of_width(d), DV=dv, BLOCK_V=block_of_width(dv),
-        P=k.shape[1], BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_R=block_of(num), STAGES=stages,
+        P=k.shape[1], BLOCK_M=block_m, BLOCK_N=block_n, STAGES=stages,
+        BLOCK_R=block_of(max(2, num) if is_fixed else num),
         WINDOW=layer.sliding_window or 0,
         SPAN=layer.chunk_size or 0, SINKS=layer.sinks is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
-        num_warps=warps, **kinds, **launch_options(q),
+        FIXED=is_fixed, num_warps=warps, **kinds, **launch_options(q),
     )  # fmt: skip

@@ -1,0 +1,75 @@
+"""`--batch-invariant` over Triton's kernels, captured and not, in the interpreter."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_graphs import add_graphs
+from test_sharing_engine import answers
+
+from dovetail.engine.core import EngineCore
+from dovetail.executor.local import LocalExecutor
+from dovetail.messages import SamplingParams
+from dovetail.plugins import load
+from dovetail.runtime.device.row_params import RowParams
+from dovetail.testing import check_class, conformance_class
+from dovetail.testing.engine import make_core, make_plans
+from dovetail.testing.models import make_model
+from dovetail_backends.triton import TritonBackend
+
+
+class OnCpu(TritonBackend):
+    """The backend in the interpreter."""
+
+    caps = replace(TritonBackend.caps, devices=frozenset({"cpu"}))
+
+
+@pytest.mark.parametrize("check", ["test_batch_invariance", "test_invariance_of_chunks"])
+def test_the_kit_finds_equal_bits(check: str) -> None:
+    """Beside others, in chunks, as decode rows; with windows, soft caps and sinks."""
+    report = check_class(conformance_class("attention_backend", plugin_class=OnCpu), check)
+    assert report.passed, report.text()
+    assert "1 passed" in report.text()
+
+
+def test_an_engine_answers_alike_in_any_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request alone and eagerly, and all at once in graphs, behind a common prefix, in small chunks."""
+    folder = make_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=1, head_dim=16)
+    rng = random.Random(5)
+    start = [rng.randrange(190) for _ in range(32)]
+    prompts = [start + [rng.randrange(190) for _ in range(1 + 9 * i)] for i in range(4)]
+    params = [
+        SamplingParams(max_tokens=4, temperature=0.9 * (i % 2), top_p=0.95, seed=i, ignore_eos=True) for i in range(4)
+    ]
+    monkeypatch.setattr(TritonBackend, "caps", OnCpu.caps)
+    monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    small: dict[str, Any] = {"attention_backend": "triton", "batch_invariant": True, "max_total_tokens": 1024}
+    alone = []
+    for prompt, asked in zip(prompts, params, strict=True):
+        alone += answers(make_core(folder, **small), [prompt], [asked])
+    settings, plan = make_plans(folder, chunked_prefill_size=20, **small)
+    plugins = load(plan, "engine")
+    executor = LocalExecutor(settings, plugins)
+    backend: Any = executor.runner.attention
+    assert (backend.batch_invariant, backend.prefix_group) == (True, 0)
+    add_graphs(executor, max_requests=4, prefill=False)
+    assert answers(EngineCore(settings, plugins, executor), prompts, params) == alone
+
+
+def test_what_is_adjusted_leaves_the_graphs() -> None:
+    """Rows with penalties are drawn outside of graphs, where that must not tell; others stay."""
+    for apart, expected in ((False, [True, True]), (True, [True, False])):
+        found = []
+        for more in ({}, {"frequency_penalty": 0.5}):
+            params = RowParams(2, torch.device("cpu"))
+            params.apart = apart
+            params.rows[0].params = SamplingParams(max_tokens=1, temperature=1.0, **more)
+            found.append(params.facts_of(np.array([0])).fits_graph)
+        assert found == expected
