@@ -136,3 +136,18 @@ def test_compilations_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         _probe_kernel[(1,)](out, VALUE=3.0)
     assert compiled == ["_probe_kernel"]
     assert out.item() == 3.0
+
+
+def test_warm_leaves_nothing_to_compile_for_dummies_or_weights(tmp_path: Path) -> None:
+    """`dovetail warm` in a new cache, with dummy weights, then as it is served: no kernel is left, no list is made."""
+    folder = make_model(tmp_path / "model", "Qwen3ForCausalLM", **SMALL, num_attention_heads=14, num_key_value_heads=2)
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    told = []
+    for flags in (["--load-format", "dummy"], []):
+        command = [sys.executable, "-m", "dovetail_server", "warm", str(folder), *flags]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
+        assert done.returncode == 0, done.stderr
+        told.append((done.stdout, "Compiled" in done.stderr))
+    assert "kernels compiled" in told[0][0]
+    assert "nothing was left to compile" in told[1][0]
+    assert [compiled for _, compiled in told] == [True, False]

@@ -28,6 +28,7 @@ admin-api-key default-chat-template-kwargs device-memory-utilization enable-forc
 max-num-queued-reqs max-num-queued-tokens override-generation-config preferred-sampling-params root-path
 scheduling-policy shutdown-timeout sse-keep-alive-interval ssl-certfile ssl-keyfile ssl-keyfile-password
 stream-response-default-include-usage
+batch-invariant enable-deterministic-inference
 attention-backend block-size chat-template chunked-prefill-size config context-length database-url
 decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
 disable-playground disable-radix-cache disable-uvicorn-access-log wait-for-kernels

@@ -38,7 +38,7 @@ from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs, GraphPool
 from dovetail.runtime.graphs.prefill import PrefillGraphs
-from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, read_config
+from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, quant_method, read_config
 from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan, context_len
 from dovetail.runtime.ranks import ALONE, Rank
@@ -160,8 +160,10 @@ class ModelRunner:
             return None
         from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
 
-        facts = settings.model_dump(mode="json", exclude={"model_path", "random_seed", "wait_for_kernels"})
-        return CompiledAhead([facts, read_config(settings.folder), plugins.states()])
+        hf, told = read_config(settings.folder), {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
+        if not quant_method(hf) and settings.quantization in (None, "auto"):
+            told.add("load_format")  # plain weights and dummies launch the same
+        return CompiledAhead([settings.model_dump(mode="json", exclude=told), hf, plugins.states()])
 
     def _tables(self, settings: EngineSettings) -> tuple[MaskBuffer, TokenCounts]:
         """Make what holds masks and counts; where graphs may read them, each row has its place from the start."""

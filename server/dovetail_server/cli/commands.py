@@ -13,6 +13,7 @@ COMMANDS = {
     "plugin": ("dovetail_server.cli.plugin", "list, inspect, check, write and lock plugins"),
     "info": ("dovetail_server.cli.info", "show what the server makes of a model"),
     "plan": ("dovetail_server.cli.plan", "show how memory would be divided, without loading weights"),
+    "warm": ("dovetail_server.cli.warm", "compile a model's kernels into the cache, for images"),
     "quantize": ("dovetail_server.cli.quantize", "write a model's checkpoint in 8 or 4 bits"),
     "run-batch": ("dovetail_server.cli.run_batch", "answer the requests of a file, without a server"),
     "bench": ("dovetail_server.cli.bench", "measure speed, of a server or of the engine"),

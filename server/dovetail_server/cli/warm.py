@@ -1,0 +1,119 @@
+"""`dovetail warm MODEL`: compiles what an engine launches into the kernel cache, for images and new hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail import log
+from dovetail.errors import ConfigError, DovetailError
+
+if TYPE_CHECKING:
+    from dovetail.messages import EngineInfo
+    from dovetail.plugins import PluginPlan
+    from dovetail_server.settings import ServeSettings
+
+USAGE = """usage: dovetail warm [MODEL] [options]
+
+Compile every kernel that `dovetail serve` would launch for MODEL on this machine's GPU, and leave them in the kernel
+cache: a server that starts with that cache, the same options, GPU and packages compiles nothing. Starts the engine,
+waits until all graphs are captured, and ends it; no request is served. On a CPU there is nothing to compile.
+
+  --load-format dummy       where config.json is there and the weights are not, as in an image without them
+
+Every option of `dovetail serve` can be given, and those that are served with should be: `dovetail serve --help=all`.
+TRITON_CACHE_DIR names another folder than ~/.triton/cache, here and when serving.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Fill the cache. Exit code 2 for what the user can fix, 1 for what the engine could not do."""
+    if any(arg in {"-h", "--help"} for arg in argv):
+        print(USAGE, end="")
+        return 0
+    log.follow("server")
+    try:
+        from dovetail_server.cli.options import load_settings, parse_flags
+
+        flags = parse_flags(argv)
+        warm(load_settings(flags if isinstance(flags, dict) else {}))
+    except ConfigError as error:
+        print(f"dovetail warm: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except DovetailError as error:
+        print(f"dovetail warm: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def warm(settings: ServeSettings) -> None:
+    """Check what `serve` checks of the model, start the engine until it has all its kernels, and say what was done.
+
+    Raises:
+        ConfigError: A flag, the model or the device is at fault.
+        EngineError: The engine could not start.
+    """
+    from dovetail.processing.prepare import prepare
+    from dovetail.runtime.attention.backends import kind_of
+    from dovetail_server import preflight
+
+    log.setup(settings.log_level, form=settings.log_format)
+    prepared = prepare(preflight.with_model(settings))
+    settings = prepared.settings
+    if kind_of(settings.device) == "cpu":
+        print("Nothing to compile: on a CPU the engine launches no kernels. Run it where the GPU is.")
+        return
+    if settings.disable_compile_ahead:
+        raise ConfigError("--disable-compile-ahead: then a server compiles at first use; leave it out to warm a cache")
+    folder = cache_folder()
+    before, started = kernels_in(folder), time.perf_counter()
+    info = asyncio.run(start_once(settings.model_copy(update={"wait_for_kernels": True}), prepared.plan))
+    print(told(info, before, kernels_in(folder), folder, time.perf_counter() - started))
+
+
+async def start_once(settings: ServeSettings, plan: PluginPlan) -> EngineInfo:
+    """Start the engine and end it."""
+    from dovetail_server.run import make_engine
+
+    engine = make_engine(settings, plan)
+    try:
+        return await engine.start()
+    finally:
+        await engine.close()
+
+
+def cache_folder() -> Path:
+    """Return where Triton keeps compiled kernels, as Triton finds it."""
+    import triton
+
+    return Path(triton.knobs.cache.dir)
+
+
+def kernels_in(folder: Path) -> dict[str, int]:
+    """Return the compiled kernels of a cache: their files' names below it, and the bytes of each."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith((".cubin", ".hsaco")):
+                path = os.path.join(root, name)
+                found[os.path.relpath(path, folder)] = os.path.getsize(path)
+    return found
+
+
+def told(info: EngineInfo, before: Mapping[str, int], after: Mapping[str, int], folder: Path, seconds: float) -> str:
+    """Say what was compiled, and where it is."""
+    new = len(after.keys() - before.keys())
+    mib = sum(after.values()) / 2**20
+    done = f"{new:,} kernels compiled" if new else "nothing was left to compile"
+    return (
+        f"{info.architecture} on {info.device}, attention {info.attention_backend}: {done}, {seconds:.1f} s with the "
+        f"engine's start.\n{folder}: {len(after):,} kernels, {mib:,.1f} MiB. Keep this folder, or copy it to where "
+        "TRITON_CACHE_DIR points, and `dovetail serve` with the same options finds them."
+    )
