@@ -106,9 +106,9 @@ DECODERS: dict[str, dict[str, Any]] = {
 
 
 FAMILIES = """
-mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe
-exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense ministral3 olmo2
-olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text
+mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5
+ernie4_5_moe exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense
+ministral3 olmo2 olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides Llama, Qwen2 and Qwen3."""

@@ -189,6 +189,15 @@ def test_on_triton(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check_logits(tmp_path, model, chunk=64, num_new=2, attention_backend="triton")
 
 
+def test_an_indexer_that_picks_all_is_left_out(tmp_path: Path) -> None:
+    """DeepSeek V3.2 is served for as many tokens as it picks for each one; more are refused."""
+    make_checkpoint(tmp_path, "deepseek_v32", index_topk=48)
+    core = make_core(tmp_path, page_size=4, max_total_tokens=256)
+    assert core.executor.runner.config.max_position_embeddings == 48  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="--context-length 49: the model has 48 positions"):
+        make_core(tmp_path, page_size=4, max_total_tokens=256, context_length=49)
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_served_is_refused(kind: str, tmp_path: Path) -> None:
     """With its name and a reason."""

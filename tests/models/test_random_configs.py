@@ -49,7 +49,10 @@ def random_changes(kind: str, rng: random.Random) -> dict[str, Any]:
             "hidden_size": heads * 4 * rng.randrange(5, 12),
         }
         changes |= {"qk_nope_head_dim": 4 * rng.randrange(2, 8), "v_head_dim": 4 * rng.randrange(2, 12)}
-        changes |= {"kv_lora_rank": 4 * rng.randrange(3, 10), "q_lora_rank": rng.choice([None, 20, 36])}
+        changes |= {
+            "kv_lora_rank": 4 * rng.randrange(3, 10),
+            "q_lora_rank": rng.choice([None, 20, 36] if kind != "deepseek_v32" else [20, 36]),
+        }
         changes |= {"n_routed_experts": groups * rng.choice([3, 4, 5]), "n_group": groups, "topk_group": groups}
     types = known.get("layer_types") or ()
     if types and set(types) <= set(TURNS) and known.get("sliding_window"):

@@ -1,15 +1,19 @@
 """DeepSeek V2 and V3 (R1, V3.1, Kimi-K2) and GLM-4.7-Flash: latent attention, experts behind dense first layers.
 
-Weights: as `DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM` and `Glm4MoeLiteForCausalLM` of transformers write them.
-Source: arXiv:2405.04434, arXiv:2412.19437.
+V3.2 has an indexer beside, which picks the tokens that each one sees: all, of a text that is no longer than it picks.
+So far it is V3, and longer requests are refused.
+
+Weights: as `DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`, `DeepseekV32ForCausalLM` and `Glm4MoeLiteForCausalLM` of
+transformers write them. Source: arXiv:2405.04434, arXiv:2412.19437, arXiv:2512.02556.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import nn
 
@@ -117,6 +121,28 @@ class Glm4MoeLite(DeepseekV3):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         return super().config_from_hf(with_missing(hf, qk_rope_head_dim=hf.get("head_dim")))
+
+
+class DeepseekV32(DeepseekV3):
+    """Serves `DeepseekV32ForCausalLM` for texts of up to `index_topk` tokens, without its indexer."""
+
+    architectures: ClassVar[Sequence[str]] = ("DeepseekV32ForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        longest = needed(hf, "index_topk")
+        for key in ("index_head_dim", "index_n_heads", "indexer_types"):
+            hf.get(key)  # the indexer's own
+        types = hf.get("layer_types")
+        if types is not None:
+            full = ["full_attention" if kind == "indexed_attention" else kind for kind in types]
+            hf = ChainMap({"layer_types": full}, cast("MutableMapping[str, Any]", hf))
+        config = super().config_from_hf(hf)
+        return replace(config, max_position_embeddings=min(longest, config.max_position_embeddings))
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        return (WeightRule(ATTENTION + r"indexer\..*", ""), *super().weight_map(config))
 
 
 class DeepseekV2(DeepseekV3):
