@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -288,4 +289,25 @@ class Maker:
 
 def is_valid(schema: dict[str, Any], value: Any) -> bool:
     """Whether a value conforms, by the draft's own validator, formats included."""
-    return bool(DRAFTS[schema["$schema"]](schema, format_checker=CHECKER).is_valid(value))
+    return bool(DRAFTS[schema["$schema"]](meant(schema), format_checker=CHECKER).is_valid(value))
+
+
+def meant(schema: Any) -> Any:
+    """Write `$` of patterns as Python means what ECMAScript does by it: the end, and not also before a last newline."""
+    if isinstance(schema, list):
+        return [meant(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {}
+    for key, part in schema.items():
+        if key == "pattern" and isinstance(part, str):
+            made[key] = _ended(part)
+        elif key == "patternProperties" and isinstance(part, dict):
+            made[key] = {_ended(name): meant(value) for name, value in part.items()}
+        else:
+            made[key] = meant(part)
+    return made
+
+
+def _ended(pattern: str) -> str:
+    return re.sub(r"(?<!\\)\$", r"\\Z", pattern)

@@ -83,6 +83,25 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"*":1,"a":1,"a1":1,"B2":1}'],
         ['{"*":"x"}', '{"B":1}', '{"a":"x"}', '{"a1":"x"}'],
     ),
+    "objects told apart by what they must have": (
+        {
+            "type": "object",
+            "properties": {"kind": {"type": "string"}},
+            "oneOf": [
+                {"properties": {"run": {"type": "string"}, "env": {"items": {"type": "string"}}}, "required": ["run"]},
+                {"properties": {"image": {"minLength": 2, "type": "string"}}, "required": ["image", "kind"]},
+                {"allOf": [{"required": ["file"]}, {"properties": {"file": {"type": "integer", "multipleOf": 3}}}]},
+            ],
+        },
+        ['{"run":"x"}', '{"kind":"k","run":"x","env":["y"]}', '{"kind":"k","image":"ab"}', '{"file":3}'],
+        [
+            "{}",
+            '{"run":"x","kind":"k","image":"ab"}',
+            '{"image":"ab"}',
+            '{"run":"x","file":3}',
+            '{"file":4}',
+        ],
+    ),
     "arrays": ({"oneOf": [lists("x"), lists("y")]}, ['["x"]', '["y","y"]'], ["[]", '["x","y"]', '"x"']),
     "arrays with items": ({"oneOf": [lists("x", minItems=1), lists("y")]}, ["[]", '["x"]'], ['["x","y"]']),
     "texts with other beginnings": (

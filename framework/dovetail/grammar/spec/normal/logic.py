@@ -12,6 +12,8 @@ from dovetail.grammar.spec.normal.nodes import Finder, kinds_in_common, kinds_of
 Node = dict[str, Any]
 MAX_WAYS = 12
 """Alternatives of an opposite."""
+MAX_ABSENT = 3
+"""Properties of which one is absent."""
 MAX_DEPTH = 5
 MAX_TEXTS = 64
 """Texts that a string is said not to be."""
@@ -77,6 +79,34 @@ class Logic:
                 return None
             ways += found
         return any_of(ways) if len(ways) <= MAX_WAYS else None
+
+    def outside(self, node: Any, beside: Node) -> Any:
+        """Return a schema of some instances that another does not hold for, None where none are known.
+
+        Those that lack a property that it requires, and that its neighbour in a `oneOf` does not: all that are written,
+        mostly. Else those that break one of the keywords whose opposite can be said.
+
+        Args:
+            node: The schema.
+            beside: What is known of the instances; without those that this requires the schema cannot be told apart.
+        """
+        node = self.followed(node)
+        if not isinstance(node, dict):
+            return None
+        merged = [part for part in (node, *map(self.followed, node.get("allOf", ()))) if isinstance(part, dict)]
+        known = set(beside.get("required", ()))
+        names = dict.fromkeys(name for part in merged for name in part.get("required", ()) if name not in known)
+        if names:
+            return any_of([{"type": "object", "properties": {name: False}} for name in names][:MAX_ABSENT])
+        ways: list[Any] = []
+        for part in merged:
+            for key in part.keys() & {"type", "properties", "enum", "const", "pattern"}:
+                if key != "properties":
+                    ways += self._opposite_of(key, part[key], part, beside, 0) or ()
+                    continue
+                for name, value in part[key].items():
+                    ways += self._other_properties({name: value}, beside, 0) or ()
+        return any_of(ways[:MAX_WAYS]) if ways else None
 
     def _opposite_of(self, key: str, value: Any, node: Node, beside: Node, depth: int) -> list[Any] | None:
         """Alternatives that together are one keyword's opposite."""

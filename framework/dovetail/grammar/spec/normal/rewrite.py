@@ -220,6 +220,8 @@ class Rewriter:
                     continue
                 opposite = self._without(option, other, beside) if len(options) <= MAX_OPTIONS else None
                 if opposite is None:
+                    opposite = self._logic.outside(other, self._known(option, beside))
+                if opposite is None or self._apart.are_apart(option, opposite, beside):
                     return
                 parts.append(opposite)
             made.append(all_of(parts))
@@ -233,6 +235,14 @@ class Rewriter:
             self._mark(node["allOf"][-1], self._place(node, "oneOf"))
         else:
             node["anyOf"] = options
+
+    def _known(self, option: Any, beside: Node) -> Node:
+        """Return what is known of an option's instances."""
+        own = self._apart.seen(option)
+        if not isinstance(own, dict):
+            return beside
+        kinds = sorted(kinds_in_common(kinds_of(own), kinds_of(beside)))
+        return {**beside, "type": kinds, "required": [*beside.get("required", ()), *own.get("required", ())]}
 
     def _without(self, option: Any, other: Any, beside: Node) -> Any:
         """Return what must hold, too, of an option's instances not to conform to another; None where none can say."""
