@@ -95,6 +95,21 @@ def test_a_hit_has_the_bits_of_what_was_computed() -> None:
     assert seen(found[1]) == seen(want)
 
 
+@pytest.mark.parametrize(
+    "more", [{"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "int8"}, {"speculator": "ngram"}], ids=str
+)
+def test_it_holds_with_other_features(more: dict[str, Any]) -> None:
+    """A cache in 8 bits, and drafts that are verified several tokens a step."""
+    prompts, params = prompts_of(190), asked(len(LENGTHS))
+    together = [seen(deltas) for deltas in generate(MODEL_DIR, prompts, params, dtype="bfloat16", **more, **ON)]
+    for number in (1, 2, 4):
+        [alone] = generate(
+            MODEL_DIR, prompts[number : number + 1], params[number], dtype="bfloat16", chunked_prefill_size=37,
+            **more, **ON,
+        )  # fmt: skip
+        assert seen(alone) == together[number]
+
+
 MODELS = (
     *("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
     "Qwen3MoeForCausalLM",
@@ -153,6 +168,17 @@ def test_a_backend_that_does_not_claim_it_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(TorchNativeBackend, "caps", replace(TorchNativeBackend.caps, batch_invariant=False))
     with pytest.raises(PluginError, match=r"torch_native.*: it is not batch-invariant, and --batch-invariant is given"):
         make_core(MODEL_DIR, attention_backend="torch_native", **ON)
+
+
+def test_two_backends_for_one_request_are_refused() -> None:
+    """Each by itself can; but what one decoded the other may have to compute again."""
+    from dovetail.runtime.attention.hybrid import hybrid
+    from dovetail_backends.torch_native import TorchNativeBackend
+    from dovetail_backends.triton import TritonBackend
+
+    assert TorchNativeBackend.caps.batch_invariant
+    assert TritonBackend.caps.batch_invariant
+    assert not hybrid(TritonBackend, TorchNativeBackend).caps.batch_invariant
 
 
 def test_without_it_nothing_changes() -> None:

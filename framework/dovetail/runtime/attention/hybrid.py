@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -42,15 +43,6 @@ class HybridBackend(AttentionBackend):
         self.prefill = self.prefill_class(config, kv_pool, device)
         self.decode = self.decode_class(config, kv_pool, device)
         self.prefix_group = self.decode.prefix_group
-
-    @property
-    def batch_invariant(self) -> bool:
-        """See `AttentionBackend`."""
-        return self.prefill.batch_invariant
-
-    @batch_invariant.setter
-    def batch_invariant(self, value: bool) -> None:
-        self.prefill.batch_invariant = self.decode.batch_invariant = value
 
     def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
         """Both halves may be captured."""
@@ -117,7 +109,8 @@ def hybrid(prefill: Backend, decode: Backend, names: tuple[str, str] | None = No
         "prefill_class": prefill,
         "decode_class": decode,
         "names": shown,
-        "caps": common_caps(prefill.caps, decode.caps),
+        # A token that decode computed may be computed again by prefill, after a retraction: two round in two ways.
+        "caps": replace(common_caps(prefill.caps, decode.caps), batch_invariant=False),
     }
     return type("Hybrid", (HybridBackend,), members)
 
