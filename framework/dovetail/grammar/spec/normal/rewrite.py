@@ -221,8 +221,8 @@ class Rewriter:
                 opposite = self._without(option, other, beside) if len(options) <= MAX_OPTIONS else None
                 if opposite is None:
                     opposite = self._logic.outside(other, self._known(option, beside))
-                if opposite is None or self._apart.are_apart(option, opposite, beside):
-                    return
+                    if opposite is None or self._apart.are_apart(option, opposite, beside):
+                        return
                 parts.append(opposite)
             made.append(all_of(parts))
         changed = any(part is not option for part, option in zip(made, options, strict=True))
