@@ -241,6 +241,18 @@ def test_a_worker_of_another_version_is_refused(tmp_path: Path) -> None:
     assert "run one version on all hosts" in error
 
 
+def test_a_gateway_says_whom_it_waits_for(tmp_path: Path) -> None:
+    """Where nobody answers at the start: the address and why, once."""
+    running = Served(tmp_path, "gateway", "--worker", "http://127.0.0.1:9")
+    try:
+        running.until(lambda: "Waiting for worker" in running.text())
+        assert "at http://127.0.0.1:9: cannot be reached" in running.text()
+        time.sleep(1)
+        assert running.text().count("Waiting for worker") == 1
+    finally:
+        running.close()
+
+
 def test_a_gateway_stands_before_servers_of_other_hosts(served: Served, tmp_path: Path) -> None:
     """Here those of another gateway; one that is not there is left out, and a wrong key is said at the start."""
     urls = [worker["url"] for worker in served.workers()]

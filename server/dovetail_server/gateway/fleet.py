@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from dovetail_server.errors import ServiceError
 
+STARTING = "starting"
+"""Of a worker that nobody has asked yet."""
+
 
 @dataclass(slots=True, eq=False)
 class Worker:
@@ -27,7 +30,7 @@ class Worker:
     number: int
     url: str
     is_ready: bool = False
-    why_not: str = "starting"
+    why_not: str = STARTING
     num_running: int = 0
     refusal: str | None = None
     has_served: bool = False

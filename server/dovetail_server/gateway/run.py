@@ -22,7 +22,7 @@ from dovetail_server.connections import raise_file_limit
 from dovetail_server.gateway.app import create_app
 from dovetail_server.gateway.child import Child, reserve_port
 from dovetail_server.gateway.division import count_gpus, divide
-from dovetail_server.gateway.fleet import Fleet, Worker
+from dovetail_server.gateway.fleet import STARTING, Fleet, Worker
 from dovetail_server.gateway.lookout import Lookout
 from dovetail_server.gateway.placement import check_installed
 from dovetail_server.gateway.server import GatewayServer
@@ -146,11 +146,15 @@ class Gateway:
             ConfigError: A worker that is there does not fit.
             DovetailError: A worker cannot start.
         """
+        told: dict[str, str] = {}
         with phases.phase("workers"):
             while not self._are_ready():
                 for worker in self.fleet.workers:
                     if worker.refusal is not None:
                         raise ConfigError(worker.refusal)
+                    if not self.children and told.get(worker.tag, STARTING) != worker.why_not:
+                        told[worker.tag] = worker.why_not
+                        logger.info("Waiting for worker %s at %s: %s.", worker.tag, worker.url, worker.why_not)
                 await asyncio.sleep(WATCH_S)
             for worker in self.fleet.workers:
                 if not worker.is_ready:
