@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +29,8 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "acme", "schema": SCHEMA}}
 TOOLS = [{"type": "function", "function": {"name": "acme", "parameters": SCHEMA}}]
-LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}\n'
+ROW = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "dovetail-demo", **CHAT}}
+LINE = json.dumps(ROW).encode() + b"\n"
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": "Hi", "max_tokens": 4}),
     "chat": ("/v1/chat/completions", CHAT),
@@ -90,8 +93,19 @@ def test_first_requests_import_nothing(base: str) -> None:
         assert reply.status_code == (400 if name == "wrong" else 200), reply.text
         late[name] = modules(base) - before
         before |= late[name]
-    requests.post(f"{base}/v1/files", files={"file": ("a.jsonl", LINE)}, data={"purpose": "batch"}, timeout=60)
-    for path in ("/v1/files", "/v1/batches", "/metrics", "/health"):
+    sent = requests.post(f"{base}/v1/files", files={"file": ("a.jsonl", LINE)}, data={"purpose": "batch"}, timeout=60)
+    assert sent.status_code == 200, sent.text
+    body = {"input_file_id": sent.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = requests.post(f"{base}/v1/batches", json=body, timeout=60)
+    assert batch.status_code == 200, batch.text
+    deadline = time.monotonic() + 120
+    while (found := requests.get(f"{base}/v1/batches/{batch.json()['id']}", timeout=60).json())[
+        "status"
+    ] != "completed":
+        assert found["status"] in ("validating", "in_progress", "finalizing"), found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    for path in ("/v1/files", "/v1/batches", f"/v1/files/{found['output_file_id']}/content", "/metrics", "/health"):
         assert requests.get(f"{base}{path}", timeout=60).status_code == 200
     late["files"] = modules(base) - before
     found = {name: sorted(each) for name, each in late.items()}

@@ -49,7 +49,7 @@ def test_it_starts_the_engine_and_counts_what_is_new(
 
     monkeypatch.setattr(warm, "start_once", compiles)
     monkeypatch.setattr(warm, "cache_folder", lambda: tmp_path)
-    for done in ("1 kernels compiled", "nothing was left to compile"):
+    for done in ("1 kernel compiled", "nothing was left to compile"):
         assert main(["warm", "--log-level", "error"]) == 0
         first, second = capsys.readouterr().out.splitlines()
         assert first.startswith(f"Qwen3ForCausalLM on cpu, attention torch_native: {done}, ")

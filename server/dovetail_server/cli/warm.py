@@ -111,7 +111,7 @@ def told(info: EngineInfo, before: Mapping[str, int], after: Mapping[str, int], 
     """Say what was compiled, and where it is."""
     new = len(after.keys() - before.keys())
     mib = sum(after.values()) / 2**20
-    done = f"{new:,} kernels compiled" if new else "nothing was left to compile"
+    done = f"{new:,} kernel{'s' * (new > 1)} compiled" if new else "nothing was left to compile"
     return (
         f"{info.architecture} on {info.device}, attention {info.attention_backend}: {done}, {seconds:.1f} s with the "
         f"engine's start.\n{folder}: {len(after):,} kernels, {mib:,.1f} MiB. Keep this folder, or copy it to where "
