@@ -49,9 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Bound the test by its own time, where that is longer than pytest's limit, which has just begun."""
+    end_when_stuck(item.config, item)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Bound the teardown, too: pytest disarms its own timer when a test fails, be it for being late."""
-    end_when_stuck(item.config)
+    end_when_stuck(item.config, item)
     return (yield)
 
 
@@ -61,11 +68,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     end_when_stuck(session.config)
 
 
-def end_when_stuck(config: pytest.Config) -> None:
-    """Show all threads and end this process if it gets no further within pytest's own limit for a test."""
-    limit = config.getini("faulthandler_timeout")
-    if limit:
-        faulthandler.dump_traceback_later(float(limit), exit=True, file=config.stash[STDERR])
+def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> None:
+    """Show all threads and end this process if it gets no further in time.
+
+    That is pytest's limit for a test, or as much more as `item` is given beyond what tests have by default.
+    """
+    limit = float(config.getini("faulthandler_timeout") or 0)
+    if not limit:
+        return
+    marker = item.get_closest_marker("timeout") if item else None
+    if marker is not None:
+        given = marker.args[0] if marker.args else marker.kwargs["timeout"]
+        limit += max(0.0, given - float(config.getini("timeout") or 0))
+    faulthandler.dump_traceback_later(limit, exit=True, file=config.stash[STDERR])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,6 +17,12 @@ PLACES = {
 }
 
 
+def run_pytest(folder: Path, file: Path, options: list[str]) -> subprocess.CompletedProcess[str]:
+    """pytest's outcome for one file, from outside: it may end without a word."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(file)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_stuck_is_shown_and_ended(tmp_path: Path, place: str) -> None:
     """In a test, after one that failed, and after the last."""
@@ -24,8 +30,20 @@ def test_what_is_stuck_is_shown_and_ended(tmp_path: Path, place: str) -> None:
     stuck = tmp_path / "test_stuck.py"
     stuck.write_text(f"import ctypes\nimport pytest\n\n{PLACES[place]}\n", "utf-8")
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-o", "faulthandler_timeout=2"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(stuck)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = run_pytest(tmp_path, stuck, options)
     assert done.returncode == 1
     assert "Timeout (0:00:02)!" in done.stderr
     assert f'File "{stuck}", line' in done.stderr
+
+
+@pytest.mark.parametrize(("given", "status"), [(302, 1), (600, 0)])
+def test_a_test_with_more_time_is_not_stuck_within_it(tmp_path: Path, given: int, status: int) -> None:
+    """What a test's mark adds to the default of 300 s is added to the limit; 2 s more are too few for one of 12 s."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text("utf-8"), "utf-8")
+    slow = tmp_path / "test_slow.py"
+    mark, sleep = f"@pytest.mark.timeout({given})", "ctypes.PyDLL(None).sleep(12)"
+    slow.write_text(f"import ctypes\nimport pytest\n\n{mark}\ndef test_it():\n    {sleep}\n", "utf-8")
+    options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-o", "faulthandler_timeout=6"]
+    done = run_pytest(tmp_path, slow, options)
+    assert done.returncode == status, done.stderr
+    assert ("Timeout (0:00:08)!" in done.stderr) == bool(status)
