@@ -35,7 +35,12 @@ WATCH_S = 0.25
 GC_YOUNG = 10_000
 """New objects before a round over the youngest; Python's own 700 is for programs with less going on."""
 LOOPBACK = ("127.", "::1", "localhost")
-STORAGE = ("dovetail_server.batches.service", "dovetail_server.storage.upload")
+STORAGE = (
+    "dovetail_server.batches.service",
+    "dovetail_server.storage.upload",
+    "anyio._core._fileio",  # what starlette sends files with, and what that loads for asyncio
+    "anyio._backends._asyncio",
+)
 ANNOUNCEMENTS = ("Serving ", "Chat in a browser: ", "The server is fired up")
 """How the lines begin that tell where a server is: those of a worker behind another address are dropped."""
 
