@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import logging
@@ -35,12 +36,9 @@ WATCH_S = 0.25
 GC_YOUNG = 10_000
 """New objects before a round over the youngest; Python's own 700 is for programs with less going on."""
 LOOPBACK = ("127.", "::1", "localhost")
-STORAGE = (
-    "dovetail_server.batches.service",
-    "dovetail_server.storage.upload",
-    "anyio._core._fileio",  # what starlette sends files with, and what that loads for asyncio
-    "anyio._backends._asyncio",
-)
+STORAGE = ("dovetail_server.batches.service", "dovetail_server.storage.upload")
+SENDING = ("anyio._core._fileio", "anyio._backends._asyncio")
+"""What starlette sends files with; the names are anyio's own affair."""
 ANNOUNCEMENTS = ("Serving ", "Chat in a browser: ", "The server is fired up")
 """How the lines begin that tell where a server is: those of a worker behind another address are dropped."""
 
@@ -233,6 +231,9 @@ def import_storage() -> None:
     with imports.for_good():
         for name in STORAGE:
             importlib.import_module(name)
+        for name in SENDING:
+            with contextlib.suppress(ImportError):  # where it has moved, whoever needs it imports it
+                importlib.import_module(name)
 
 
 def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -> None:

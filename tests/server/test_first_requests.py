@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import requests
 
+from dovetail_server import run
+
 PLUGIN = """
 import json, sys
 from dovetail.plugins import RouteSet, hookimpl
@@ -110,3 +112,12 @@ def test_first_requests_import_nothing(base: str) -> None:
     late["files"] = modules(base) - before
     found = {name: sorted(each) for name, each in late.items()}
     assert not {name: each for name, each in found.items() if [m for m in each if not m.startswith("encodings.")]}
+
+
+def test_names_that_others_may_change_keep_no_server_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is imported for speed alone may be gone; what is ours may not."""
+    monkeypatch.setattr(run, "SENDING", ("anyio._core._elsewhere", "nowhere.at_all"))
+    run.import_storage()
+    monkeypatch.setattr(run, "STORAGE", ("dovetail_server.nowhere",))
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        run.import_storage()
