@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.expressions import are_apart, complement, plainly
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
@@ -102,7 +103,7 @@ def num_calls(router: Router, given: Any) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    for kept in (schema.parse, schema.nodes):
+    for kept in (schema.parse, schema.nodes, are_apart, complement, plainly):
         kept.cache_clear()
     sys.setprofile(noted)
     try:

@@ -123,7 +123,6 @@ REFUSED = {
     "--enable-lora": "merge the adapter",
     "--lora-modules a=b": "merge the adapter",
     "--hf-overrides '{\"rope_theta\": 1}'": "copy of the folder",
-    "--enable-deterministic-inference": "float32",
     '--pooler-config \'{"pooling_type": "CLS"}\'': "modules.json",
     "--enable-eplb": "experts",
     "--disaggregation-mode prefill": "one engine",
