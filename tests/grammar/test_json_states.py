@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -286,3 +287,28 @@ def test_what_one_value_says_of_another_is_not_told(schema: Any) -> None:
 def test_alternatives_that_begin_differently_are_told(schema: Any) -> None:
     """What stands open says which one holds."""
     assert is_local(schema)
+
+
+@pytest.mark.parametrize("key", ["anyOf", "oneOf", "allOf"])
+@pytest.mark.parametrize("last", [{"type": "string"}, {"type": "object"}, {"$ref": "#/$defs/d0"}])
+def test_references_that_multiply_are_followed_once(key: str, last: Any) -> None:
+    """Ten ways to each of 25 definitions, the last one of which may lead back to the first: 10^25 ways in all."""
+    parts = {f"d{i}": {key: [{"$ref": f"#/$defs/d{i + 1}"} for _ in range(10)]} for i in range(25)}
+    schema = {"anyOf": [{"$ref": "#/$defs/d0"}, {"type": "null"}], "$defs": {**parts, "d25": last}}
+    count = 0
+
+    def noted(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+        assert count < 20_000
+
+    sys.setprofile(noted)
+    try:
+        assert is_local(schema) is (key == "allOf" or last == {"type": "string"})
+    finally:
+        sys.setprofile(None)
+
+
+def test_anchors_are_not_looked_for() -> None:
+    """Each would be looked for in the whole document."""
+    assert not is_local({"$ref": "#a", "$defs": {"x": {"$anchor": "a"}}})

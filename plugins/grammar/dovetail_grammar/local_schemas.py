@@ -83,7 +83,7 @@ def _flat(nodes: Sequence[Any], root: Any) -> list[Mapping[str, Any]]:
         found[id(node)] = node
         stack += (part for key in ("allOf", "anyOf", "oneOf") for part in node.get(key, ()))
         if "$ref" in node:
-            stack.append(resolve(root, node["$ref"]))
+            stack.append(_resolve(root, node["$ref"]))
     return list(found.values())
 
 
@@ -93,7 +93,7 @@ def _bounds(nodes: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> tuple[in
 
 def is_local(schema: Any) -> bool:
     """Whether what may follow in an open container never depends on a value that was closed in it."""
-    stack, seen = [schema], set()
+    stack, seen, containers = [schema], set(), _Containers(schema)
     while stack:
         node = stack.pop()
         if not isinstance(node, dict) or id(node) in seen:
@@ -105,12 +105,12 @@ def is_local(schema: Any) -> bool:
         if any(isinstance(value, (dict, list)) for value in values):
             return False
         for key in ("anyOf", "oneOf"):
-            admitted = [kind for part in node.get(key, ()) for kind in _containers(part, schema, 0)]
+            admitted = [kind for part in node.get(key, ()) for kind in containers.of(part)]
             if len(admitted) > len(set(admitted)):
                 return False  # which alternative holds may show in a value only
         if "$ref" in node:
             try:
-                stack.append(resolve(schema, node["$ref"]))
+                stack.append(_resolve(schema, node["$ref"]))
             except KeyError:
                 return False
         stack += (part for key in ("allOf", "anyOf", "oneOf", "prefixItems") for part in node.get(key, ()))
@@ -119,25 +119,49 @@ def is_local(schema: Any) -> bool:
     return True
 
 
-def _containers(node: Any, root: Any, depth: int) -> frozenset[str]:
-    """Return the kinds of containers that a schema may admit; rather too many."""
-    if node is False:
-        return frozenset()
-    if not isinstance(node, dict) or depth > MAX_DEPTH:
-        return _CONTAINERS
-    if "enum" in node or "const" in node:
-        return frozenset()  # of scalars, or the schema is not local
-    found = _CONTAINERS
-    if "type" in node:
-        found &= {node["type"]} if isinstance(node["type"], str) else set(node["type"])
-    for key in ("anyOf", "oneOf"):
-        if node.get(key):
-            found &= frozenset[str]().union(*(_containers(part, root, depth + 1) for part in node[key]))
-    for part in node.get("allOf", ()):
-        found &= _containers(part, root, depth + 1)
-    if "$ref" in node and found:
-        try:
-            found &= _containers(resolve(root, node["$ref"]), root, depth + 1)
-        except KeyError:
-            return found
-    return found
+class _Containers:
+    """The kinds of containers that schemas of a document may admit; rather too many. Each schema is looked at once."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[int, frozenset[str]] = {}
+
+    def of(self, node: Any, depth: int = 0) -> frozenset[str]:
+        """Return those of a schema."""
+        if node is False:
+            return frozenset()
+        if not isinstance(node, dict) or depth > MAX_DEPTH:
+            return _CONTAINERS
+        if id(node) not in self._known:
+            self._known[id(node)] = _CONTAINERS  # what leads back to itself
+            self._known[id(node)] = self._found(node, depth + 1)
+        return self._known[id(node)]
+
+    def _found(self, node: Mapping[str, Any], depth: int) -> frozenset[str]:
+        if "enum" in node or "const" in node:
+            return frozenset()  # of scalars, or the schema is not local
+        found = _CONTAINERS
+        if "type" in node:
+            found &= {node["type"]} if isinstance(node["type"], str) else set(node["type"])
+        for key in ("anyOf", "oneOf"):
+            if node.get(key):
+                found &= frozenset[str]().union(*(self.of(part, depth) for part in node[key]))
+        for part in node.get("allOf", ()):
+            found &= self.of(part, depth)
+        if "$ref" in node and found:
+            try:
+                found &= self.of(_resolve(self._root, node["$ref"]), depth)
+            except KeyError:
+                return found
+        return found
+
+
+def _resolve(root: Any, reference: str) -> Any:
+    """Return what a JSON pointer names; anchors would have to be looked for in all of the document each time.
+
+    Raises:
+        KeyError: Nothing, or it is no pointer.
+    """
+    if reference != "#" and not reference.startswith("#/"):
+        raise KeyError(reference)
+    return resolve(root, reference)
