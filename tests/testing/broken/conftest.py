@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.testing import check_class, conformance_class
+
+sys.path.append(str(Path(__file__).parent))  # last: other folders have a conftest too
 
 
 @pytest.fixture
