@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import ConfigError
+from dovetail_server.cli.exits import exit_code
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
@@ -45,18 +45,18 @@ def main(argv: list[str]) -> int:
     if not argv or any(arg in {"-h", "--help"} for arg in argv):
         print(USAGE, end="")
         return 0 if argv else 2
-    try:
-        wish = parse(argv)
-        settings = settings_from(wish.others)
-        return run(wish, settings)
-    except ConfigError as error:
-        print(f"dovetail run-batch: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except DovetailError as error:
-        print(f"dovetail run-batch: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("run-batch", lambda: read_and_run(argv))
+
+
+def read_and_run(argv: list[str]) -> int:
+    """Read the arguments and run the file.
+
+    Raises:
+        ConfigError: The user can fix it.
+        DovetailError: The engine could not do it.
+    """
+    wish = parse(argv)
+    return run(wish, settings_from(wish.others))
 
 
 def parse(argv: list[str]) -> Args:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail import log
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import ConfigError
+from dovetail_server.cli.exits import exit_code
 
 if TYPE_CHECKING:
     from dovetail.messages import EngineInfo
@@ -37,23 +37,22 @@ def main(argv: list[str]) -> int:
         print(USAGE, end="")
         return 0
     log.follow("server")
-    try:
-        from dovetail_server.cli.options import load_settings, parse_flags
-
-        flags = parse_flags(argv)
-        warm(load_settings(flags if isinstance(flags, dict) else {}))
-    except ConfigError as error:
-        print(f"dovetail warm: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except DovetailError as error:
-        print(f"dovetail warm: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code("warm", lambda: warm(read(argv)))
 
 
-def warm(settings: ServeSettings) -> None:
+def read(argv: list[str]) -> ServeSettings:
+    """Read the options of `dovetail serve`.
+
+    Raises:
+        ConfigError: One is unknown or wrong.
+    """
+    from dovetail_server.cli.options import load_settings, parse_flags
+
+    flags = parse_flags(argv)
+    return load_settings(flags if isinstance(flags, dict) else {})
+
+
+def warm(settings: ServeSettings) -> int:
     """Check what `serve` checks of the model, start the engine until it has all its kernels, and say what was done.
 
     Raises:
@@ -69,13 +68,14 @@ def warm(settings: ServeSettings) -> None:
     settings = prepared.settings
     if kind_of(settings.device) == "cpu":
         print("Nothing to compile: on a CPU the engine launches no kernels. Run it where the GPU is.")
-        return
+        return 0
     if settings.disable_compile_ahead:
         raise ConfigError("--disable-compile-ahead: then a server compiles at first use; leave it out to warm a cache")
     folder = cache_folder()
     before, started = kernels_in(folder), time.perf_counter()
     info = asyncio.run(start_once(settings.model_copy(update={"wait_for_kernels": True}), prepared.plan))
     print(told(info, before, kernels_in(folder), folder, time.perf_counter() - started))
+    return 0
 
 
 async def start_once(settings: ServeSettings, plan: PluginPlan) -> EngineInfo:
