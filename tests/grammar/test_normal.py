@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import jsonschema
@@ -12,7 +13,8 @@ from random_pairs import CHECKER, Maker, is_valid, meant
 
 from dovetail.errors import RequestError
 from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.normal import normalize, plain
+from dovetail.grammar.spec.expressions import complement
+from dovetail.grammar.spec.normal import nodes, normalize, plain
 from dovetail.grammar.spec.references import check_references
 
 NUM = int(os.environ.get("DOVETAIL_RANDOM_NORMAL", "600"))
@@ -141,8 +143,38 @@ def test_an_expression_that_goes_back_for_ever_is_not_looked_for() -> None:
     """It would keep the process busy that routes requests: the keyword stays, and backends leave it out."""
     given = {"propertyNames": {"pattern": "^((a|aa)+b?)+$"}, "properties": {"a" * 60 + "!": {}}}
     assert "propertyNames" in normalize(given).schema
-    given = {"oneOf": [{"const": "a" * 60 + "!"}, {"type": "string", "pattern": "^((a|aa)+b?)+$"}]}
+    given = {"oneOf": [{"const": "a" * 60 + "!"}, {"type": "string", "pattern": r"^((a|aa)+\1?)+$"}]}
     assert "oneOf" in normalize(given).schema
+
+
+def test_where_going_back_takes_too_long_an_automaton_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever time is left by this thread's clock: options are told apart by work that is counted, the same each time.
+
+    The library stops by the clock of all threads of the process, which runs ahead where others work too.
+    """
+    monkeypatch.setattr(nodes.time, "thread_time", lambda: 0.0)
+    finder = nodes.Finder()
+    with pytest.raises(ValueError, match="timed out"):
+        finder.matches("^((a|aa)+b?)+$", "a" * 60 + "!")
+    with pytest.raises(ValueError, match="takes too long"):
+        finder.matches("a", "a")
+    given = {"oneOf": [{"const": "a" * 60 + "!"}, {"type": "string", "pattern": "^((a|aa)+b?)+$"}]}
+    forms = [normalize(given).schema for _ in range(2)]
+    assert forms[0] == forms[1]
+    assert "oneOf" not in forms[0]
+
+
+def test_a_schema_has_the_same_form_whatever_was_asked_before() -> None:
+    """Answers about expressions that are kept count as much as they did when they were found."""
+    patterns = [f"^[a-z]{{1,{size}}}$" for size in range(70, 100)]
+    given = {"properties": {f"p{i}": {"not": {"type": "string", "pattern": one}} for i, one in enumerate(patterns)}}
+    complement.cache_clear()
+    began = time.thread_time()
+    form = normalize(given).schema
+    assert time.thread_time() - began < 2
+    said = [name for name, part in form["properties"].items() if "not" not in part]
+    assert 0 < len(said) < len(patterns)
+    assert normalize(given).schema == form
 
 
 def test_what_a_lost_reference_evaluates_is_not_guessed() -> None:

@@ -29,7 +29,7 @@ from dovetail.grammar.spec.expressions.reading import (
     lengths,
     read,
 )
-from dovetail.grammar.spec.expressions.terms import TooLargeError
+from dovetail.grammar.spec.expressions.terms import Terms, TooLargeError
 from dovetail.grammar.spec.expressions.writing import text_of, write
 
 MAX_KEPT = 512
@@ -103,23 +103,31 @@ def _levels(text: str) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def complement(pattern: str) -> str | None:
-    """Return an expression of the texts in which another one is not found; None where none is known."""
+def complement(pattern: str) -> tuple[str | None, int]:
+    """Return an expression of the texts in which another one is not found; None where none is known.
+
+    Also what finding out took, in terms: as much where the answer was kept, so that whoever adds it up comes to the
+    same sum each time.
+    """
+    writer = _Writer(())
     try:
-        return _Writer(()).of(read(pattern), is_not=True)
+        return writer.of(read(pattern), is_not=True), writer.work
     except (UnreadableError, TooLargeError, RecursionError):
-        return None
+        return None, writer.work
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def are_apart(first: str, second: str) -> bool:
-    """Whether no text matches two expressions. May say no where it is so."""
+def are_apart(first: str, second: str) -> tuple[bool, int]:
+    """Whether no text matches two expressions; may say no where it is so. Also what finding out took, as above."""
+    terms = None
     try:
         trees = read(first), read(second)
         meaning = Meaning(trees)
-        return meaning.terms.automaton(meaning.terms.both(map(meaning.of, trees))).is_empty
+        terms = meaning.terms
+        is_empty = terms.automaton(terms.both(map(meaning.of, trees))).is_empty
     except (UnreadableError, TooLargeError, RecursionError):
-        return False
+        is_empty = False
+    return is_empty, _work(terms) if terms else 0
 
 
 def _parts(tree: Tree) -> list[Tree] | None:
@@ -152,6 +160,10 @@ def _unbounded(tree: Tree, most: float) -> Tree:
     return Sequence(tuple(_unbounded(part, most) for part in tree.parts)) if isinstance(tree, Sequence) else tree
 
 
+def _work(terms: Terms) -> int:
+    return terms.work + terms.compared // 8
+
+
 class _Writer:
     """Writes expressions, and counts what it takes."""
 
@@ -179,6 +191,6 @@ class _Writer:
             found = meaning.of(tree)
             automaton = meaning.terms.automaton(meaning.terms.other(found) if is_not else found)
         finally:
-            self.work += meaning.terms.work
+            self.work += _work(meaning.terms)
         text = write(automaton, meaning.classes, self._without)
         return NOTHING if text is None else f"^(?:{text})$"

@@ -29,6 +29,8 @@ COUNTS = frozenset(
 IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"))
 MAX_FIND_S = 0.05
 """Seconds of processor time that one schema's expressions are looked for in its names."""
+MAX_FIND_WORK = 10_000
+"""What one schema's automata may take before no other is made, in terms: some 50 ms."""
 MAX_PATTERN = 2000
 LARGEST = 10**18
 """Bounds of numbers beyond it are this one: backends write numbers out."""
@@ -183,10 +185,14 @@ _OWN_SYNTAX = re.compile(r"\\[AGKLMNRXZhm]|\{(?!\d)|\[\[:|\(\?(?![:=!<])")
 
 
 class Finder:
-    """Reads expressions of one schema, and finds them in names and texts of it, in bounded time: clients write both."""
+    """Reads expressions of one schema, and finds them in names and texts of it, at bounded cost: clients write both.
+
+    Automata are bounded by their work, so that the same schema has the same form each time.
+    """
 
     def __init__(self) -> None:
         self._left_s = MAX_FIND_S
+        self._left_work = MAX_FIND_WORK
 
     def matches(self, pattern: str, text: str) -> bool:
         """Whether an expression finds something in a text.
@@ -200,26 +206,26 @@ class Finder:
         try:
             return regex.search(pattern, text, timeout=self._left_s) is not None
         except (regex.error, TimeoutError, RecursionError, OverflowError) as error:
+            if isinstance(error, TimeoutError):  # by the clock of all threads: this one's may say that time is left
+                self._left_s = 0.0
             raise ValueError(str(error)) from None
         finally:
             self._left_s -= time.thread_time() - began
 
     def are_apart(self, first: str, second: str) -> bool:
         """Whether no text matches both of two expressions. May say no where it is so."""
-        return self._timed(lambda: expressions.are_apart(first, second)) or False
+        return self._counted(lambda: expressions.are_apart(first, second)) or False
 
     def complement(self, pattern: str) -> str | None:
         """Return an expression of the texts in which another one is not found; None where none is known."""
-        return self._timed(lambda: expressions.complement(pattern))
+        return self._counted(lambda: expressions.complement(pattern))
 
-    def _timed(self, work: Callable[[], T]) -> T | None:
-        if self._left_s <= 0:
+    def _counted(self, find: Callable[[], tuple[T, int]]) -> T | None:
+        if self._left_work <= 0:
             return None
-        began = time.thread_time()
-        try:
-            return work()
-        finally:
-            self._left_s -= time.thread_time() - began
+        found, work = find()
+        self._left_work -= work
+        return found
 
 
 def kinds_of(node: Any) -> frozenset[str]:
