@@ -75,10 +75,14 @@ class GraphPool:
 
 @dataclass(slots=True, eq=False)
 class Captured:
-    """One bucket's graph and its static tensors: `rows` `[B]` in; `logits` `[B, V]`, `ids` and `broken` `[B]` out."""
+    """One bucket's graph and its static tensors: `rows` `[B]` in; `logits` `[B, V]`, `ids` and `broken` `[B]` out.
+
+    `read` are the others that a replay reads: they are kept, as a graph knows addresses only.
+    """
 
     graph: torch.cuda.CUDAGraph
     rows: Tensor
+    read: tuple[Tensor, ...]
     logits: Tensor
     ids: Tensor
     broken: Tensor
@@ -213,7 +217,7 @@ class DecodeGraphs:
     def _capture(self, key: DecodeGraph) -> Captured:
         rows, starts, last = self._inputs(key.rows)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
-        self._captured[key] = captured = Captured(graph, rows, logits, ids, broken)
+        self._captured[key] = captured = Captured(graph, rows, (starts, last), logits, ids, broken)
         ids.zero_()  # the graph has not run yet, and the draw reads which tokens are the best
         self._capture_draws(captured)
         return captured
