@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NoReturn
 
 from jsonschema import Draft202012Validator, ValidationError
 
+from dovetail.grammar.spec import schema as schemas
+from dovetail.grammar.spec.expressions.characters import DIGIT, SPACE, WORD, others, ranges
 from dovetail.grammar.spec.normal import plain
 
 FORMATS = Draft202012Validator.FORMAT_CHECKER
@@ -18,12 +21,58 @@ def is_valid(schema: Any, text: str) -> bool:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
-    validator = Draft202012Validator(plain(schema), format_checker=FORMATS)
+    validator = Draft202012Validator(_for_python(plain(schema)), format_checker=FORMATS)
     try:
         validator.validate(value)
     except ValidationError:
         return False
     return True
+
+
+_TOKENS = re.compile(r"\\k<\w+>|\\.|\[\^?\]|\[\^?(?:\\.|[^\]\\])*\]|\(\?<(?![=!])|\$", re.DOTALL)
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_SETS = {"\\d": DIGIT, "\\w": WORD, "\\s": SPACE}
+_SETS |= {name.upper(): others(chars) for name, chars in _SETS.items()}
+_OWN = {"$": r"\Z", "[]": "(?!)", "[^]": r"[\s\S]", "(?<": "(?P<"}
+"""What Python writes otherwise: its `$` also stands before a line's end at the text's."""
+
+
+def as_python(pattern: str) -> str:
+    """Write an expression of ECMAScript as Python means the same: ends, classes of characters, edges of words, names.
+
+    Raises:
+        re.error: It is none.
+    """
+    made = _TOKENS.sub(_token, pattern)
+    re.compile(made)  # alone: a bracket too many would end the group
+    return f"(?a:{made})"
+
+
+def _token(found: re.Match[str]) -> str:
+    text = found[0]
+    if text in _SETS:
+        return f"[{ranges(_SETS[text])}]"
+    if text in _OWN:
+        return _OWN[text]
+    if text.startswith("\\k<"):
+        return f"(?P={text[3:-1]})"
+    if text[0] != "[":
+        return text
+    return _ESCAPE.sub(lambda part: ranges(_SETS[part[0]]) if part[0] in _SETS else part[0], text)
+
+
+def _for_python(root: Any) -> Any:
+    """Rewrite the expressions of a schema, which is changed, for the library: it searches with Python's."""
+    for _, node in schemas.every(root):
+        if not isinstance(node, dict):
+            continue
+        if "pattern" in node:
+            node["pattern"] = as_python(node["pattern"])
+        given = node.pop("patternProperties", {})
+        for pattern, part in given.items():
+            made, own = node.setdefault("patternProperties", {}), as_python(pattern)
+            made[own] = {"allOf": [made[own], part]} if own in made else part
+    return root
 
 
 def _refuse(name: str) -> NoReturn:

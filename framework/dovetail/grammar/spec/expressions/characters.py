@@ -76,10 +76,11 @@ def written(chars: Chars) -> str:
         return r"[\s\S]"
     if len(chars) == 1 and chars[0][0] == chars[0][1]:
         return _one(chars[0][0], r"\^$.|?*+()[]{}/")
-    return f"[{_ranges(chars)}]" if not chars or chars[-1][1] < LAST else f"[^{_ranges(rest)}]"
+    return f"[{ranges(chars)}]" if not chars or chars[-1][1] < LAST else f"[^{ranges(rest)}]"
 
 
-def _ranges(chars: Chars) -> str:
+def ranges(chars: Chars) -> str:
+    """Write a set as what stands between a class's brackets."""
     special, parts = r"\]^[-&~/", []
     for low, high in chars:
         last = "" if low == high else f"{'-' if high > low + 1 else ''}{_one(high, special)}"

@@ -1,0 +1,95 @@
+"""Finished texts are judged by what ECMAScript means with an expression, not by what Python does."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from dovetail.grammar.compile.judge import is_valid
+
+TEXTS = [
+    "",
+    "a",
+    "a\n",
+    "\n",
+    "7",
+    "\u0667",
+    "\u00e9",
+    "_",
+    " ",
+    "\u00a0",
+    "\ufeff",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    "a b",
+    "a-b",
+]
+TEXTS += ["a b", "a-b", "a\u00e9b", "$", "]", "^", "\\", "d", "k", "aa", "a7", "-", "\U0001f600", "\r", "w", "a]"]
+PATTERNS = [
+    "^a$", r"^a\$", "^[$]$", "a$|^7$", r"^\d$", r"^\D$", r"^\w+$", r"^\W$", r"^\s$", r"^\S$", r"^[\d-]$", r"^[\w]+$",
+    r"^[^\w]$", r"^[\s]$", r"^[\S]$", r"^[^\S]$", r"^[\D]$", r"^[\W]$", r"^[^\d\s]$", r"^\\$", r"^[\]]$",
+    r"^[\\]$", r"^[\^]$", "^(?=a$)", "^(?!a$)", r"(?<=a)$", r"^[a\]]+$", "", r"^[\d\D]$", r"^\/?a$",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_texts_and_names_are_judged_by_ecmascript(pattern: str) -> None:
+    """As a validator says that reads expressions so; also of names, and what else may be named."""
+    rest = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    unevaluated = {"patternProperties": {pattern: True}, "unevaluatedProperties": False}
+    cases: list[tuple[Any, Any]] = [({"pattern": pattern}, text) for text in TEXTS]
+    cases += [({"propertyNames": {"pattern": pattern}}, {text: 1}) for text in TEXTS]
+    cases += [(each, {text: value}) for text in TEXTS for value in (1, "x") for each in (rest, unevaluated)]
+    for schema, value in cases:
+        expected = jsonschema_rs.validator_for(schema).is_valid(value)
+        assert is_valid(schema, json.dumps(value)) == expected, (schema, value)
+
+
+def test_a_final_newline_is_no_end() -> None:
+    """Python's own `$` would stand before it."""
+    assert is_valid({"pattern": "^a$"}, '"a"')
+    assert not is_valid({"pattern": "^a$"}, '"a\\n"')
+    assert not is_valid({"patternProperties": {"^a$": True}, "additionalProperties": False}, '{"a\\n": 1}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"a\b", "a\u00e9b", "ab"), (r"^a\B", "ab", "a\u00e9b"), ("^[^]$", "\n", ""), ("[]", None, "a"),
+        ("a|[]", "a", "b"),
+    ],
+)  # fmt: skip
+def test_what_the_other_validator_reads_otherwise(pattern: str, right: str | None, wrong: str) -> None:
+    """Edges of words are between letters of ASCII, and a class may be empty: ECMA-262, 22.2.2."""
+    assert right is None or is_valid({"pattern": pattern}, json.dumps(right))
+    assert not is_valid({"pattern": pattern}, json.dumps(wrong))
+
+
+def test_what_is_no_expression_judges_nothing() -> None:
+    """A bracket too many does not end what is put around."""
+    with pytest.raises(re.error):
+        is_valid({"pattern": "a)(b"}, '"ab"')
+
+
+def test_names_of_groups_and_equal_expressions() -> None:
+    """Python writes names in another way; two expressions that it writes alike both say something."""
+    schema: dict[str, Any] = {"pattern": r"^(?<one>[ab])\k<one>$"}
+    assert is_valid(schema, '"bb"')
+    assert not is_valid(schema, '"ab"')
+    schema = {"patternProperties": {r"\d": {"minimum": 1}, "[0-9]": {"maximum": 1}}}
+    assert [is_valid(schema, f'{{"7": {value}}}') for value in (0, 1, 2)] == [False, True, False]
+
+
+def test_the_schema_is_judged_by_again() -> None:
+    """It is left as it was."""
+    schema = {"type": "object", "properties": {"a": {"pattern": r"^\d$"}}, "patternProperties": {"^b$": False}}
+    before = json.dumps(schema)
+    for _ in range(2):
+        assert is_valid(schema, '{"a": "7"}')
+        assert not is_valid(schema, '{"a": "7\\n"}')
+    assert json.dumps(schema) == before
