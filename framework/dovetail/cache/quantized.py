@@ -28,7 +28,8 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         dtype: int8 or float8_e4m3fn.
     """
     heads, most = x.float(), MOST[dtype]
-    scale = (heads.abs().amax(-1) / most).to(torch.bfloat16)
+    largest = heads.abs().amax(-1)
+    scale = (largest / torch.full_like(largest, most)).to(torch.bfloat16)  # CUDA multiplies by a number's inverse
     by = scale.float()
     found = (heads / torch.where(by == 0, torch.ones_like(by), by)[..., None]).clamp(-most, most)
     return (found.round() if dtype == torch.int8 else found).to(dtype), scale

@@ -161,7 +161,9 @@ Tile = tuple[int, int, int, int]
 """BLOCK_M, BLOCK_N, warps, stages."""
 
 
-def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scaled: bool = False) -> Tile:
+def choose_tile(
+    rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scaled: bool = False, has_two_widths: bool = False
+) -> Tile:
     """Tile for `rows` pairs of token and head in the longest chunk, measured on an H200 with Triton 3.6.
 
     Above a width of 256 it is what compiles for compute capability 9.0 without spilling.
@@ -172,6 +174,8 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scal
         dtype: Of queries.
         shared: Bytes of shared memory; a tile that does not fit gives way to a small one.
         is_scaled: Keys and values have 8 bits.
+        has_two_widths: Keys are loaded in other blocks than values. In 8 bits, 64 queries by 64 keys with four warps
+            then read other pages than the table names (keys 64, values 32 or 16 wide); 32 keys do not.
     """
     if dim > 256:
         if dtype.itemsize > 2:
@@ -179,7 +183,7 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scal
         return 16 if rows <= 16 else 32, 16 if is_scaled else 32, 8, 2
     if rows <= 16:
         return 16, 64 if dim <= 128 else 32, 4, 2
-    if dtype.itemsize > 2 or dim > 128:
+    if dtype.itemsize > 2 or dim > 128 or (is_scaled and has_two_widths):
         return 64, 32, 4, 2
     if rows > 1024:
         block_m, block_n, warps, stages = (128, 64, 8, 3) if dim <= 64 else (128, 128, 8, 3)
@@ -231,15 +235,17 @@ def extend(
     scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     group = q.shape[1] // hk
     num = stop - first
+    block_d, block_v = block_of_width(d), block_of_width(dv)
     block_m, block_n, warps, stages = tile or choose_tile(
-        longest * group, max(d, dv), q.dtype, shared_bytes(q.device), is_scaled=scales is not None
-    )
+        longest * group, max(d, dv), q.dtype, shared_bytes(q.device),
+        is_scaled=scales is not None, has_two_widths=block_d != block_v,
+    )  # fmt: skip
     _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, hk)](
         q, k, v, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
         layer.sinks if layer.sinks is not None else q, out, *scale_tensors,
         layer.scale * LOG2E, first, first, num,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
-        *k.stride()[:3], *scale_strides, G=group, D=d, BLOCK_D=block_of_width(d), DV=dv, BLOCK_V=block_of_width(dv),
+        *k.stride()[:3], *scale_strides, G=group, D=d, BLOCK_D=block_d, DV=dv, BLOCK_V=block_v,
         P=k.shape[1], BLOCK_M=block_m, BLOCK_N=block_n, STAGES=stages,
         BLOCK_R=block_of(max(2, num) if is_fixed else num),
         WINDOW=layer.sliding_window or 0,
