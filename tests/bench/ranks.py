@@ -158,6 +158,7 @@ async def serve(folder: str, num: int, streams: tuple[int, ...], **changes: Any)
     from dovetail.engine.process import ProcessClient, Restarts
     from dovetail.messages import SamplingParams, Submit
     from dovetail.plugins import Registry, make_plan
+    from dovetail.runtime.hf_config import architecture, quant_method, read_config
     from dovetail.settings import EngineSettings
 
     settings = EngineSettings.model_validate(
@@ -165,8 +166,11 @@ async def serve(folder: str, num: int, streams: tuple[int, ...], **changes: Any)
         | {"tensor_parallel_size": num, "max_running_requests": max(streams)}
         | changes
     )
-    [architecture] = json.loads((Path(folder) / "config.json").read_text())["architectures"]
-    plan = make_plan(Registry.scan(), model=architecture, attention_backend="auto", device="cuda")
+    hf = read_config(Path(folder))
+    plan = make_plan(
+        Registry.scan(), model=architecture(hf, Path(folder)), attention_backend="auto", device="cuda",
+        quant_method=quant_method(hf),
+    )  # fmt: skip
     client = ProcessClient(settings, plan, log_level="info", restarts=Restarts(max_restarts=0, hang_s=120))
     await client.start()
 

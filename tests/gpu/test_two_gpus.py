@@ -27,6 +27,8 @@ pytestmark = [
 ]
 BENCH = Path(__file__).parents[1] / "bench/ranks.py"
 PROMPTS = [[(7 * i + j * j) % 190 for j in range(5 + 23 * i)] for i in range(6)]
+NUM_KILLED = 380
+"""Tokens of the streams that lose a rank: what the longest prompt leaves of the model's 512, nearly."""
 
 
 def start(folder: Path, architecture: str, num: int, **changes: Any) -> ProcessClient:
@@ -65,7 +67,7 @@ def said(folder: Path, architecture: str, num: int, kill: bool = False, **change
         client = start(folder, architecture, num, **changes)
         await client.start()
         try:
-            long = 400 if kill else 32
+            long = NUM_KILLED if kill else 32
             params = SamplingParams(max_tokens=long, temperature=0.0, ignore_eos=True, logprobs=0)
             deltas = await answers(client, params, kill)
             rows = [[row for delta in one for row in delta.logprobs or ()] for one in deltas]
@@ -120,7 +122,7 @@ def test_streams_go_on_behind_a_rank_that_was_killed(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", "LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
     found, restarts = said(folder, "LlamaForCausalLM", 2, kill=True, dtype="bfloat16")
     assert restarts == 1
-    assert [len(one) for one in found] == [400] * len(PROMPTS)
+    assert [len(one) for one in found] == [NUM_KILLED] * len(PROMPTS)
 
 
 def test_sums_have_the_reference_bits(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ The interpreter runs one program at a time, so the other ranks' shares and signa
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import threading
+from typing import Any, cast
 
 import pytest
 import torch
@@ -215,3 +217,20 @@ def test_a_stream_is_added_up_and_normalised_by_one_kernel(monkeypatch: pytest.M
     assert parallel.sum(wide) is wide
     assert links.add(wide, wide) is None
     assert links.add_norm(wide, wide, norm.weight, 1e-6) is None
+
+
+def test_ranks_that_do_not_let_go_are_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The device of a lost rank's peers waits for ever; what ends an engine does not."""
+    monkeypatch.setattr(logging.getLogger("dovetail"), "propagate", True)
+    monkeypatch.setattr("dovetail.runtime.cuda_ranks.CLOSE_S", 0.05)
+    let_go = threading.Event()
+    monkeypatch.setattr("dovetail.runtime.cuda_ranks.dist.destroy_process_group", let_go.wait)
+    links = CudaCommunicator(0, 2, CPU)
+    links.close()  # was never connected
+    assert not caplog.records
+    links._group = cast("Any", "a group")
+    links.close()
+    assert "a rank was lost" in caplog.text
+    links.close()
+    assert len(caplog.records) == 1
+    let_go.set()

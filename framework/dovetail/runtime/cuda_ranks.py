@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ PEER_SUMS = "DOVETAIL_PEER_SUMS"
 MAX_ROWS = 256
 """Rows of a sum that our kernels make; more are prompts, of which NCCL makes better use of the links."""
 MAX_WIDTH = 16384
+CLOSE_S = 5.0
 
 
 class CudaCommunicator:
@@ -130,8 +132,24 @@ class CudaCommunicator:
         return self._rehearsed if self._group is None else self._peers
 
     def close(self) -> None:
-        """See `Communicator`. What the device still waits for goes with the process."""
+        """See `Communicator`.
+
+        Where a rank was lost amid a step, the device waits for it for ever, and NCCL for the device: that is left after
+        `CLOSE_S` and goes with the process.
+        """
         self._peers = None
-        if self._group is not None:
-            self._group = None
-            dist.destroy_process_group()
+        if self._group is None:
+            return
+        self._group = None
+        leaving = threading.Thread(target=_leave, name="dovetail-leave-ranks", daemon=True)
+        leaving.start()
+        leaving.join(CLOSE_S)
+        if leaving.is_alive():
+            logger.warning("The ranks' communicator does not close: a rank was lost. It ends with the process.")
+
+
+def _leave() -> None:
+    try:
+        dist.destroy_process_group()
+    except Exception as error:  # the process ends; only why is of interest
+        logger.warning("The ranks' communicator was not closed: %s", error)
