@@ -27,6 +27,15 @@ QUIET_S = 15.0
 KV_TOKENS, FILLING = 8192, 1500
 """Of the server's KV pool, which is filled before memory is looked at: else the streams' own pages would count."""
 TIMEOUT_S = 60.0
+ORDINARY: list[dict[str, Any]] = [
+    {"json_schema": '{"type": "object"}'},
+    {"json_schema": '{"properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}'},
+    {"regex": "[ab]{3}", "grammar_backend": "outlines"},
+    {"regex": "[ab]{3}"},
+    {"ebnf": 'root ::= "a" | "b" root'},
+    {"ebnf": 'root ::= "a" | "b" root', "grammar_backend": "xgrammar"},
+]
+"""What a server with structured outputs has met before memory is looked at: each loads a library, or a part of one."""
 FORMATS = ["uri", "iri", "email", "regex", "date-time"]
 
 
@@ -289,8 +298,8 @@ async def run(server: Server, rest_s: float, only: list[str]) -> None:
         else:
             sys.exit("hostile.py: the server did not start within two minutes")
         load = Load(server.base, session)
-        await load.hostile({"json_schema": '{"type": "object"}'})
-        await load.hostile({"regex": "[ab]{3}", "grammar_backend": "outlines"})
+        for fields in ORDINARY:
+            await load.hostile(fields)
         await load.fill()
         before, processes = server.memory_mb(), server.processes()
         tasks = [asyncio.create_task(load.stream()) for _ in range(NUM_STREAMS)]
