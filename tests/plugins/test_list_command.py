@@ -92,3 +92,18 @@ def test_every_builtin_can_be_removed(tmp_path: Path, kind: str, name: str) -> N
     with pytest.raises(PluginError) as caught:
         Registry.scan(path=[str(tmp_path)]).resolve(kind, name)
     assert f"{name!r}: not installed; installed: {', '.join(rest) or 'none'}; " in str(caught.value)
+
+
+def test_plugin_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone and by their folder; what cannot be used is said as `dovetail serve` says it."""
+    code = "from dovetail.contracts.reasoning import ReasoningParser\nclass {0}(ReasoningParser):\n    spec = None\n"
+    (tmp_path / "one.py").write_text(code.format("One"))
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "two.py").write_text(code.format("Two"))
+    given = ["--plugin-file", str(tmp_path / "one.py"), "--plugins-dir", str(tmp_path / "more")]
+    assert plugin.main(["list", *given]) == 0
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert ["reasoning_parser", "one", "found"] in lines
+    assert ["reasoning_parser", "two", "found"] in lines
+    assert plugin.main(["list", "--plugins-dir", str(tmp_path / "none")]) == 2
+    assert "give a folder of Python files" in capsys.readouterr().err

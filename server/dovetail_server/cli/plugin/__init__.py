@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
         if args.command == "list":
-            return list_plugins(as_json=args.json)
+            return list_plugins(as_json=args.json, files=args.plugin_file, folders=args.plugins_dir)
         return int(import_module(f"{__name__}.{args.command}").run(args))
     except DovetailError as error:
         print(f"dovetail plugin {args.command}: error: {error}", file=sys.stderr)
@@ -50,9 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
     listing = add(
         "list",
         "list every plugin with its state and package",
-        "List every installed plugin from package metadata; nothing is imported.",
+        "List every installed plugin from package metadata; nothing is imported. Plugin files are run: only then is "
+        "known what they define.",
     )
     listing.add_argument("--json", action="store_true", help="print what GET /v1/plugins returns")
+    listing.add_argument("--plugin-file", action="append", default=[], metavar="FILE", help="as of `dovetail serve`")
+    listing.add_argument("--plugins-dir", action="append", default=[], metavar="DIR", help="as of `dovetail serve`")
     info = add("info", "show one plugin, its package and its options", "Show one plugin; imports it for its options.")
     info.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
     info.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
@@ -109,9 +112,15 @@ def find(registry: Registry, name: str, kind: str | None) -> PluginRecord:
     return registry.resolve(having[0], name)
 
 
-def list_plugins(*, as_json: bool) -> int:
-    """Print every plugin."""
+def list_plugins(*, as_json: bool, files: Sequence[str] = (), folders: Sequence[str] = ()) -> int:
+    """Print every plugin, those of plugin files and folders of them among the installed ones.
+
+    Raises:
+        PluginError: A file or folder cannot be used.
+    """
     registry = scan_as_configured()
+    if files or folders:
+        add_files(registry, files, folders)
     if as_json:
         import json  # the table does not need it
 
@@ -121,6 +130,20 @@ def list_plugins(*, as_json: bool) -> int:
     for problem in registry.problems:
         print(f"warning: {problem}", file=sys.stderr)
     return 0
+
+
+def add_files(registry: Registry, files: Sequence[str], folders: Sequence[str]) -> None:
+    """Run plugin files, and those of folders, and register what they define.
+
+    Raises:
+        PluginError: One cannot be used.
+    """
+    from pathlib import Path
+
+    from dovetail.plugins.files import add_file, files_in  # packages are listed without what runs plugins
+
+    for file in [*map(Path, files), *(file for folder in folders for file in files_in(Path(folder)))]:
+        add_file(registry, file)
 
 
 def table(records: Sequence[PluginRecord]) -> str:
