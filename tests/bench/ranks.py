@@ -169,7 +169,7 @@ async def serve(folder: str, num: int, streams: tuple[int, ...], **changes: Any)
     hf = read_config(Path(folder))
     plan = make_plan(
         Registry.scan(), model=architecture(hf, Path(folder)), attention_backend="auto", device="cuda",
-        quant_method=quant_method(hf),
+        quantization=settings.quantization, quant_method=quant_method(hf),
     )  # fmt: skip
     client = ProcessClient(settings, plan, log_level="info", restarts=Restarts(max_restarts=0, hang_s=120))
     await client.start()

@@ -16,8 +16,12 @@ from torch import Tensor
 
 from dovetail.errors import ModelError
 from dovetail.layers.packed import PackedLinear
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.checkpoint.quantization import choose_quantization, dummy_bytes
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
+from dovetail.runtime.runner import ModelRunner
+from dovetail.settings import EngineSettings
 from dovetail.testing.conformance.model_runtime import TinyEngine
 
 PROMPTS = [[5, 7, 11, 13, 17, 19, 23, 29], [3, 4]]
@@ -87,6 +91,37 @@ def test_gpt_oss_as_published(tmp_path: Path) -> None:
     (tmp_path / "packed/config.json").write_text(json.dumps(config))
     save_file(packed, tmp_path / "packed/model.safetensors")
     same(logits(tmp_path / "packed", "mxfp4"), logits(tmp_path / "plain"))
+
+
+def test_dummies_of_gpt_oss_are_packed_as_published(tmp_path: Path) -> None:
+    """Without a checkpoint experts are mxfp4 and the rest is plain; the plan counts what the engine then holds."""
+    folder = tmp_path / "model"
+    make_checkpoint(folder, "gpt_oss", hidden_size=64, intermediate_size=96)
+    config = json.loads((folder / "config.json").read_text())
+    plain = memory_of(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    packed = memory_of(folder)
+    numel = config["num_hidden_layers"] * config["num_local_experts"] * 3 * 64 * 96
+    assert plain - packed == numel * 4 - numel * 17 // 32, "float32 against 4 bits, and 8 for every 32"
+
+
+def memory_of(folder: Path) -> int:
+    """Return the bytes of weights that an engine of dummies holds, once it has planned with as many."""
+    hf = read_config(folder)
+    settings = EngineSettings(
+        model_path=str(folder), dtype="float32", device="cpu", max_total_tokens=256, load_format="dummy"
+    )
+    made = make_plan(
+        Registry.scan(), model=architecture(hf, folder), attention_backend="auto", device="cpu", quantization="auto",
+        quant_method=quant_method(hf),
+    )  # fmt: skip
+    plugins = load(made, "engine")
+    chosen, model = choose_quantization(plugins, hf), plugins.get("model", architecture(hf, folder))
+    runner = ModelRunner(settings, plugins)
+    planned = dummy_bytes(chosen and chosen[1], hf, model, runner.config, torch.float32)
+    assert planned in (None, runner.weight_bytes)
+    assert all(bool(param.isfinite().all()) for param in runner.model.parameters() if param.is_floating_point())
+    return int(runner.weight_bytes)
 
 
 def test_forms_without_a_product_work_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,19 +213,22 @@ class PackedFactory:
         stored: What there is for each matrix.
         plain: Makes the others.
         dummy: The form of all matrices where there is no checkpoint; None: they are plain.
+        dummy_experts: That of experts' matrices.
     """
 
-    def __init__(self, stored: Stored, plain: LayerFactory, dummy: Form | None = None) -> None:
-        self.stored, self.plain, self.dummy = stored, plain, dummy
+    def __init__(
+        self, stored: Stored, plain: LayerFactory, dummy: Form | None = None, dummy_experts: Form | None = None
+    ) -> None:
+        self.stored, self.plain, self.dummy, self.dummy_experts = stored, plain, dummy, dummy_experts
 
-    def form(self, path: str, in_features: int) -> Form | None:
-        """Return a matrix's form, None for a plain one.
+    def form(self, path: str, in_features: int, dummy: Form | None) -> Form | None:
+        """Return a matrix's form, None for a plain one; `dummy` where there is no checkpoint.
 
         Raises:
             ModelError: Its parts have different ones.
         """
         if not self.stored.is_known:
-            return self.dummy
+            return dummy
         return form_of(path, self.stored.of(path), in_features)
 
     def linear(
@@ -240,7 +243,7 @@ class PackedFactory:
         act: Act | None,
     ) -> Linear:
         """See `BuildContext.linear`."""
-        form = self.form(name, in_features)
+        form = self.form(name, in_features, self.dummy)
         if form is None:
             return self.plain.linear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
         return PackedLinear(ctx, name, in_features, parts, form, bias=bias, shard=shard, act=act)
@@ -260,7 +263,8 @@ class PackedFactory:
         shard: Literal["inner", "expert"],
     ) -> Experts:
         """See `BuildContext.experts`."""
-        forms = self.form(f"{name}.gate_up", hidden), self.form(f"{name}.down", inner)
+        dummy = self.dummy_experts
+        forms = self.form(f"{name}.gate_up", hidden, dummy), self.form(f"{name}.down", inner, dummy)
         if forms[0] is None and forms[1] is None:
             return self.plain.experts(
                 ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard

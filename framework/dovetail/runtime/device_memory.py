@@ -38,6 +38,7 @@ class DeviceMemory:
         dtype: torch.dtype,
         rank: Rank = ALONE,
         checkpoint: Checkpoint | None = None,
+        packed_dummies: int | None = None,
     ) -> None:
         """Check what can be checked without the weights. Ranks of one host share its memory.
 
@@ -55,6 +56,7 @@ class DeviceMemory:
             name,
             device.type,
             dummy=settings.load_format == "dummy",
+            packed_dummies=packed_dummies,
             headers=None if checkpoint is None else checkpoint.headers,
         )
         self._notes = () if checkpoint is None else checkpoint.notes

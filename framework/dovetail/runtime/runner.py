@@ -30,7 +30,13 @@ from dovetail.runtime.batch_invariance import check_model
 from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.files import Checkpoint
-from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted, factory_of
+from dovetail.runtime.checkpoint.quantization import (
+    Place,
+    choose_quantization,
+    converted,
+    dummy_bytes,
+    factory_of,
+)
 from dovetail.runtime.checkpoint.weights import fill_dummy, load_checkpoint
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
@@ -90,7 +96,8 @@ class ModelRunner:
         if rank.parallel.expert_shard == "expert" and self.config.experts is None:
             raise ConfigError(f"--expert-parallel: {self.config.architecture} has no experts; leave it out")
         checkpoint = self._checkpoint(plugin, settings, hf, quantization)
-        memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank, checkpoint)
+        packed = dummy_bytes(quantization, hf, plugin, self.config, self.dtype) if checkpoint is None else None
+        memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank, checkpoint, packed)
         if self.device.type == "cpu":
             bound_primitive_caches()
         with memory.loading():

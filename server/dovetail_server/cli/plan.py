@@ -111,19 +111,19 @@ def plan(wish: Args) -> MemoryPlan:
     config = with_cache_dtype(config_of(settings.folder, architecture, settings.model_impl), settings)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     read = quantised(settings, architecture, config, dtype, device.kind)
-    headers = None if read is None else read.headers
+    packed = {"packed_dummies": read} if isinstance(read, int) else {"headers": None if read is None else read.headers}
     is_dummy = settings.load_format == "dummy"
-    size = weight_size(settings.folder, config, dtype, device.kind, dummy=is_dummy, headers=headers)
+    size = weight_size(settings.folder, config, dtype, device.kind, dummy=is_dummy, **packed)
     has_graphs, ranks = device.kind == "cuda" and not settings.disable_cuda_graph, settings.tensor_parallel_size
     share = config.of_rank(ranks), dtype, device.of_rank(ranks), size.num_bytes // ranks
     made = plan_memory(settings, *share, has_graphs=has_graphs)
-    return made if read is None else dataclasses.replace(made, weight_notes=read.notes)
+    return made if read is None or isinstance(read, int) else dataclasses.replace(made, weight_notes=read.notes)
 
 
 def quantised(
     settings: ServeSettings, architecture: str, config: ModelConfig, dtype: str, device: str
-) -> Checkpoint | None:
-    """Return the checkpoint as a quantisation has it read; None where there is none to read, or it is plain.
+) -> Checkpoint | int | None:
+    """Return the checkpoint as a quantisation has it read, or the bytes of its dummies; None where nothing is packed.
 
     Raises:
         ConfigError: No plugin reads it, or it lacks tensors that belong to others.
@@ -132,11 +132,13 @@ def quantised(
 
     hf = read_config(settings.folder)
     named = settings.quantization not in (None, "auto")
-    if settings.load_format == "dummy" or not (named or quant_method(hf)):
+    if not (named or quant_method(hf)):
         return None
+    import torch
+
     from dovetail.contracts.quantization import Target
     from dovetail.plugins import Registry, load, make_plan
-    from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted
+    from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted, dummy_bytes
 
     plugins = load(
         make_plan(
@@ -150,8 +152,10 @@ def quantised(
     )
     chosen = choose_quantization(plugins, hf)
     model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
-    place = Place(settings.folder, Target(dtype, device))
-    return converted(None if chosen is None else chosen[1], hf, model, config, place)
+    quantization = None if chosen is None else chosen[1]
+    if settings.load_format == "dummy":
+        return dummy_bytes(quantization, hf, model, config, getattr(torch, dtype))
+    return converted(quantization, hf, model, config, Place(settings.folder, Target(dtype, device)))
 
 
 def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:

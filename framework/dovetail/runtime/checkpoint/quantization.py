@@ -117,6 +117,24 @@ def matrices_of(plugin: type[ModelPlugin], config: ModelConfig) -> Mapping[str, 
     return asked.inputs
 
 
+def dummy_bytes(
+    chosen: type[Quantization] | None,
+    hf: Mapping[str, Any],
+    plugin: type[ModelPlugin],
+    config: ModelConfig,
+    dtype: torch.dtype,
+) -> int | None:
+    """Return what a model's weights take in bytes where they are filled and packed; None: nothing packs them.
+
+    It is built without memory to find out.
+    """
+    if chosen is None:
+        return None
+    factory = factory_of(chosen, hf, plugin.weight_map(config), None)
+    model: Any = plugin.build(config, BuildContext(device=torch.device("meta"), dtype=dtype, factory=factory))
+    return sum(param.numel() * param.element_size() for param in model.parameters())
+
+
 class RecordingFactory:
     """Makes plain matrices and remembers where and how wide they are."""
 

@@ -58,6 +58,7 @@ def weight_size(
     device: str,
     *,
     dummy: bool = False,
+    packed_dummies: int | None = None,
     headers: Sequence[TensorHeader] | None = None,
 ) -> WeightSize:
     """Size the weights: from the safetensors headers, or from the config where there are none to read.
@@ -68,6 +69,7 @@ def weight_size(
         dtype: Name of the engine's dtype.
         device: `cpu` or `cuda`.
         dummy: The engine fills the weights itself.
+        packed_dummies: Bytes that these take where a quantisation packs them; None: they are plain.
         headers: Of what is loaded, where a quantisation converts the checkpoint; None: of its files.
 
     Raises:
@@ -78,7 +80,8 @@ def weight_size(
     packed_head = config.tie_word_embeddings and config.generates and device == "cpu" and dtype == "bfloat16"
     extra = config.vocab_size * config.hidden_size * item if packed_head else 0
     if dummy:
-        return WeightSize(dense_numel(config) * item + extra, extra)
+        made = dense_numel(config) * item if packed_dummies is None else packed_dummies
+        return WeightSize(made + extra, extra)
     numel = packed = 0
     for header in checkpoint_headers(folder) if headers is None else headers:
         if config.tie_word_embeddings and header.name.startswith("lm_head."):

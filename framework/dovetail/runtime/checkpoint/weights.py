@@ -104,11 +104,13 @@ def is_finite(tensor: Tensor) -> bool:
 def fill_dummy(model: nn.Module, seed: int = 0) -> None:
     """Fill with small random numbers and finalise: for benchmarks without a checkpoint."""
     model_layers(model)
-    params = list(model.parameters())
-    device = params[0].device
+    params = list(model.named_parameters())
+    device = params[0][1].device
     generator = torch.Generator(device=device).manual_seed(seed)
-    for param in tqdm(params, desc="Filling dummy weights", unit="tensor", leave=False):
-        if not param.is_floating_point():
+    for name, param in tqdm(params, desc="Filling dummy weights", unit="tensor", leave=False):
+        if param.dtype == torch.uint8 and name.endswith("_scale"):
+            param.random_(117, 121, generator=generator)  # powers of two, the exponent's bias being 127
+        elif not param.is_floating_point():
             low = max(torch.iinfo(param.dtype).min, -128)
             param.random_(low, low + 256, generator=generator)  # bytes may hold several numbers
         elif param.dim() == 1:

@@ -29,7 +29,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
-from dovetail_backends.quantization.fp8 import BLOCK, float8
+from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8
 from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
 from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, eight_bits, grouped, uniform
 
@@ -97,7 +97,7 @@ class CompressedTensors(Packed):
         size = scheme.get("group_size")
         group = size if scheme.get("strategy") == "group" else None
         if scheme.get("type", "int") != "int":
-            return None
+            return ROWS if scheme["num_bits"] == 8 else None
         return (
             Int4(group, has_zero=not scheme.get("symmetric", True)) if scheme["num_bits"] == 4 else Scaled(group=group)
         )

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.layers.packed_forms import Form
 from dovetail_backends.quantization.fp4 import nvfp4
-from dovetail_backends.quantization.fp8 import BLOCK, float8
+from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
 
 ALGOS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
@@ -59,3 +60,9 @@ class Modelopt(Packed):
         left = {name: tensor for name, tensor in tensors.items() if name not in used}
         yield from float8(left, target, BLOCK)
         yield from dropped(left)
+
+    def dummy(self) -> Form | None:
+        """Return rows of fp8, or the model's dtype."""
+        inner = self.config.get("quantization")
+        algo = self.config.get("quant_algo") or (inner.get("quant_algo") if isinstance(inner, Mapping) else "")
+        return ROWS if str(algo).upper().startswith("FP8") else None

@@ -55,11 +55,15 @@ class Packed(Quantization):
 
     def factory(self, plain: LayerFactory) -> LayerFactory:
         """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""
-        return PackedFactory(self.stored, plain, self.dummy())
+        return PackedFactory(self.stored, plain, self.dummy(), self.dummy_experts())
 
     def dummy(self) -> Form | None:
         """Return the form of matrices without a checkpoint; None: plain ones."""
         return None
+
+    def dummy_experts(self) -> Form | None:
+        """Return the form of experts' matrices without a checkpoint."""
+        return self.dummy()
 
 
 def uniform(tensors: Mapping[str, FileTensor]) -> dict[str, FileTensor]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import Form
+from dovetail.layers import packed_forms
 from dovetail_backends.quantization.fp4 import mxfp4
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
 
@@ -41,6 +41,6 @@ class Mxfp4(Packed):
             yield from mxfp4(module, "_blocks", "_scales", target, turned=is_turned)
         yield from dropped(tensors)
 
-    def dummy(self) -> Form | None:
-        """Return the model's dtype: which matrices are mxfp4 is told by files alone."""
-        return None
+    def dummy_experts(self) -> packed_forms.Form | None:
+        """Return mxfp4: what is published has its experts in it, and nothing else."""
+        return packed_forms.Mxfp4()
