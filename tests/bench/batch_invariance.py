@@ -22,7 +22,7 @@ async def rates(args: argparse.Namespace, *, invariant: bool) -> dict[int, float
     """Tokens a second by number of streams; prompts differ, so that nothing is cached."""
     client = make_client(
         args.model, device=args.device, dtype=args.dtype, max_total_tokens=None, batch_invariant=invariant,
-        load_format=args.load_format, disable_compile_ahead=False, disable_radix_cache=True,
+        load_format=args.load_format, mem_fraction_static=0.4, disable_compile_ahead=False, disable_radix_cache=True,
     )  # fmt: skip
     await client.start()
     params, found = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True), {}

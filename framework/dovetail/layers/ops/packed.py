@@ -28,11 +28,11 @@ from dovetail.layers.ops.skinny import Tile
 
 MOST_ROWS = 128
 """Rows up to which numbers that are not float8 are taken apart in registers; measured on an H200 with int4."""
-MOST_HALVES = 512
-"""As `MOST_ROWS` for float8: by arithmetic from what 256 rows and writing out took on an H200."""
-WIDE_ROWS = (65, 512)
-"""Rows that packed weights are multiplied with by `wide`, if there are so many outputs that it fills the device. By
-arithmetic (see `packed_wide`), not measured: from some 800 rows on, writing out costs less than cuBLAS is faster."""
+MOST_HALVES = 256
+"""As `MOST_ROWS` for float8; measured on an H200, where 512 rows take 0.65 of the time written out."""
+WIDE_ROWS = {"scaled": (65, 256), "int4": (65, 512), "mxfp4": (65, 512)}
+"""Rows that packed weights are multiplied with by `wide`, by kind, if there are so many outputs that it fills the
+device; measured on an H200 with fp8 and int4."""
 WIDE_PROGRAMS, LEAST_WIDE_PROGRAMS = 132, 64
 """So many at most, where K is split: one for each multiprocessor of an H200; and so many at least."""
 MOST_INTEGERS = 4
@@ -91,10 +91,12 @@ def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Ti
 def wide_tile(weight: PackedWeight, rows: int) -> tuple[int, Tile] | None:
     """Return the tile of `wide`, likewise, or None: other kernels have more programs for so small a weight."""
     programs = -(-weight.num_out // 256) * (1 if rows <= 128 else 2 if rows <= 256 else 4)
-    splits = max(1, min(WIDE_PROGRAMS // programs, 8, weight.num_in // (8 * 64)))
+    is_deep = weight.kind != "scaled" or weight.groups == 0 or weight.group % 128 == 0
+    depth, stages = (128, 3) if is_deep else (64, 4)
+    splits = max(1, min(WIDE_PROGRAMS // programs, 8, weight.num_in // (8 * depth)))
     if programs * splits < LEAST_WIDE_PROGRAMS:
         return None
-    return 128, (256, 64, 8, 4, splits)
+    return 128, (256, depth, 8, stages, splits)
 
 
 def few_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
@@ -140,7 +142,8 @@ def linear(
         return row(x, weight, bias, row_tile(weight, gate=gate), act=act, residual=residual, **around)  # type: ignore[arg-type]
     if 0 < rows <= MOST_INTEGERS and x.dtype != torch.float32 and fits_integers(weight):
         return by_integers(x, weight, bias, integers_tile(weight), act=act, residual=residual, **around)  # type: ignore[arg-type]
-    if WIDE_ROWS[0] <= rows <= WIDE_ROWS[1] and x.dtype != torch.float32 and fits_wide(weight):
+    least, most = WIDE_ROWS[weight.kind]
+    if least <= rows <= most and x.dtype != torch.float32 and fits_wide(weight):
         tile = wide_tile(weight, rows)
         if tile is not None:
             x = x if norm is None else ops.add_rms_norm(x, None, *norm)[0]
