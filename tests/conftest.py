@@ -111,7 +111,9 @@ def pytest_collection_finish() -> None:
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and os.environ.get("TRITON_INTERPRET") == "1":
         remember_builtins(interpreter)
+        patch_once(interpreter)
         remember_types(interpreter)
+        compare_shapes_as_numbers(interpreter)
 
 
 def remember_builtins(interpreter: ModuleType) -> None:
@@ -131,6 +133,57 @@ def remember_builtins(interpreter: ModuleType) -> None:
                 interpreter._patch_attr(package, name, member, builder, scope)
 
     interpreter._patch_builtin = patch  # type: ignore[attr-defined]
+
+
+def patch_once(interpreter: ModuleType) -> None:
+    """Have Triton's interpreter replace names of `triton.language` once for a launch, not at each call within it."""
+    patch_lang, modules = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
+    languages: dict[Any, set[ModuleType]] = {}
+    replaced: set[ModuleType] = set()
+
+    def patch(fn: Any) -> Any:
+        if fn not in languages:
+            languages[fn] = {value for value in fn.__globals__.values() if any(value is module for module in modules)}
+        if languages[fn] <= replaced:
+            return interpreter._LangPatchScope()  # a call within a launch: nothing is left to replace, or to restore
+        scope, is_launch = patch_lang(fn), not replaced
+        replaced.update(languages[fn])
+        if is_launch:
+            restore = scope.restore
+            scope.restore = lambda: (replaced.clear(), restore())
+        return scope
+
+    interpreter._patch_lang = patch  # type: ignore[attr-defined]
+
+
+def compare_shapes_as_numbers(interpreter: ModuleType) -> None:
+    """Have Triton's interpreter compare shapes by their numbers, of which it would make an object each, three times.
+
+    Nothing is broadcast where two shapes are the same, which is so for most operations.
+    """
+    core, semantic = interpreter.tl.core, type(interpreter.interpreter_semantic)
+    constexpr, equal, broadcast = core.constexpr, core.tuple.__eq__, semantic.broadcast_impl_value
+
+    def numbers(values: Any) -> list[Any] | None:
+        found = [value.value if isinstance(value, constexpr) else value for value in values]
+        return found if all(type(value) is int for value in found) else None
+
+    def compare(self: Any, other: Any) -> Any:
+        if isinstance(other, (list, core.tuple)):
+            mine, theirs = numbers(self), numbers(other)
+            if mine is not None and theirs is not None:
+                return constexpr(mine == theirs)
+        return equal(self, other)
+
+    def broadcast_where_needed(self: Any, lhs: Any, rhs: Any) -> Any:
+        one, two = lhs.type, rhs.type
+        if one.is_block() and two.is_block():
+            dims = numbers(one.shape)
+            if dims is not None and dims == numbers(two.shape):
+                return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    core.tuple.__eq__, semantic.broadcast_impl_value = compare, broadcast_where_needed
 
 
 def remember_types(interpreter: ModuleType) -> None:
