@@ -132,7 +132,7 @@ def dummy_bytes(
         return None
     factory = factory_of(chosen, hf, plugin.weight_map(config), None)
     model: Any = plugin.build(config, BuildContext(device=torch.device("meta"), dtype=dtype, factory=factory))
-    return sum(param.numel() * param.element_size() for param in model.parameters())
+    return sum(int(param.numel() * param.element_size()) for param in model.parameters())
 
 
 class RecordingFactory:
