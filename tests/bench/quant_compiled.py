@@ -20,7 +20,8 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops import packed
-from dovetail.layers.ops.packed_experts import PackedExpertWeights, expert_tiles, packed_gated_experts
+from dovetail.layers.ops.packed_experts import expert_tiles, packed_gated_experts
+from dovetail.layers.ops.packed_slots import PackedExpertWeights
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail_backends.triton.decode import DecodeScratch, choose_shape, decode_qkv
 from dovetail_backends.triton.kv import Scales
@@ -78,7 +79,7 @@ def experts() -> Iterator[Case]:
             weight_of(kind, num, 2 * inner, hidden), weight_of(kind, num, hidden, inner), None, None, 0,
             "silu_and_mul", False,
         )  # fmt: skip
-        for tokens in (64, 512, 1024):
+        for tokens in (1, 64, 512, 1024):
             ids, shares = empty(tokens, top_k, dtype=torch.int64), empty(tokens, top_k)
             x = empty(tokens, hidden)
             block_n, block_k, _, _ = expert_tiles(weights, tokens * top_k).gate_up

@@ -21,14 +21,8 @@ import torch
 from quant_products import BANDWIDTH, CACHE_BYTES, FORMS, PROCESSES, drawn, graph_us, relative
 
 from dovetail.layers.ops.experts import ExpertWeights, gated_experts
-from dovetail.layers.ops.packed_experts import (
-    ExpertTiles,
-    PackedExpertWeights,
-    SlotTiles,
-    expert_tiles,
-    packed_gated_experts,
-    slot_tiles,
-)
+from dovetail.layers.ops.packed_experts import ExpertTiles, expert_tiles, packed_gated_experts
+from dovetail.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, slot_tiles
 from dovetail.layers.ops.packed_weight import PackedWeight, stacked
 from dovetail.layers.ops.packed_write import written
 
@@ -38,6 +32,17 @@ MODELS: dict[str, tuple[str, int, int, int, int, Any]] = {
     "gpt-oss-20b": ("mxfp4", 32, 4, 2880, 2880, "clamped_silu_and_mul"),
     "Qwen3-30B-A3B": ("fp8-blocks", 128, 8, 2048, 768, "silu_and_mul"),
 }
+SLOT_TILES = {
+    "scaled": (
+        ((2, 2048, 4), (4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (4, 512, 2)),
+        ((2, 256, 4), (4, 256, 4), (8, 256, 8), (2, 1024, 8), (1, 1024, 4)),
+    ),
+    "words": (
+        ((2, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (16, 1024, 4)),
+        ((2, 1024, 1), (4, 1024, 1), (1, 2048, 2), (2, 2048, 2), (1, 4096, 4), (4, 1024, 4)),
+    ),
+}
+"""Beside the usual ones, of either kernel."""
 
 
 def experts(kind: str, num: int, hidden: int, inner: int) -> tuple[PackedWeight, PackedWeight]:
@@ -75,21 +80,14 @@ def others(kind: str, rows: int) -> list[ExpertTiles]:
 def ways(weights: PackedExpertWeights, kind: str, num_slots: int) -> list[Any]:
     """Arguments of `packed_gated_experts`: what it chooses, then others."""
     found: list[Any] = [{}, {"is_written": True, "is_few": False}]
-    is_bytes = weights.gate_up.kind == "scaled"
-    if num_slots <= 64 and is_bytes:
+    if num_slots <= 64:
         usual = slot_tiles(weights, num_slots)
-        found += [
-            {"is_few": True, "tiles": SlotTiles(one, usual.down)}
-            for one in ((2, 2048, 4), (4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (4, 512, 2))
-        ]
-        found += [
-            {"is_few": True, "tiles": SlotTiles(usual.gate_up, one)}
-            for one in ((2, 256, 4), (4, 256, 4), (8, 256, 8), (2, 1024, 8), (1, 1024, 4))
-        ]
-    for is_few in (True, False) if num_slots <= 64 else (False,):
-        rows = 1 if is_few else num_slots // len(weights.gate_up.numbers)
-        tiles = (expert_tiles(weights, num_slots), *others(kind, rows))
-        found += [{"is_few": is_few, "is_written": False, "tiles": one} for one in tiles]
+        gates, downs = SLOT_TILES["scaled" if weights.gate_up.kind == "scaled" else "words"]
+        found += [{"is_few": True, "tiles": usual}]
+        found += [{"is_few": True, "tiles": SlotTiles(one, usual.down)} for one in gates]
+        found += [{"is_few": True, "tiles": SlotTiles(usual.gate_up, one)} for one in downs]
+    tiles = (expert_tiles(weights, num_slots), *others(kind, num_slots // len(weights.gate_up.numbers)))
+    found += [{"is_few": False, "is_written": False, "tiles": one} for one in tiles]
     return found
 
 

@@ -8,6 +8,10 @@ import torch
 from dovetail.contracts.layers import RMSScale
 from dovetail.layers import cuda_products
 from dovetail.layers.ops import packed, reference
+from dovetail.layers.ops.experts import ExpertWeights, gated_experts
+from dovetail.layers.ops.packed_experts import packed_gated_experts
+from dovetail.layers.ops.packed_slots import PackedExpertWeights
+from dovetail.layers.ops.packed_weight import PackedWeight, stacked
 from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
 
 pytestmark = pytest.mark.gpu
@@ -15,7 +19,9 @@ FLOAT8 = torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
-    "form", [Scaled(FLOAT8), Scaled(FLOAT8, 128), Scaled(), Int4(128), Int4(64, has_zero=True), Mxfp4()], ids=str
+    "form",
+    [Scaled(FLOAT8), Scaled(FLOAT8, 128), Scaled(), Int4(128), Int4(64, has_zero=True), Int4(32), Mxfp4()],
+    ids=str,
 )
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (1152, 896), (2880, 2880), (200, 640)])
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 33, 64, 100, 200, 300, 700])
@@ -45,3 +51,41 @@ def test_products(form: Form, n: int, k: int, rows: int) -> None:
         error = (found - want).norm(dim=0) / usual.clamp_min(usual.median())
         assert error.max() < 0.1
         assert (found - want).norm() < 0.015 * want.norm()
+
+
+def experts(form: Form, num: int, n: int, k: int) -> tuple[PackedWeight, torch.Tensor]:
+    """Matrices of experts with scales from tiny to large, packed and written out."""
+    made, plain = [], []
+    for expert in range(num):
+        spread = torch.logspace(-2, 2, k, device="cuda")[None, :] * torch.logspace(-3, 0, n, device="cuda")[:, None]
+        tensors = form.quantise(torch.randn(n, k, device="cuda") * 0.02 * (1 + expert) * spread)
+        weight = cuda_products.packed(form, tensors, torch.bfloat16)
+        assert weight is not None
+        made.append(weight)
+        plain.append(form.dequantise(tensors, torch.bfloat16))
+    return stacked(made), torch.stack(plain)
+
+
+@pytest.mark.parametrize("form", [Scaled(FLOAT8, 128), Int4(32, has_zero=True), Int4(128), Mxfp4()], ids=str)
+@pytest.mark.parametrize(("hidden", "inner"), [(2880, 2880), (640, 384)])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 16, 17, 40, 300])
+def test_experts(form: Form, hidden: int, inner: int, tokens: int) -> None:
+    """Each choice by itself, sorted, and written out, with biases and a choice that another rank has."""
+    if getattr(form, "group", None) and hidden % form.group:  # type: ignore[attr-defined]
+        pytest.skip("groups do not divide the inputs")
+    torch.manual_seed(0)
+    num, top_k = 6, 4
+    gate_up, plain_gate_up = experts(form, num, 2 * inner, hidden)
+    down, plain_down = experts(form, num, hidden, inner)
+    biases = tuple(torch.randn(num, size, device="cuda").bfloat16() for size in (2 * inner, hidden))
+    x, residual = (torch.randn(tokens, hidden, device="cuda").bfloat16() for _ in range(2))
+    ids = torch.rand(tokens, num + 1, device="cuda").topk(top_k).indices
+    shares = torch.rand(tokens, top_k, device="cuda").bfloat16()
+    torch.cuda.synchronize()
+    want = gated_experts(
+        x, ids, shares, ExpertWeights(plain_gate_up, plain_down, *biases, 0, "silu_and_mul", False), residual
+    )
+    weights = PackedExpertWeights(gate_up, down, *biases, 0, "silu_and_mul", False)
+    for is_few in (True, False) if tokens <= 17 else (None,):
+        found = packed_gated_experts(x, ids, shares, weights, residual, is_few=is_few)
+        assert (found - want).float().norm() < 0.015 * want.float().norm()

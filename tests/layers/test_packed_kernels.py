@@ -14,11 +14,12 @@ from dovetail.layers import cuda_products
 from dovetail.layers.experts import GatedExperts
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.ops import packed, packed_experts, reference
-from dovetail.layers.ops.packed_experts import ExpertTiles, PackedExpertWeights, packed_gated_experts
+from dovetail.layers.ops.packed_experts import ExpertTiles, packed_gated_experts
 from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import by_halves, fits_halves, halves
 from dovetail.layers.ops.packed_integers import by_integers, fits_integers, integers
 from dovetail.layers.ops.packed_row import row
+from dovetail.layers.ops.packed_slots import PackedExpertWeights, SlotTiles
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import written
@@ -213,13 +214,17 @@ def test_every_number_of_rows_has_a_way(form: Form, rows: int) -> None:
     close(packed.linear(x, weight, None), x @ plain.T)
 
 
-@pytest.mark.parametrize("form", [Int4(128), Int4(64), Int4(192, has_zero=True), Int4(None)], ids=str)
+@pytest.mark.parametrize(
+    "form",
+    [Int4(128), Int4(64), Int4(192, has_zero=True), Int4(32), Int4(96, has_zero=True), Int4(None), Mxfp4()],
+    ids=str,
+)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rows_as_integers(form: Int4, rows: int) -> None:
-    """Products with int4 in integers lose less than rounding does: onto a residual, and behind a norm with a gate."""
-    k = 384 if form.group else 200
-    tensors = form.quantise(random(OUT, k))
-    if form.has_zero:
+def test_rows_as_integers(form: Int4 | Mxfp4, rows: int) -> None:
+    """Products with 4 bits in integers lose less than rounding does: onto a residual, and behind a norm with a gate."""
+    k = 384 if isinstance(form, Mxfp4) or form.group else 200
+    tensors = form.quantise(random(OUT, k) * torch.logspace(2, -2, k, device=DEVICE))
+    if isinstance(form, Int4) and form.has_zero:
         shape = tensors["weight_scale"].shape
         tensors["weight_zero"] = torch.randint(0, 17, shape, generator=torch.Generator().manual_seed(7)).to(
             DEVICE, torch.uint8
@@ -236,18 +241,20 @@ def test_rows_as_integers(form: Int4, rows: int) -> None:
     close(found, reference.norm_gate(x.float(), norm.float(), 1e-6, plain, bias.float()), 3e-3)
 
 
-def test_integers_hold_a_row() -> None:
+@pytest.mark.parametrize(("kind", "planes"), [("int4", (0, 2, 1, 3, 4, 6, 5, 7)), ("mxfp4", (0, 1, 2, 3, 4, 5, 6, 7))])
+@pytest.mark.parametrize("is_halved", [False, True])
+def test_integers_hold_a_row(kind: Any, planes: tuple[int, ...], is_halved: bool) -> None:
     """To `2 ** -15` of the greatest of 64, zeros and those beside huge ones too; what is not finite stays so."""
     x = random(5, 200).bfloat16()
     x[1, :64] *= 1e20
     x[2] = 0
     x[3, 70], x[4, 70] = float("nan"), float("inf")
-    made = integers(x)
-    eight = torch.stack([(made.bytes >> shift) & 255 for shift in (0, 8, 16, 24)], 2)  # [M, 4, 4, W]
-    upper, lower = (eight[:, :2] ^ 128) - 128, eight[:, 2:]
-    whole = (upper * 256 + lower).transpose(1, 2).flatten(1, 2)  # [M, 8, W]: planes
+    made = integers(x, kind, is_halved=is_halved)
+    whole = torch.stack([(made.pairs << 16) >> 16, made.pairs >> 16], 2).flatten(1, 2)  # [M, 8, W]
+    whole = whole[:, [planes.index(plane) for plane in range(8)]]
     whole = whole.view(5, 8, -1, 8).transpose(1, 2).flatten(2)  # [M, B, 64]
-    assert (whole.sum(-1) == made.sums)[:3].all()
+    sums = whole.view(5, -1, 1 + is_halved, 64 // (1 + is_halved)).sum(-1).transpose(1, 2)
+    assert (sums == made.sums)[:3].all()
     back = (whole * made.scale[..., None]).flatten(1)[:, :200]
     most = torch.nn.functional.pad(x.float(), (0, 56)).view(5, -1, 64).abs().amax(-1).repeat_interleave(64, 1)[:, :200]
     assert ((back - x.float()).abs() <= 2.0**-15 * most)[:3].all()
@@ -289,13 +296,43 @@ def experts(form: Any, **ways: Any) -> tuple[Any, PackedExpertWeights]:
 def test_experts(form: Form, ways: dict[str, Any], is_few: bool, num_tokens: int) -> None:
     """Each choice by itself and sorted, with an expert that nobody chose, and ids of other ranks' experts."""
     plain, weights = experts(form, **ways)
+    by_integers = is_few and not isinstance(form, Scaled)
+    dtype, most = (torch.float16, 3e-3) if by_integers else (torch.float32, 1e-5)
     x, residual = random(num_tokens, HIDDEN, seed=9), random(num_tokens, HIDDEN, seed=8)
     ids = torch.stack([torch.randperm(NUM - 1)[:TOP_K] for _ in range(num_tokens)]).to(DEVICE)
     ids[0, 0] = NUM + 3
     shares = random(num_tokens, TOP_K, seed=7).abs()
     want = plain._each(x, ids, shares) + residual
-    for tiles in (ExpertTiles(16, (32, 128, 4, 2), (64, 128, 4, 2)), None):
-        close(packed_gated_experts(x, ids, shares, weights, residual, tiles=tiles, is_few=is_few), want)
+    tile = SlotTiles((8, 128, 4), (2, 64, 4)) if is_few else ExpertTiles(16, (32, 128, 4, 2), (64, 128, 4, 2))
+    for tiles in (tile, None):
+        found = packed_gated_experts(
+            x.to(dtype), ids, shares.to(dtype), weights, residual.to(dtype), tiles=tiles, is_few=is_few
+        )
+        close(found, want, most)
+
+
+def test_float32_words_are_sorted() -> None:
+    """Integers hold 16 bits: what would lose more is refused for them, and sorted where nothing is said."""
+    _, weights = experts(Mxfp4(), act="silu_and_mul", bias=False, weigh="output")
+    x, ids, shares = random(1, HIDDEN), torch.zeros(1, TOP_K, dtype=torch.int64, device=DEVICE), random(1, TOP_K)
+    with pytest.raises(ValueError, match="sorted"):
+        packed_gated_experts(x, ids, shares, weights, None, is_few=True)
+    assert torch.equal(
+        packed_gated_experts(x, ids, shares, weights, None),
+        packed_gated_experts(x, ids, shares, weights, None, is_few=False),
+    )
+
+
+def test_scales_of_mxfp4_that_kernels_do_not_hold() -> None:
+    """A scale of 2 ** 125 is refused by name; 2 ** 124 is served beside one far smaller in its row."""
+    form = Mxfp4()
+    tensors = form.quantise(random(OUT, 128))
+    tensors["weight_scale"][3, 1] = 252
+    with pytest.raises(ValueError, match=r"2 \*\* 125"):
+        cuda_products.weight_of(form, tensors, torch.float32)
+    tensors["weight_scale"][3, 1] = 251
+    weight = cuda_products.weight_of(form, tensors, torch.float32)
+    close(written(weight, torch.float32), form.dequantise(tensors, torch.float32), 1e-7)
 
 
 @pytest.mark.parametrize("form", [Scaled(FLOAT8, 32), Int4(32, has_zero=True), Mxfp4()], ids=str)

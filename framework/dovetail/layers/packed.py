@@ -193,7 +193,8 @@ class PackedExperts(GatedExperts):
         return self.gate_up.packed is not None and self.down.packed is not None
 
     def _made(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None) -> Tensor:
-        from dovetail.layers.ops.packed_experts import PackedExpertWeights, packed_gated_experts  # imports Triton
+        from dovetail.layers.ops.packed_experts import packed_gated_experts  # imports Triton
+        from dovetail.layers.ops.packed_slots import PackedExpertWeights
 
         up, down = self.gate_up, self.down
         if not isinstance(up, PackedExpertMatrix) or not isinstance(down, PackedExpertMatrix):

@@ -5,8 +5,9 @@ multiplied by runs of eight neighbouring inputs, so nothing is moved between thr
 rows are read; what stands there for them is never seen.
 
 - int4: the nibble is `number + zero`; with `0x43` in the upper byte of a 16-bit half it is bfloat16's 128 + nibble.
-- e2m1: the four numbers of a half stand so that a shift and a mask put sign, exponent and mantissa where bfloat16 has
-  its own: 2 ** -126 times the number, also for 0.5, which is subnormal there.
+- e2m1: the nibble is its bits, sign first. A byte permutation looks four of them up in a table of eight bytes; two
+  tables make `64 + 8 number`, a byte below 128: as the lower byte of a bfloat16 it is subnormal, so `2 ** -133` times
+  that, exactly, and one multiplication and addition leaves the number times its scale.
 
 N outputs, K inputs, W words a row, B = ceil(K / 64) blocks.
 """
@@ -22,10 +23,12 @@ from torch import Tensor
 BLOCK = 64
 """Inputs of a block."""
 PLANES = 8
-E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
-"""Where a half has the bits of each of its four numbers, from the sign down."""
+E2M1_TABLES = (0x18100800, 0x60403020, 0x34383C40, 0x10202830)
+"""Bytes by the lower three bits of e2m1, least first: twice `8 |number|` and `64 - 8 |number|`, in two words each."""
 CHUNK = 1 << 25
 """Numbers that are packed at a time."""
+MOST_SCALE = 251
+"""Of e8m0, so that factors of rows are finite."""
 
 _HALVES = "prmt.b32 lo, $8, $9, 0x5410; prmt.b32 hi, $8, $9, 0x7632;"
 """Of two words: plane 0 to 3 of both, and 4 to 7."""
@@ -41,18 +44,31 @@ def _int4_asm() -> str:
     return "{" + " ".join(lines) + "}"
 
 
+def e2m1_bytes(word: str, to: str, upper: str) -> str:
+    """Assembly for `64 + 8 number` of a word's lower and upper four numbers, in registers `to` and `upper`.
+
+    Declare `m, t, u` beside these. Bit 3 of a selector gives a byte's sign, repeated: zero, of all in the tables.
+    """
+    first, second, third, fourth = (f"0x{table:08x}" for table in E2M1_TABLES)
+    return (
+        f"and.b32 m, {word}, 0x77777777; prmt.b32 {to}, {first}, {second}, {word};"
+        f" prmt.b32 t, {third}, {fourth}, m; add.u32 {to}, {to}, t; shr.u32 u, {word}, 16; shr.u32 m, m, 16;"
+        f" prmt.b32 {upper}, {first}, {second}, u; prmt.b32 t, {third}, {fourth}, m; add.u32 {upper}, {upper}, t;"
+    )
+
+
 def _e2m1_asm() -> str:
-    lines = [".reg .b32 lo, hi, t, u, m, m0, m1;", _HALVES]
-    lines.append("and.b32 t, $10, 255; mul.lo.u32 m0, t, 0x00800080; shr.u32 t, $10, 8; mul.lo.u32 m1, t, 0x00800080;")
+    lines = [".reg .b32 m, t, u, a0, a1, b0, b1, s0, s1, c0, c1;"]
+    lines.append("and.b32 t, $10, 255; mul.lo.u32 t, t, 0x00800080;")
+    lines.append("add.u32 s0, t, 0x3f803f80; or.b32 c0, t, 0x80008000;")
+    lines.append("shr.u32 t, $10, 8; mul.lo.u32 t, t, 0x00800080;")
+    lines.append("add.u32 s1, t, 0x3f803f80; or.b32 c1, t, 0x80008000;")
+    lines += [e2m1_bytes("$8", "a0", "b0"), e2m1_bytes("$9", "a1", "b1")]
     for plane in range(PLANES):
-        half, scale, place = ("lo", "m0", plane) if plane < 4 else ("hi", "m1", plane - 4)
-        if place < 3:
-            lines.append(f"shl.b32 t, {half}, {3 * place}; and.b32 t, t, 0x81c081c0;")
-        else:
-            lines.append(f"shl.b32 t, {half}, 1; and.b32 t, t, 0x80008000; shr.u32 u, {half}, 5;")
-            lines.append("lop3.b32 t, u, 0x01000100, t, 0xea;")
-            lines.append(f"shr.u32 u, {half}, 4; lop3.b32 t, u, 0x00c000c0, t, 0xea;")
-        lines.append(f"mul.bf16x2 ${plane}, t, {scale};")
+        half, which, place = ("a", 0, plane) if plane < 4 else ("b", 1, plane - 4)
+        zero = 8 + place  # the sign of a byte that has none
+        lines.append(f"prmt.b32 t, {half}0, {half}1, 0x{zero:x}{4 + place:x}{zero:x}{place:x};")
+        lines.append(f"fma.rn.bf16x2 ${plane}, t, s{which}, c{which};")
     return "{" + " ".join(lines) + "}"
 
 
@@ -71,15 +87,19 @@ def _int4(words, offset, scale, PLANE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def e2m1_eighths(words, PLANE: tl.constexpr):
+    """Eight times the numbers of a plane, int32."""
+    nibble = (words >> (4 * PLANE)) & 15
+    power, half = (nibble >> 1) & 3, nibble & 1
+    size = tl.where(power == 0, half, (2 + half) << tl.maximum(power - 1, 0)) * 4
+    return tl.where(nibble >= 8, -size, size)
+
+
+@triton.jit
 def _e2m1(words, exponents, PLANE: tl.constexpr, dtype: tl.constexpr):
-    half = (words >> (16 * (PLANE // 4))) & 0xFFFF
-    if PLANE % 4 < 3:  # noqa: SIM108 - constant
-        bits = (half << (3 * (PLANE % 4))) & 0x81C0
-    else:
-        bits = ((half << 1) & 0x8000) | ((half >> 5) & 0x0100) | ((half >> 4) & 0x00C0)
     power = (exponents.to(tl.int32) >> (8 * (PLANE // 4))) & 255
-    wide = (bits << 16).to(tl.float32, bitcast=True)
-    return (wide * (power << 23).to(tl.float32, bitcast=True)).to(dtype)
+    by = (power << 23).to(tl.float32, bitcast=True)  # 2 ** (power - 127)
+    return (e2m1_eighths(words, PLANE).to(tl.float32) * 0.015625 * by).to(dtype)
 
 
 @triton.jit
@@ -127,36 +147,19 @@ def e2m1_planes(words, exponents, dtype: tl.constexpr, ASM: tl.constexpr):
     return planes
 
 
-def in_planes(nibbles: Tensor, *, is_float: bool) -> Tensor:
-    """Pack nibbles uint8 `[N, K]` into words int32 `[N, 8 B]`.
-
-    Args:
-        nibbles: One number each.
-        is_float: They are e2m1.
-    """
-    places = _places(nibbles.device, is_float)
+def in_planes(nibbles: Tensor) -> Tensor:
+    """Pack nibbles uint8 `[N, K]`, one number each, into words int32 `[N, 8 B]`."""
     width = BLOCK * -(-nibbles.shape[1] // BLOCK)
     words = torch.empty(len(nibbles), width // PLANES, dtype=torch.int32, device=nibbles.device)
     step = max(1, CHUNK // width)
     for first in range(0, len(nibbles), step):
         here = nibbles[first : first + step]
         blocks = F.pad(here, (0, width - here.shape[1])).view(len(here), -1, PLANES, BLOCK // PLANES).to(torch.int32)
-        some = places[0][blocks[:, :, 0]]
+        some = blocks[:, :, 0]
         for plane in range(1, PLANES):
-            some |= places[plane][blocks[:, :, plane]]
+            some = some | (blocks[:, :, plane] << (4 * plane))
         words[first : first + step] = some.flatten(1)
     return words
-
-
-def _places(device: torch.device, is_float: bool) -> Tensor:
-    """Return what each nibble is in a word, for each plane: `[8, 16]` int32."""
-    number = torch.arange(16, device=device).expand(PLANES, 16)
-    plane = torch.arange(PLANES, device=device)[:, None]
-    if not is_float:
-        return (number << (4 * plane)).to(torch.int32)
-    targets = torch.tensor(E2M1_BITS, device=device)[plane % 4]  # [8, 1, 4]
-    bits = (number[..., None] >> torch.arange(3, -1, -1, device=device)) & 1
-    return ((bits << targets).sum(-1) << (16 * (plane // 4))).to(torch.int32)
 
 
 def exponents_of(scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,11 +169,19 @@ def exponents_of(scale: Tensor) -> tuple[Tensor, Tensor]:
         scale: `[N, K / 32]` uint8: `2 ** (scale - 127)`.
 
     Returns:
-        `[N, B]` int16, the lower byte for the first 32 inputs of a block, exponents of bfloat16 in which 253 is the
-        row's greatest; and factors of rows `[N]`, float32.
+        `[N, B]` int16, the lower byte for the first 32 inputs of a block: 127 is the row's greatest, and 0 also what is
+        smaller than 2 ** -127 of it; and factors of rows `[N]`, float32.
+
+    Raises:
+        ValueError: A scale is `2 ** 125` or greater.
     """
     wide = scale.to(torch.int32)
     most = wide.amax(-1, keepdim=True)
-    near = F.pad((wide - most + 253).clamp_min(0), (0, scale.shape[-1] % 2)).view(len(scale), -1, 2)
+    if bool((most > MOST_SCALE).any()):
+        raise ValueError(
+            f"a scale of e2m1 is 2 ** {int(most.max()) - 127}, and {MOST_SCALE - 127} is the greatest exponent that "
+            "kernels multiply by; is this a scale in e8m0?"
+        )
+    near = F.pad((wide - most + 127).clamp_min(0), (0, scale.shape[-1] % 2)).view(len(scale), -1, 2)
     pairs = near[..., 0] | (near[..., 1] << 8)
-    return pairs.to(torch.int16), torch.exp2(most[:, 0].float() - 127)
+    return pairs.to(torch.int16), torch.exp2(most[:, 0].float() - 124)

@@ -1,8 +1,8 @@
 """Products with packed weights on CUDA: which kernel serves how many rows, and with which tile.
 
-One row of 8-bit numbers has a kernel of its own, a few rows meet int4 as integers, more rows of float8 go to the float8
-tensor cores, other numbers become the model's dtype in registers, all of them for hundreds of rows, and for many rows
-they are written out before cuBLAS multiplies them.
+One row of 8-bit numbers has a kernel of its own, a few rows meet 4-bit numbers as integers, more rows of float8 go to
+the float8 tensor cores, other numbers become the model's dtype in registers, all of them for hundreds of rows, and for
+many rows they are written out before cuBLAS multiplies them.
 `layers.packed_forms` is the reference. M rows, N outputs, K inputs.
 """
 
@@ -18,7 +18,7 @@ from dovetail.contracts.layers import Act, RMSScale
 from dovetail.layers import ops
 from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import DEPTH, by_halves, fits_halves
-from dovetail.layers.ops.packed_integers import by_integers, fits_integers
+from dovetail.layers.ops.packed_integers import by_integers, fits_integers, is_halved
 from dovetail.layers.ops.packed_row import RowTile, row
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_wide import fits_wide, wide
@@ -35,8 +35,8 @@ WIDE_ROWS = {"scaled": (65, 256), "int4": (65, 512), "mxfp4": (65, 512)}
 device; measured on an H200 with fp8 and int4."""
 WIDE_PROGRAMS, LEAST_WIDE_PROGRAMS = 132, 64
 """So many at most, where K is split: one for each multiprocessor of an H200; and so many at least."""
-MOST_INTEGERS = 4
-"""Rows up to which int4 weights are multiplied as integers, each row by itself."""
+MOST_INTEGERS, MOST_HALVED = 4, 2
+"""Rows up to which 4-bit weights are multiplied as integers, each row by itself; fewer with scales of 32 inputs."""
 PROGRAMS, TALL_PROGRAMS = 400, 520
 """So many at most, where K is split to have more: three for each multiprocessor of an H200, four of more rows."""
 ROW_TILES: dict[tuple[int, int], RowTile] = {
@@ -140,7 +140,8 @@ def linear(
     around = {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
     if rows == 1 and weight.kind == "scaled":
         return row(x, weight, bias, row_tile(weight, gate=gate), act=act, residual=residual, **around)  # type: ignore[arg-type]
-    if 0 < rows <= MOST_INTEGERS and x.dtype != torch.float32 and fits_integers(weight):
+    most = MOST_HALVED if is_halved(weight) else MOST_INTEGERS
+    if 0 < rows <= most and x.dtype != torch.float32 and fits_integers(weight):
         return by_integers(x, weight, bias, integers_tile(weight), act=act, residual=residual, **around)  # type: ignore[arg-type]
     least, most = WIDE_ROWS[weight.kind]
     if least <= rows <= most and x.dtype != torch.float32 and fits_wide(weight):

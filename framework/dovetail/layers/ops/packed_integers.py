@@ -1,10 +1,12 @@
-"""A few rows times int4 weights in integer arithmetic, four products an instruction, each block's sum times its scale.
+"""A few rows times words of 4 bits in integer arithmetic, two products an instruction, sums times their scales.
 
-Every 64 inputs of a row are divided by a power of two that makes their greatest number one of 16 bits, rounded, and
-kept as two bytes: what is lost is at most `2 ** -15` of the greatest number of the 64. Products of these with nibbles,
-and their sums over 64 inputs, are exact; sums of blocks are in float32. So nibbles need not become floating point.
+Every 64 inputs of a row are divided by a power of two that makes their greatest number one of 16 bits, and rounded:
+what is lost is at most `2 ** -15` of the greatest number of the 64. Products of these with nibbles of int4, or with the
+bytes that e2m1 becomes, and their sums over 32 or 64 inputs, are exact; sums of blocks are in float32. So nibbles need
+not become floating point.
 
-M rows, N outputs, K inputs, W words a row of a weight, B = W / 8 blocks of 64 inputs; see `nibbles` for the words.
+M rows, N outputs, K inputs, W words a row of a weight, B = W / 8 blocks of 64 inputs, P = 2 sums of a block where its
+halves have scales of their own, else 1; see `nibbles` for the words.
 """
 
 from __future__ import annotations
@@ -18,35 +20,51 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
-from dovetail.layers.ops.nibbles import BLOCK
+from dovetail.layers.ops.nibbles import BLOCK, e2m1_bytes, e2m1_eighths
 from dovetail.layers.ops.packed_row import RowTile
 from dovetail.layers.ops.packed_tiles import block_scales
-from dovetail.layers.ops.packed_weight import PackedWeight
+from dovetail.layers.ops.packed_weight import Kind, PackedWeight
 from dovetail.layers.ops.pdl import interpreted, launch_options
 from dovetail.layers.ops.silu import act_gated
 
 MOST_PROGRAM = 1024
 """Inputs that a program makes integers of where no norm needs the whole row."""
-_PRODUCTS = (
-    "{.reg .b32 e, o, t; and.b32 e, $1, 0x0f0f0f0f; shr.u32 o, $1, 4; and.b32 o, o, 0x0f0f0f0f;"
-    " dp4a.u32.s32 t, e, $2, 0; dp4a.u32.s32 t, o, $3, t; shl.b32 t, t, 8;"
-    " dp4a.u32.u32 t, e, $4, t; dp4a.u32.u32 $0, o, $5, t;}"
-)
-ASM_PRODUCTS: tl.constexpr = tl.constexpr(_PRODUCTS)
-"""Of a word, and the upper and lower bytes of the inputs of its even and of its odd nibbles."""
+
+
+def _asm(kind: str, is_halved: bool) -> str:
+    """Assembly for the sum of a word's products with eight inputs in four registers, or the sums of its halves."""
+    word, first = ("$2", 3) if is_halved else ("$1", 2)
+    if kind == "int4":  # bytes are planes 0, 2, 4, 6 and 1, 3, 5, 7
+        lines = [f"and.b32 a, {word}, 0x0f0f0f0f; shr.u32 b, {word}, 4; and.b32 b, b, 0x0f0f0f0f;"]
+        terms = (("lo", "a"), ("lo", "b"), ("hi", "a"), ("hi", "b"))
+    else:
+        lines = [e2m1_bytes(word, "a", "b")]
+        terms = (("lo", "a"), ("hi", "a"), ("lo", "b"), ("hi", "b"))
+    for place, (part, of) in enumerate(terms):
+        before = "0" if place == 0 or (is_halved and place == 2) else "sum"
+        lines.append(f"dp2a.{part}.s32.u32 sum, ${first + place}, {of}, {before};")
+        if place == 3 or (is_halved and place == 1):
+            lines.append(f"mov.b32 ${place // 2 if is_halved else 0}, sum;")
+    return "{.reg .b32 m, t, u, a, b, sum; " + " ".join(lines) + "}"
+
+
+HALF = BLOCK // 2
+INT4_WHOLE: tl.constexpr = tl.constexpr(_asm("int4", False))
+INT4_HALVES: tl.constexpr = tl.constexpr(_asm("int4", True))
+E2M1_HALVES: tl.constexpr = tl.constexpr(_asm("mxfp4", True))
 
 
 class Integers(NamedTuple):
     """Rows as integers of 16 bits in the order of words.
 
     Attributes:
-        bytes: `[M, 4, W]` int32, four bytes each: upper bytes of the inputs of a word's even nibbles, of its odd
-            nibbles, then lower bytes likewise. The upper ones are signed.
-        sums: `[M, B]` int32, of a block's integers.
+        pairs: `[M, 4, W]` int32, two integers each, the first one in the lower half: of a word's planes 0 and 2, 1 and
+            3, 4 and 6, 5 and 7 for int4; 0 and 1, 2 and 3, 4 and 5, 6 and 7 for e2m1.
+        sums: `[M, P, B]` int32, of a block's integers, or of those of each half.
         scale: `[M, B]` float32, what one stands for.
     """
 
-    bytes: Tensor
+    pairs: Tensor
     sums: Tensor
     scale: Tensor
 
@@ -63,9 +81,16 @@ def _inputs(x, norm, factor, at, K: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
+def _whole(x, norm, factor, at, times, K: tl.constexpr, NORM: tl.constexpr):
+    """Numbers `at` of a row, `[SIZE, 8]`, times `[SIZE]`, as integers."""
+    return tl.floor(_inputs(x, norm, factor, at, K, NORM) * times[:, None] + 0.5).to(tl.int32)
+
+
+@triton.jit
 def _integers_kernel(
     x, norm, made, sums, scale, eps, stride_x, blocks,
-    K: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """SIZE blocks of one row, of `blocks`: a lane has the numbers of one word, whichever planes they are in."""
     if PDL:
@@ -89,128 +114,209 @@ def _integers_kernel(
         wrong += wide * 0.0
     exponent = tl.maximum((tl.max(greatest, 1).to(tl.int32, bitcast=True) >> 23) & 255, 16)
     times = ((268 - exponent) << 23).to(tl.float32, bitcast=True)  # 2 ** (14 - (exponent - 127))
-    even, odd = tl.zeros([SIZE, 8], tl.int32), tl.zeros([SIZE, 8], tl.int32)
-    low_even, low_odd, total = even, even, even
-    for plane in tl.static_range(8):
-        wide = _inputs(x, norm, factor, first + plane * 8, K, NORM)
-        whole = tl.floor(wide * times[:, None] + 0.5).to(tl.int32)
-        total += whole
-        upper, lower = ((whole >> 8) & 255) << (plane // 2 * 8), (whole & 255) << (plane // 2 * 8)
-        if plane % 2 == 0:
-            even, low_even = even | upper, low_even | lower
-        else:
-            odd, low_odd = odd | upper, low_odd | lower
     row = tl.cast(blocks, tl.int64) * 8
     to = made + m * 4 * row + block[:, None] * 8 + word[None, :]
     live = block[:, None] < blocks
-    tl.store(to, even, mask=live)
-    tl.store(to + row, odd, mask=live)
-    tl.store(to + 2 * row, low_even, mask=live)
-    tl.store(to + 3 * row, low_odd, mask=live)
-    tl.store(sums + m * blocks + block, tl.sum(total, 1), mask=block < blocks)
+    total = tl.zeros([SIZE, 8], tl.int32)
+    for pair in tl.static_range(4):
+        # planes 0 and 2, 1 and 3, 4 and 6, 5 and 7, or neighbours
+        at = first + (pair // 2 * 4 + pair % 2 * (2 // APART)) * 8
+        first_of = _whole(x, norm, factor, at, times, K, NORM)
+        second_of = _whole(x, norm, factor, at + APART * 8, times, K, NORM)
+        total += first_of + second_of
+        tl.store(to + pair * row, (first_of & 0xFFFF) | (second_of << 16), mask=live)
+        if HALVES and pair == 1:
+            tl.store(sums + m * 2 * blocks + block, tl.sum(total, 1), mask=block < blocks)
+            total = tl.zeros([SIZE, 8], tl.int32)
+    PARTS: tl.constexpr = 1 + HALVES
+    tl.store(sums + (m * PARTS + HALVES) * blocks + block, tl.sum(total, 1), mask=block < blocks)
     by = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
     by += tl.sum(wrong, 1)  # what is not finite stays so: a maximum skips nan
     tl.store(scale + m * blocks + block, by, mask=block < blocks)
 
 
-def integers(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Integers:
-    """Return rows `[M, K]` in bfloat16 or float16, or their RMS norm with weight `norm` `[K]`, as integers."""
+def integers(x: Tensor, kind: Kind, norm: Tensor | None = None, eps: float = 0.0, *, is_halved: bool) -> Integers:
+    """Return rows `[M, K]` in bfloat16 or float16, or their RMS norm with weight `norm` `[K]`, as integers.
+
+    Args:
+        x: The rows.
+        kind: Of the weight that they meet: which inputs are pairs.
+        norm: `[K]`, or None.
+        eps: Of the norm.
+        is_halved: Whether each half of a block has a sum.
+    """
     rows, k = x.shape
     blocks = triton.cdiv(k, BLOCK)
-    made = torch.empty(rows, 4, blocks * 8, dtype=torch.int32, device=x.device)
-    sums = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
+    pairs = torch.empty(rows, 4, blocks * 8, dtype=torch.int32, device=x.device)
+    sums = torch.empty(rows, 1 + is_halved, blocks, dtype=torch.int32, device=x.device)
     scale = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
     size = triton.next_power_of_2(blocks)
     size = size if norm is not None else min(size, MOST_PROGRAM // BLOCK)
     _integers_kernel[(rows, triton.cdiv(blocks, size))](
-        x, x if norm is None else norm, made, sums, scale, eps, x.stride(0), blocks,
-        K=k, SIZE=size, NORM=norm is not None, num_warps=8 if size > 32 else 4, **launch_options(x),
+        x, x if norm is None else norm, pairs, sums, scale, eps, x.stride(0), blocks,
+        K=k, SIZE=size, NORM=norm is not None, APART=2 if kind == "int4" else 1, HALVES=is_halved,
+        num_warps=8 if size > 32 else 4, **launch_options(x),
     )  # fmt: skip
-    return Integers(made, sums, scale)
+    return Integers(pairs, sums, scale)
 
 
 @triton.jit
-def _four(words, inputs, SHIFT: tl.constexpr, SIGNED: tl.constexpr):
-    """Sum of the products of four nibbles of a word, from bit SHIFT on, eight bits apart, and four bytes."""
-    total = tl.zeros(words.shape, tl.int32)
-    for place in tl.static_range(4):
-        byte = (inputs >> (8 * place)) & 255
-        if SIGNED:
-            byte = (byte ^ 128) - 128
-        total += ((words >> (8 * place + SHIFT)) & 15) * byte
-    return total
-
-
-@triton.jit
-def _block_sums(words, even, odd, low_even, low_odd, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, ASM: tl.constexpr):
-    """Sums over blocks of products of words `[BLOCK_N, BLOCK_W]` and bytes `[1, BLOCK_W]`."""
-    if ASM:
-        found = tl.inline_asm_elementwise(
-            ASM_PRODUCTS, "=r,r,r,r,r,r", [words, even, odd, low_even, low_odd], dtype=tl.int32, is_pure=True, pack=1
-        )
+def _two(words, pair, FIRST: tl.constexpr, APART: tl.constexpr, FORM: tl.constexpr):
+    """Products of planes FIRST and FIRST + APART of words and a pair of integers, added up."""
+    low, high = (pair << 16) >> 16, pair >> 16
+    if FORM == "mxfp4":
+        found = (64 + e2m1_eighths(words, FIRST)) * low + (64 + e2m1_eighths(words, FIRST + APART)) * high
     else:
-        found = (_four(words, even, 0, True) + _four(words, odd, 4, True)) * 256
-        found += _four(words, low_even, 0, False) + _four(words, low_odd, 4, False)
-    return tl.sum(tl.reshape(found, [BLOCK_N, BLOCK_W // 8, 8]), 2)
+        found = ((words >> (4 * FIRST)) & 15) * low + ((words >> (4 * (FIRST + APART))) & 15) * high
+    return found
 
 
 @triton.jit
-def _int4_kernel(
-    made, sums, factors, w, scale, offset, bias, residual, out, stride_r,
-    N: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_W: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
-    ZERO: tl.constexpr, ONCE: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+def _half_sums(words, first, second, third, fourth, FORM: tl.constexpr, HALVES: tl.constexpr, ASM: tl.constexpr):
+    """Sums of products of each half of words and pairs, or the sum of both, twice."""
+    if ASM:
+        if FORM == "mxfp4":
+            low, high = tl.inline_asm_elementwise(
+                E2M1_HALVES, "=r,=r,r,r,r,r,r", [words, first, second, third, fourth],
+                dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+        elif HALVES:
+            low, high = tl.inline_asm_elementwise(
+                INT4_HALVES, "=r,=r,r,r,r,r,r", [words, first, second, third, fourth],
+                dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            low = tl.inline_asm_elementwise(
+                INT4_WHOLE, "=r,r,r,r,r,r", [words, first, second, third, fourth],
+                dtype=tl.int32, is_pure=True, pack=1,
+            )  # fmt: skip
+            high = low
+    else:
+        APART: tl.constexpr = 1 if FORM == "mxfp4" else 2
+        OTHER: tl.constexpr = 2 // APART
+        low = _two(words, first, 0, APART, FORM) + _two(words, second, OTHER, APART, FORM)
+        high = _two(words, third, 4, APART, FORM) + _two(words, fourth, 4 + OTHER, APART, FORM)
+        if not HALVES:
+            low += high
+    return low, high
+
+
+@triton.jit
+def load_words(rows, at, live, ROW: tl.constexpr, ONCE: tl.constexpr):
+    """Words `at` of rows that are `live`, `[BLOCK_N, BLOCK_W]`; read ONCE, they leave the cache first."""
+    POLICY: tl.constexpr = "evict_first" if ONCE else ""
+    return tl.load(rows + at[None, :], mask=live[:, None] & (at[None, :] < ROW), other=0, eviction_policy=POLICY)
+
+
+@triton.jit
+def load_integers(given, sums, factors, start, ROW: tl.constexpr, HALVES: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Load what `by_words` needs of rows as integers, which begin at `given`, `sums` and `factors`, one or `[R, 1]`.
+
+    Returns:
+        Four pairs, `[BLOCK_W]` or `[R, BLOCK_W]`, and of blocks the sums of halves and the scale.
+    """
+    BLOCKS: tl.constexpr = ROW // 8
+    at, block = start + tl.arange(0, BLOCK_W), start // 8 + tl.arange(0, BLOCK_W // 8)
+    here, inside = (at < ROW)[None, :], (block < BLOCKS)[None, :]
+    at, block = at[None, :], block[None, :]
+    low = tl.load(sums + block, mask=inside, other=0)
+    high = low
+    if HALVES:
+        high = tl.load(sums + BLOCKS + block, mask=inside, other=0)
+    return (
+        tl.load(given + at, mask=here, other=0),
+        tl.load(given + ROW + at, mask=here, other=0),
+        tl.load(given + 2 * ROW + at, mask=here, other=0),
+        tl.load(given + 3 * ROW + at, mask=here, other=0),
+        low,
+        high,
+        tl.load(factors + block, mask=inside, other=0.0),
+    )
+
+
+@triton.jit
+def by_words(
+    words, inputs, scale, offset, n, start, N,
+    FORM: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, ZERO: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Products of words `[BLOCK_N, BLOCK_W]` of outputs `n` and `inputs` of `load_integers`, a sum for each block.
+
+    Returns:
+        `[BLOCK_N, BLOCK_W / 8]` float32, of mxfp4 times `END_OF` and without scales of rows.
+    """
+    HALVES: tl.constexpr = GROUP % 64 != 0
+    first, second, third, fourth, sum_low, sum_high, factor = inputs
+    low, high = _half_sums(words, first, second, third, fourth, FORM, HALVES, ASM)
+    low = tl.sum(tl.reshape(low, [BLOCK_N, BLOCK_W // 8, 8]), 2)
+    if HALVES:
+        high = tl.sum(tl.reshape(high, [BLOCK_N, BLOCK_W // 8, 8]), 2)
+    if FORM == "mxfp4":
+        powers, _, _, _ = block_scales(scale, offset, n, start, N, FORM, GROUP, GROUPS, BLOCK_W, ZERO, tl.float32)
+        found = (low - 64 * sum_low).to(tl.float32) * ((powers & 255) << 23).to(tl.float32, bitcast=True)
+        found += (high - 64 * sum_high).to(tl.float32) * ((powers >> 8) << 23).to(tl.float32, bitcast=True)
+    else:
+        dtype: tl.constexpr = scale.dtype.element_ty
+        of_low, of_high, zero_low, zero_high = block_scales(
+            scale, offset, n, start, N, FORM, GROUP, GROUPS, BLOCK_W, ZERO, dtype
+        )
+        found = (low - (zero_low.to(tl.int32) - 128) * sum_low).to(tl.float32) * of_low.to(tl.float32)
+        if HALVES:
+            found += (high - (zero_high.to(tl.int32) - 128) * sum_high).to(tl.float32) * of_high.to(tl.float32)
+    return found * factor
+
+
+@triton.jit
+def summed(total, row_scale, n, inside, FORM: tl.constexpr):
+    """Sum of blocks `[R, …]` of `by_words` for outputs `n` that are `inside`, with the scales of rows of mxfp4."""
+    value = tl.sum(total, 1)
+    if FORM == "mxfp4":
+        value *= tl.load(row_scale + n, mask=inside, other=0.0) * 0.015625  # 8 number * 2 ** (power - 127), see nibbles
+    return value
+
+
+@triton.jit
+def _words_kernel(
+    pairs, sums, factors, w, scale, offset, row_scale, bias, residual, out, stride_r,
+    N: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, FORM: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr,
+    RESIDUAL: tl.constexpr, ZERO: tl.constexpr, ONCE: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N outputs of one row; the programs of all rows that read the same weights begin together."""
     m = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k, block = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_W // 8)
-    dtype: tl.constexpr = scale.dtype.element_ty
+    k = tl.arange(0, BLOCK_W)
     ALL: tl.constexpr = N * (1 + GATE)
-    POLICY: tl.constexpr = "evict_first" if ONCE else ""
+    HALVES: tl.constexpr = GROUP % 64 != 0
     rows = w + n[:, None].to(tl.int64) * ROW
-    mask = (n[:, None] < N) & (k[None, :] < ROW)
-    words = tl.load(rows + k[None, :], mask=mask, other=0, eviction_policy=POLICY)
+    inside = n < N
+    words = load_words(rows, k, inside, ROW, ONCE)
     if GATE:
-        ups = tl.load(rows + N * ROW + k[None, :], mask=mask, other=0, eviction_policy=POLICY)
+        ups = load_words(rows + N * ROW, k, inside, ROW, ONCE)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    given = made + m * 4 * ROW
+    pairs += m * 4 * ROW
+    sums += m * (1 + HALVES) * (ROW // 8)
+    factors += m * (ROW // 8)
     total = tl.zeros([BLOCK_N, BLOCK_W // 8], tl.float32)
     up_total = total
     for start in tl.static_range(0, ROW, BLOCK_W):
-        at, in_block = start + k, start // 8 + block
         if start > 0:
-            mask = (n[:, None] < N) & (at[None, :] < ROW)
-            words = tl.load(rows + at[None, :], mask=mask, other=0, eviction_policy=POLICY)
+            words = load_words(rows, start + k, inside, ROW, ONCE)
             if GATE:
-                ups = tl.load(rows + N * ROW + at[None, :], mask=mask, other=0, eviction_policy=POLICY)
-        here = at < ROW
-        even = tl.load(given + at, mask=here, other=0)[None, :]
-        odd = tl.load(given + ROW + at, mask=here, other=0)[None, :]
-        low_even = tl.load(given + 2 * ROW + at, mask=here, other=0)[None, :]
-        low_odd = tl.load(given + 3 * ROW + at, mask=here, other=0)[None, :]
-        here = in_block < ROW // 8
-        of_block = tl.load(sums + m * (ROW // 8) + in_block, mask=here, other=0)[None, :]
-        factor = tl.load(factors + m * (ROW // 8) + in_block, mask=here, other=0.0)[None, :]
-        low, _, zero, _ = block_scales(scale, offset, n, start, N, "int4", GROUP, GROUPS, BLOCK_W, ZERO, dtype)
-        found = _block_sums(words, even, odd, low_even, low_odd, BLOCK_N, BLOCK_W, ASM)
-        found -= (zero.to(tl.int32) - 128) * of_block
-        total += found.to(tl.float32) * (factor * low.to(tl.float32))
+                ups = load_words(rows + N * ROW, start + k, inside, ROW, ONCE)
+        inputs = load_integers(pairs, sums, factors, start, ROW, HALVES, BLOCK_W)
+        total += by_words(words, inputs, scale, offset, n, start, N, FORM, GROUP, GROUPS, ZERO, BLOCK_N, BLOCK_W, ASM)
         if GATE:
-            low, _, zero, _ = block_scales(
-                scale, offset, n + N, start, ALL, "int4", GROUP, GROUPS, BLOCK_W, ZERO, dtype
+            up_total += by_words(
+                ups, inputs, scale, offset, n + N, start, ALL, FORM, GROUP, GROUPS, ZERO, BLOCK_N, BLOCK_W, ASM
             )
-            found = _block_sums(ups, even, odd, low_even, low_odd, BLOCK_N, BLOCK_W, ASM)
-            found -= (zero.to(tl.int32) - 128) * of_block
-            up_total += found.to(tl.float32) * (factor * low.to(tl.float32))
-    value = tl.sum(total, 1)
-    inside = n < N
+    value = summed(total, row_scale, n, inside, FORM)
     if BIAS:
         value += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
     if GATE:
-        up = tl.sum(up_total, 1)
+        up = summed(up_total, row_scale, n + N, inside, FORM)
         if BIAS:
             up += tl.load(bias + N + n, mask=inside, other=0.0).to(tl.float32)
         value = act_gated(value, up, ACT, out.dtype.element_ty)
@@ -221,8 +327,13 @@ def _int4_kernel(
 
 
 def fits_integers(weight: PackedWeight) -> bool:
-    """Whether `by_integers` multiplies by a weight: int4 whose scales are for whole blocks of 64 inputs."""
-    return weight.kind == "int4" and weight.group % BLOCK == 0
+    """Whether a weight is multiplied as integers: words whose scales are for whole blocks, or halves, of inputs."""
+    return weight.kind != "scaled" and weight.group % HALF == 0
+
+
+def is_halved(weight: PackedWeight) -> bool:
+    """Whether the halves of a block have scales of their own."""
+    return weight.group % BLOCK != 0
 
 
 def by_integers(
@@ -243,14 +354,14 @@ def by_integers(
     rows = x.shape[0]
     n = weight.num_out // 2 if act else weight.num_out
     block_n, block_k, warps = tile
-    given = integers(x, norm, eps)
+    given = integers(x, weight.kind, norm, eps, is_halved=is_halved(weight))
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    _int4_kernel[(rows, triton.cdiv(n, block_n))](
-        *given, weight.numbers, weight.scale, x if weight.offset is None else weight.offset,
-        x if bias is None else bias, x if residual is None else residual, out,
+    scales = (x if one is None else one for one in (weight.scale, weight.offset, weight.row_scale))
+    _words_kernel[(rows, triton.cdiv(n, block_n))](
+        *given, weight.numbers, *scales, x if bias is None else bias, x if residual is None else residual, out,
         n if residual is None else residual.stride(0), N=n, ROW=weight.numbers.shape[-1], GROUP=weight.group,
-        GROUPS=weight.groups, BLOCK_N=block_n, BLOCK_W=block_k // 8, BIAS=bias is not None, ACT=act or "",
-        GATE=act is not None, RESIDUAL=residual is not None, ZERO=weight.offset is not None, ONCE=rows == 1,
-        ASM=not interpreted(), num_warps=warps, num_stages=1, **launch_options(x),
+        GROUPS=weight.groups, FORM=weight.kind, BLOCK_N=block_n, BLOCK_W=block_k // 8, BIAS=bias is not None,
+        ACT=act or "", GATE=act is not None, RESIDUAL=residual is not None, ZERO=weight.offset is not None,
+        ONCE=rows == 1, ASM=not interpreted(), num_warps=warps, num_stages=1, **launch_options(x),
     )  # fmt: skip
     return out

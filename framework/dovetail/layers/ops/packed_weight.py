@@ -71,15 +71,13 @@ def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | None,
     num_out, num_in = nibbles.shape
     offset = None if zero is None else zero.to(dtype) + 128  # exact: at most 144, in 8 bits
     width = group or -(-num_in // BLOCK) * BLOCK
-    return PackedWeight(
-        "int4", in_planes(nibbles, is_float=False), scale.to(dtype).contiguous(), offset, None, width, num_out, num_in
-    )
+    return PackedWeight("int4", in_planes(nibbles), scale.to(dtype).contiguous(), offset, None, width, num_out, num_in)
 
 
 def mxfp4(nibbles: Tensor, scale: Tensor) -> PackedWeight:
     """Return e2m1: nibbles uint8 `[N, K]`, scales uint8 `[N, K / 32]`."""
     exponents, rows = exponents_of(scale)
-    return PackedWeight("mxfp4", in_planes(nibbles, is_float=True), exponents, None, rows, 32, *nibbles.shape)
+    return PackedWeight("mxfp4", in_planes(nibbles), exponents, None, rows, 32, *nibbles.shape)
 
 
 def stacked(weights: Iterable[PackedWeight]) -> PackedWeight:
