@@ -105,5 +105,10 @@ def test_plugin_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
     assert ["reasoning_parser", "one", "found"] in lines
     assert ["reasoning_parser", "two", "found"] in lines
+    (tmp_path / "three.py").write_text(code.format("Three"))
+    files = f"{tmp_path / 'one.py'}, {tmp_path / 'three.py'}"
+    assert plugin.main(["list", "--plugin-file", files, "--plugin-file", str(tmp_path / "more" / "two.py")]) == 0
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert all(["reasoning_parser", name, "found"] in lines for name in ("one", "two", "three"))
     assert plugin.main(["list", "--plugins-dir", str(tmp_path / "none")]) == 2
     assert "give a folder of Python files" in capsys.readouterr().err

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
         if args.command == "list":
-            return list_plugins(as_json=args.json, files=args.plugin_file, folders=args.plugins_dir)
+            return list_plugins(as_json=args.json, files=_words(args.plugin_file), folders=_words(args.plugins_dir))
         return int(import_module(f"{__name__}.{args.command}").run(args))
     except DovetailError as error:
         print(f"dovetail plugin {args.command}: error: {error}", file=sys.stderr)
@@ -166,3 +166,12 @@ def _names(text: str) -> list[str]:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def _words(given: list[str]) -> list[str]:
+    """Return what a repeated flag names, each time one or several, as `dovetail serve` reads it."""
+    if not given:
+        return []
+    from dovetail.plugin_settings import split_words  # imports pydantic
+
+    return [word for text in given for word in split_words(text)]
