@@ -311,6 +311,18 @@ def test_experts(form: Form, ways: dict[str, Any], is_few: bool, num_tokens: int
         close(found, want, most)
 
 
+def test_experts_of_one_short_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 inputs are half a block: tiles are not shorter than one."""
+    monkeypatch.setitem(globals(), "HIDDEN", 32)
+    monkeypatch.setitem(globals(), "INNER", 32)
+    plain, weights = experts(Mxfp4(), act="silu_and_mul", bias=False, weigh="output")
+    x, ids, shares = random(1, 32), torch.tensor([[1, 3]], device=DEVICE), random(1, TOP_K).abs()
+    found = packed_gated_experts(x.half(), ids, shares.half(), weights, None)
+    close(found, plain._each(x, ids, shares), 3e-3)
+    matrix, back = made(Mxfp4(), random(OUT, 32))
+    close(packed.linear(x.half(), matrix, None), x @ back.T, 3e-3)
+
+
 def test_float32_words_are_sorted() -> None:
     """Integers hold 16 bits: what would lose more is refused for them, and sorted where nothing is said."""
     _, weights = experts(Mxfp4(), act="silu_and_mul", bias=False, weigh="output")

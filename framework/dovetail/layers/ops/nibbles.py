@@ -58,17 +58,13 @@ def e2m1_bytes(word: str, to: str, upper: str) -> str:
 
 
 def _e2m1_asm() -> str:
-    lines = [".reg .b32 m, t, u, a0, a1, b0, b1, s0, s1, c0, c1;"]
-    lines.append("and.b32 t, $10, 255; mul.lo.u32 t, t, 0x00800080;")
-    lines.append("add.u32 s0, t, 0x3f803f80; or.b32 c0, t, 0x80008000;")
-    lines.append("shr.u32 t, $10, 8; mul.lo.u32 t, t, 0x00800080;")
-    lines.append("add.u32 s1, t, 0x3f803f80; or.b32 c1, t, 0x80008000;")
-    lines += [e2m1_bytes("$8", "a0", "b0"), e2m1_bytes("$9", "a1", "b1")]
-    for plane in range(PLANES):
-        half, which, place = ("a", 0, plane) if plane < 4 else ("b", 1, plane - 4)
-        zero = 8 + place  # the sign of a byte that has none
-        lines.append(f"prmt.b32 t, {half}0, {half}1, 0x{zero:x}{4 + place:x}{zero:x}{place:x};")
-        lines.append(f"fma.rn.bf16x2 ${plane}, t, s{which}, c{which};")
+    lines = [".reg .b32 m, t, u, a0, a1, b0, b1, s, c;", e2m1_bytes("$8", "a0", "b0"), e2m1_bytes("$9", "a1", "b1")]
+    for half, power in (("a", "and.b32 t, $10, 255;"), ("b", "shr.u32 t, $10, 8;")):
+        lines.append(f"{power} mad.lo.u32 s, t, 0x00800080, 0x3f803f80; add.u32 c, s, 0x40804080;")
+        for place in range(4):
+            zero = 8 + place  # the sign of a byte that has none
+            lines.append(f"prmt.b32 t, {half}0, {half}1, 0x{zero:x}{4 + place:x}{zero:x}{place:x};")
+            lines.append(f"fma.rn.bf16x2 ${place + (4 if half == 'b' else 0)}, t, s, c;")
     return "{" + " ".join(lines) + "}"
 
 

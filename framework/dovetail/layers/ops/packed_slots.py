@@ -280,7 +280,7 @@ def most_slots(weights: PackedExpertWeights) -> int:
 
 def slot_tiles(weights: PackedExpertWeights, num_slots: int) -> SlotTiles:
     """Return tiles measured on an H200; a short row takes no more than itself."""
-    h, i = triton.next_power_of_2(weights.gate_up.num_in), triton.next_power_of_2(weights.down.num_in)
+    h, i = (max(64, triton.next_power_of_2(one.num_in)) for one in (weights.gate_up, weights.down))  # a block at least
     if not _are_bytes(weights):
         return SlotTiles((4, min(1024, h), 1), (2, min(1024, i), 1))
     return SlotTiles((4, min(2048, h), 4), (4, min(256, i), 8) if num_slots <= 32 else (2, min(256, i), 4))
