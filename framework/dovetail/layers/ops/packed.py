@@ -91,8 +91,7 @@ def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Ti
 def wide_tile(weight: PackedWeight, rows: int) -> tuple[int, Tile] | None:
     """Return the tile of `wide`, likewise, or None: other kernels have more programs for so small a weight."""
     programs = -(-weight.num_out // 256) * (1 if rows <= 128 else 2 if rows <= 256 else 4)
-    # 128 inputs of mxfp4 do not fit into registers, by what the compiled kernel is
-    is_deep = weight.kind != "mxfp4" and (weight.kind != "scaled" or weight.groups == 0 or weight.group % 128 == 0)
+    is_deep = weight.kind != "scaled" or weight.groups == 0 or weight.group % 128 == 0
     depth, stages = (128, 3) if is_deep else (64, 4)
     splits = max(1, min(WIDE_PROGRAMS // programs, 8, weight.num_in // (8 * depth)))
     if programs * splits < LEAST_WIDE_PROGRAMS:

@@ -138,8 +138,7 @@ def expert_tiles(weights: PackedExpertWeights, num_slots: int) -> ExpertTiles:
         return ExpertTiles(32, (64, depth, 4, 4), (64, depth, 4, 4))
     if rows <= 48:
         return ExpertTiles(64, (64, depth, 4, 3), (64, depth, 4, 4))
-    # 128 inputs of mxfp4 do not fit into registers
-    return ExpertTiles(128, (128, 64, 8, 3), (128, 64, 8, 4))
+    return ExpertTiles(128, (128, depth, 8, 3), (128, depth, 8, 4))
 
 
 def packed_gated_experts(
