@@ -272,7 +272,7 @@ class ProcessState:
     @classmethod
     def now(cls) -> ProcessState:
         """Look at this process."""
-        children = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+        children = {pid for path in Path("/proc/self/task").glob("*/children") for pid in _pids(path)}
         handlers = {name.name: repr(signal.getsignal(name)) for name in signal.valid_signals() if hasattr(name, "name")}
         return cls(frozenset(thread.name for thread in threading.enumerate()), frozenset(children), handlers, _torch())
 
@@ -286,6 +286,14 @@ class ProcessState:
 
 TORCH = {"default dtype": "torch.float32", "default device": "cpu", "grad mode": "True"}
 """How torch begins."""
+
+
+def _pids(path: Path) -> list[int]:
+    """Return the processes that a file lists; none if the thread whose it is has just ended."""
+    try:
+        return [int(pid) for pid in path.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _torch() -> dict[str, str]:
