@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dovetail.errors import PluginError
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.plugins.files import add_file
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import State
 from dovetail.testing import FakeSite
 
@@ -98,3 +101,42 @@ def test_the_start_ends_with_one_line(site: FakeSite, requires: list[str], sourc
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     assert (done.returncode, len(errors)) == (2, 1), done.stderr
     assert said in errors[0]
+    assert done.stderr.count(said) == 1
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.contract])
+def test_a_file_whose_class_needs_a_later_minor_version_is_refused(tmp_path: Path, kind: str) -> None:
+    """Of every kind, where the file is read: nobody has named it, and `auto` has not looked at it."""
+    spoken = KINDS[kind]
+    home, _, contract = str(spoken.contract).partition(":")
+    text = f"from {home} import {contract} as Base\nclass Acme(Base):\n    plugin_name = 'acme'\n"
+    text += "    architectures = ('acme',)\n    needs_minor = NEEDED\nAcme.__abstractmethods__ = frozenset()\n"
+    (tmp_path / "fits.py").write_text(text.replace("NEEDED", str(spoken.minor)))
+    (tmp_path / "late.py").write_text(text.replace("NEEDED", "99"))
+    registry = Registry()
+    add_file(registry, tmp_path / "fits.py")
+    with pytest.raises(PluginError) as error:
+        add_file(registry, tmp_path / "late.py")
+    assert str(error.value) == (
+        f"--plugin-file late.py: {kind} 'acme': it needs API 1.99 of {kind}, "
+        f"this dovetail speaks 1.{spoken.minor}; upgrade dovetail"
+    )
+    assert [(record.kind, record.distribution) for record in registry.records] == [(kind, "fits.py")]
+
+
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_such_a_file_ends_the_start_with_one_line(tmp_path: Path, by_folder: bool) -> None:
+    """`dovetail serve` with it, unnamed: exit code 2 and nothing on standard error beside the line."""
+    file = tmp_path / "late.py"
+    file.write_text(PARSER.replace("needs_minor = 0", "needs_minor = 99"))
+    given = ["--plugins-dir", str(tmp_path)] if by_folder else ["--plugin-file", str(file)]
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail_server", "serve", *given, "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    said = "--plugin-file late.py: reasoning_parser 'acme': it needs API 1.99 of reasoning_parser, "
+    assert done.returncode == 2, done.stderr
+    assert [said in line for line in done.stderr.splitlines()] == [True], done.stderr

@@ -126,7 +126,7 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
         The name of its hooks plugin, or None where it defines no hook.
 
     Raises:
-        PluginError: It cannot be read or run, or defines nothing.
+        PluginError: It cannot be read or run, defines nothing, or a class of it needs a later minor version.
     """
     path = path.resolve()
     if path.exists() and not _is_plugin(path):
@@ -145,7 +145,11 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
         text = f"{what}: running it raised {type(error).__name__}: {error}; correct the file"
         raise PluginError(" ".join(text.split())) from error
     owner: dict[str, Any] = {"distribution": path.name, "version": version, "file": str(path)}
-    found = [registry.add(kind, name, f"{module.__name__}:{attr}", **owner) for kind, name, attr in _classes(module)]
+    classes = list(_classes(module))
+    for kind, name, attr in classes:  # before anything can choose or pass over one
+        if why := KINDS[kind].too_new(getattr(module, attr)):
+            raise PluginError(f"{what}: {kind} {name!r}: {why}; upgrade dovetail")
+    found = [registry.add(kind, name, f"{module.__name__}:{attr}", **owner) for kind, name, attr in classes]
     if _has_hooks(module):
         name = path.stem.replace("_", "-")
         found.append(registry.add("hooks", name, f"{module.__name__}:{SELF}", **owner))

@@ -71,6 +71,13 @@ class Kind(NamedTuple):
         """Whether a plugin written for `api` can be used."""
         return self.oldest_api <= api <= self.api
 
+    def too_new(self, plugin: object) -> str:
+        """Return why a class that needs a later minor version cannot be used, or "" where it can."""
+        needed = getattr(plugin, "needs_minor", 0)
+        if isinstance(needed, int) and needed <= self.minor:
+            return ""
+        return f"it needs API {self.api}.{needed} of {self.name}, this dovetail speaks {self.api}.{self.minor}"
+
 
 _IN_ENGINE = ("engine", "worker")
 _PARSING = ("dovetail.text.parsing.output", "dovetail.text.json_calls")

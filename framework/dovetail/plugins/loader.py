@@ -288,10 +288,7 @@ def _check_contract(planned: PlannedPlugin, loaded: Any, contract: type) -> None
     if not isinstance(loaded, type) or not issubclass(loaded, contract):
         what = f"{planned.target} is not a subclass of {contract.__module__}.{contract.__qualname__}"
         raise _error(planned, what, "subclass it, or correct the entry point")
-    kind, needed = KINDS[planned.kind], getattr(loaded, "needs_minor", 0)
-    if not isinstance(needed, int) or needed > kind.minor:
-        spoken = f"{kind.api}.{kind.minor}"
-        what = f"it needs API {kind.api}.{needed} of {kind.name}, this dovetail speaks {spoken}"
+    if what := KINDS[planned.kind].too_new(loaded):
         raise _error(planned, what, "upgrade dovetail")
     missing = sorted(getattr(loaded, "__abstractmethods__", ()))
     if missing:
