@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,26 +14,10 @@ from pydantic_settings import NoDecode
 from dovetail.errors import ConfigError
 from dovetail.plugins.options import option_key
 from dovetail.settings import EngineSettings, flag, none_word
+from dovetail.word_lists import split_names
 
 ENV_PREFIX = "DOVETAIL_"
 ENV_OPTION = f"{ENV_PREFIX}PLUGIN__"
-
-
-def split_names(value: object) -> object:
-    """Accept `a,b` for a list of names, as environment variables and a single flag write it, and a JSON list."""
-    if isinstance(value, str):
-        value = [value]
-    if isinstance(value, list) and len(value) == 1 and str(value[0]).startswith("["):
-        with contextlib.suppress(ValueError):
-            value = json.loads(str(value[0]))
-    if isinstance(value, list):
-        return [word for item in value for word in split_words(str(item))]
-    return value
-
-
-def split_words(text: str) -> list[str]:
-    """Return the comma-separated words of a text."""
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 @dataclass(frozen=True, slots=True)

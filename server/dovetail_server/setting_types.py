@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
-from dovetail.plugin_settings import split_names, split_words
+from dovetail.word_lists import split_names, split_words
 
 
 def split_keys(value: object) -> object:

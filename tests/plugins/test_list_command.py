@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.demo import MODEL_DIR
 from dovetail.errors import PluginError
 from dovetail.plugins.registry import Registry
+from dovetail.processing.plan import plan_plugins
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
+from dovetail_server.cli.options import load_settings, parse_flags
 
 HEAVY = ("torch", "pydantic", "fastapi", "transformers", "numpy", "pluggy", "rich")
 BUILTIN_PACKAGES = ("dovetail_models", "dovetail_parsers", "dovetail_backends", "dovetail_grammar")
@@ -94,21 +97,42 @@ def test_every_builtin_can_be_removed(tmp_path: Path, kind: str, name: str) -> N
     assert f"{name!r}: not installed; installed: {', '.join(rest) or 'none'}; " in str(caught.value)
 
 
-def test_plugin_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Alone and by their folder; what cannot be used is said as `dovetail serve` says it."""
+FORMS = {
+    "repeated": lambda a, b: [a, b],
+    "with a comma": lambda a, b: [f"{a}, {b}"],
+    "JSON": lambda a, b: [f'["{a}", "{b}"]'],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plugin_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    """Alone and by their folder, in each form of a list that `dovetail serve` reads; what cannot be used is said."""
     code = "from dovetail.contracts.reasoning import ReasoningParser\nclass {0}(ReasoningParser):\n    spec = None\n"
-    (tmp_path / "one.py").write_text(code.format("One"))
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "two.py").write_text(code.format("Two"))
-    given = ["--plugin-file", str(tmp_path / "one.py"), "--plugins-dir", str(tmp_path / "more")]
+    names = {"plugin-file": ("one", "two"), "plugins-dir": ("three", "four")}
+    given = []
+    for flag, pair in names.items():
+        files = [tmp_path / name / f"{name}.py" for name in pair]
+        for file in files:
+            file.parent.mkdir()
+            file.write_text(code.format(file.stem.title()))
+        places = files if flag == "plugin-file" else [file.parent for file in files]
+        given += [word for value in FORMS[form](*places) for word in (f"--{flag}", str(value))]
+    flags = parse_flags([str(MODEL_DIR), *given])
+    assert isinstance(flags, dict)
+    registry = plan_plugins(load_settings(flags), "Qwen3ForCausalLM")[1]
+    served = {record.name for record in registry.records if record.file}
     assert plugin.main(["list", *given]) == 0
     lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
-    assert ["reasoning_parser", "one", "found"] in lines
-    assert ["reasoning_parser", "two", "found"] in lines
-    (tmp_path / "three.py").write_text(code.format("Three"))
-    files = f"{tmp_path / 'one.py'}, {tmp_path / 'three.py'}"
-    assert plugin.main(["list", "--plugin-file", files, "--plugin-file", str(tmp_path / "more" / "two.py")]) == 0
-    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
-    assert all(["reasoning_parser", name, "found"] in lines for name in ("one", "two", "three"))
-    assert plugin.main(["list", "--plugins-dir", str(tmp_path / "none")]) == 2
-    assert "give a folder of Python files" in capsys.readouterr().err
+    for name in (name for pair in names.values() for name in pair):
+        assert name in served
+        assert ["reasoning_parser", name, "found"] in lines
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `dovetail serve` says it, also as the second of a list."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "one.py").write_text(
+        "from dovetail.plugins import hookimpl\n@hookimpl\ndef dovetail_health(ctx): ...\n"
+    )
+    assert plugin.main(["list", "--plugins-dir", f"{tmp_path / 'one'},{tmp_path / 'none'}"]) == 2
+    assert "none': No such file or directory; give a folder of Python files" in capsys.readouterr().err

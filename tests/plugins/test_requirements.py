@@ -101,6 +101,7 @@ def test_the_start_ends_with_one_line(site: FakeSite, requires: list[str], sourc
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     assert (done.returncode, len(errors)) == (2, 1), done.stderr
     assert said in errors[0]
+    assert done.stderr.count(said) == 1
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.contract])

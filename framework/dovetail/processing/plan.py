@@ -128,6 +128,7 @@ def with_parsers(settings: S, registry: Registry, manager: HookManager, facts: M
 
     Raises:
         ConfigError: The tokenizer's files or the chat template cannot be read.
+        PluginError: A parser that is named cannot be used.
     """
     given = (settings.reasoning_parser, settings.tool_call_parser)
     if AUTO not in given:

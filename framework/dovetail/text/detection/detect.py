@@ -133,6 +133,7 @@ def resolve_parsers(
 
     Raises:
         ConfigError: The tokenizer's files or the template cannot be read.
+        PluginError: One is named, and cannot be used.
     """
     given = {"reasoning_parser": reasoning_parser, "tool_parser": tool_parser}
     names, notes = dict(given), []
@@ -142,6 +143,9 @@ def resolve_parsers(
             notes.append(f"{LABELS[kind]}: {answer} (auto: chosen by a hook plugin)")
     wanted = [kind for kind, name in names.items() if name == AUTO]
     if wanted:
+        for kind, name in names.items():
+            if name not in (AUTO, None):  # one that cannot be imported ends the start: no warning goes before it
+                import_planned(as_planned(registry.resolve(kind, name)), timeout_s)
         for kind, found in detect(registry, folder, chat_template, wanted, timeout_s).items():
             names[kind] = found.name
             fix = "; name one to use it" if found.name is None else f"; {KINDS[kind].label} none turns it off"

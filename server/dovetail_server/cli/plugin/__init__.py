@@ -15,6 +15,7 @@ from dovetail.errors import DovetailError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
+from dovetail.word_lists import split_names
 
 _COLUMNS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "NOTES")
 
@@ -31,7 +32,9 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
         if args.command == "list":
-            return list_plugins(as_json=args.json, files=_words(args.plugin_file), folders=_words(args.plugins_dir))
+            return list_plugins(
+                as_json=args.json, files=split_names(args.plugin_file), folders=split_names(args.plugins_dir)
+            )
         return int(import_module(f"{__name__}.{args.command}").run(args))
     except DovetailError as error:
         print(f"dovetail plugin {args.command}: error: {error}", file=sys.stderr)
@@ -88,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
 def scan_as_configured() -> Registry:
     """Scan under the deny and allow lists that the environment holds, as `dovetail serve` would."""
     deny, allow = (os.environ.get(f"DOVETAIL_PLUGIN_{rule}", "") for rule in ("DENY", "ALLOW"))
-    return Registry.scan(deny=_names(deny), allow=_names(allow))
+    return Registry.scan(deny=split_names(deny), allow=split_names(allow))
 
 
 def find(registry: Registry, name: str, kind: str | None) -> PluginRecord:
@@ -160,18 +163,5 @@ def _row(record: PluginRecord) -> tuple[str, ...]:
     return record.kind, record.name, record.state.value, record.distribution, record.version, notes
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-
-def _words(given: list[str]) -> list[str]:
-    """Return what a repeated flag names, each time one or several, as `dovetail serve` reads it."""
-    if not given:
-        return []
-    from dovetail.plugin_settings import split_words  # imports pydantic
-
-    return [word for text in given for word in split_words(text)]
