@@ -159,14 +159,14 @@ def make_plan(
         if name is not None and kind == "model":
             name = model_plugin(registry, name, model_impl, device)
         if name is not None:
-            planned.append(_by_name(registry, kind, name, device, options or {}))
+            planned.append(by_name(registry, kind, name, device, options or {}))
         for name in dict.fromkeys(lists.get(kind, ())):
-            planned.append(_by_name(registry, kind, name, device, options or {}))
+            planned.append(by_name(registry, kind, name, device, options or {}))
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
         if half is not None and half != AUTO:
             planned.append(_half(registry, use, half, device, options or {}))
     for name in dict.fromkeys(hooks):
-        planned.append(_by_name(registry, "hooks", name, device, options or {}))
+        planned.append(by_name(registry, "hooks", name, device, options or {}))
     return PluginPlan(plugins=tuple(planned), timeout_s=timeout_s)
 
 
@@ -229,9 +229,14 @@ def _answer_auto(
     return [_planned(registry, record, options, requested=False) for record in chosen]
 
 
-def _by_name(
+def by_name(
     registry: Registry, kind: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]]
 ) -> PlannedPlugin:
+    """Plan the plugin that is asked for by name.
+
+    Raises:
+        PluginError: It is unknown, or by what its package says cannot be used here; nothing was imported.
+    """
     record = registry.resolve(kind, name)
     why_not = _why_not(record, device)
     if why_not is not None:
@@ -247,7 +252,7 @@ def _half(
 ) -> PlannedPlugin:
     """Plan the attention backend of one half of the work; errors name that half's flag."""
     try:
-        found = _by_name(registry, "attention_backend", name, device, options)
+        found = by_name(registry, "attention_backend", name, device, options)
     except PluginError as error:
         label = KINDS["attention_backend"].label
         raise PluginError(str(error).replace(label, label.replace("--", f"--{use}-"), 1)) from None

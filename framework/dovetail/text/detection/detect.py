@@ -31,7 +31,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.errors import PluginError, RequestError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned
-from dovetail.plugins.plan import AUTO, as_planned
+from dovetail.plugins.plan import AUTO, as_planned, by_name
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
@@ -144,8 +144,9 @@ def resolve_parsers(
     wanted = [kind for kind, name in names.items() if name == AUTO]
     if wanted:
         for kind, name in names.items():
-            if name not in (AUTO, None):  # one that cannot be imported ends the start: no warning goes before it
-                import_planned(as_planned(registry.resolve(kind, name)), timeout_s)
+            if name not in (AUTO, None):  # one that cannot be used ends the start: no warning goes before it
+                device = (facts or {}).get("device", AUTO)
+                import_planned(by_name(registry, kind, name, device, {}), timeout_s)
         for kind, found in detect(registry, folder, chat_template, wanted, timeout_s).items():
             names[kind] = found.name
             fix = "; name one to use it" if found.name is None else f"; {KINDS[kind].label} none turns it off"
