@@ -79,6 +79,7 @@ def recorded(backend: AttentionBackend, world: World) -> tuple[torch.cuda.CUDAGr
     backend.init_graph_state(max_batch=16, max_tokens=16)
     backend.plan(batch, Phase.CAPTURE)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step()
     torch.cuda.synchronize()
