@@ -31,17 +31,17 @@ from dovetail.engine.states import NEVER, ZEROS, StateGrid
 class Repair:
     """What was wrong: pages without an owner, pages with two, and cached pages that nobody's lock should have held.
 
-    `victims` are requests that shared a page; they own none now, and are to be ended.
+    `affected` are requests that shared a page; they own none now, and are to be ended.
     """
 
     num_lost: int
     num_doubled: int
     num_stuck: int
-    victims: list[Request]
+    affected: list[Request]
 
     def __bool__(self) -> bool:
         """Whether anything was wrong."""
-        return bool(self.num_lost or self.num_doubled or self.num_stuck or self.victims)
+        return bool(self.num_lost or self.num_doubled or self.num_stuck or self.affected)
 
 
 class KVCacheManager:
@@ -321,11 +321,11 @@ class KVCacheManager:
             num_lost += len(set(all_pages) - owned.keys() - set(free))
             freed = (owned.keys() & set(free)) | {page for page, num in Counter(free).items() if num > 1}
             num_doubled += len(shared[g] | freed)
-        victims = [r for r in running if has_any(r.pages, shared) or self._has_wrong_path(r)]
+        affected = [r for r in running if has_any(r.pages, shared) or self._has_wrong_path(r)]
         cached_by_requests = {id(node) for r in running if r.node is not None for node in self.tree.path(r.node)}
         locked = sum(len(node.pages[0]) for node in self.tree.nodes() if id(node) in cached_by_requests)
         num_stuck = max(0, self.tree.num_locked - locked)
-        for request in victims:
+        for request in affected:
             self._strip(request)
         self.tree.cut(shared)
         lost = [r for r in running if r.node is not None and r.node.end and not self.tree.path(r.node)]
@@ -337,7 +337,7 @@ class KVCacheManager:
             cached = [page for node in self.tree.nodes() for page in node.pages[g] if page]
             self.num_held[g] = len(held)
             allocator.reset(set(range(1, allocator.num_pages + 1)) - set(cached) - set(held))
-        return Repair(num_lost, num_doubled, num_stuck, victims + lost)
+        return Repair(num_lost, num_doubled, num_stuck, affected + lost)
 
     def _has_wrong_path(self, request: Request) -> bool:
         """Whether a request reads pages as cached that its place in the tree does not have."""

@@ -99,7 +99,7 @@ class Replies:
         try:
             for token in sampled:
                 ids.append(token)
-                request.take(token)
+                request.append_token(token)
                 if request.finish is not None and request.finish.code == "grammar_failed":
                     if self._fell_back(request):
                         request.finish = None  # the mask had allowed the token

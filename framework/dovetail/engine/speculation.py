@@ -17,7 +17,7 @@ from dovetail.plugins.loader import describe
 
 if TYPE_CHECKING:
     from dovetail.engine.kv_cache_manager import KVCacheManager
-    from dovetail.engine.limits import Limits
+    from dovetail.engine.limits import StepLimits
 
 logger = logging.getLogger(__name__)
 KIND = "speculator"
@@ -40,7 +40,7 @@ class Speculation:
         self.num_drafted = 0
         self.num_accepted = 0
 
-    def extend(self, plan: StepPlan, pages: KVCacheManager, limits: Limits) -> None:
+    def extend(self, plan: StepPlan, pages: KVCacheManager, limits: StepLimits) -> None:
         """Let rows of a step that would decode verify drafts instead, as far as tokens, places and pages go."""
         room = min(limits.max_places - len(plan.sampled), limits.max_prefill_tokens - plan.num_prefill_tokens)
         if room <= 0:
