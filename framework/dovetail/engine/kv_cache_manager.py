@@ -188,10 +188,10 @@ class KVCacheManager:
         return all(allocator.num_free >= num for num, allocator in zip(need, self.allocators, strict=True))
 
     def make_room_to_grow(self, num_requests: int) -> bool:
-        """Evict until so many decoding requests can `grow`; False if they cannot."""
+        """Evict until so many decoding requests can `allocate_page`; False if they cannot."""
         return self.make_room([0 if g in self.states.groups else num_requests for g in range(len(self.allocators))])
 
-    def grow(self, request: Request) -> None:
+    def allocate_page(self, request: Request) -> None:
         """Add one page of each group to a decoding request. There is room: the caller made it."""
         for g in self._paged:
             own = request.pages[g]
@@ -200,13 +200,13 @@ class KVCacheManager:
         for g in self.states.groups:
             request.pages[g].append(0)
 
-    def extend(self, request: Request, num_tokens: int) -> bool:
+    def allocate_slots(self, request: Request, num_tokens: int) -> bool:
         """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._full)
 
-    def extend_for_drafts(self, request: Request, num_tokens: int) -> bool:
-        """As `extend`, for tokens that are computed at once, in all groups: whatever comes of them, the pages stay."""
+    def allocate_draft_slots(self, request: Request, num_tokens: int) -> bool:
+        """As `allocate_slots`, for tokens computed at once, in all groups: the pages stay, whatever comes of them."""
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._paged)
 

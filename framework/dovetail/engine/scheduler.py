@@ -244,7 +244,7 @@ class Scheduler:
                 break
             retracted.append(self.retract([*ready, *self._background_prompts()]))
         for request in growing:
-            self.pages.grow(request)
+            self.pages.allocate_page(request)
         if retracted:
             before = self.ratio.value
             self.ratio.retracted(self.running)

@@ -58,7 +58,7 @@ class Speculation:
         found.sort(key=lambda pair: len(pair[1]))
         for i, (request, ids) in enumerate(found):
             share = ids[: room // (len(found) - i)]
-            if share and pages.extend_for_drafts(request, len(share)):
+            if share and pages.allocate_draft_slots(request, len(share)):
                 room -= len(share)
                 start, num = request.computed_len, request.num_pending + len(share)
                 plan.chunks.append(Chunk(request, start, num, samples=True, drafts=share))
