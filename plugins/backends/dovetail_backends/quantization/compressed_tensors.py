@@ -31,7 +31,7 @@ from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
-from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
+from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
 from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, eight_bits, grouped, uniform
 
 METHOD = "compressed-tensors"
@@ -182,7 +182,7 @@ def int_quantized(tensors: Mapping[str, FileTensor], target: Target) -> Iterator
             yield from eight_bits(module, tensor.shape, group, target, scale=".weight_scale")
         else:
             module.check(".weight_zero_point", scales)
-            layout = Layout((num_out, num_in), group[1], 8, module.need(".weight_scale"), False, True)
+            layout = IntegerLayout((num_out, num_in), group[1], 8, module.need(".weight_scale"), False, True)
             yield integers(module, layout, target, partial(_shifted, group[1]))
 
 
@@ -221,7 +221,7 @@ def pack_quantized(module: Module, bits: set[int], target: Target) -> Iterator[C
         module.check(".weight_zero_point", (-(-num_out * width // 32), groups))
     if has_order:
         module.check(".weight_g_idx", (num_in,))
-    layout = Layout((num_out, num_in), group, width, scale, not has_zero, not has_order)
+    layout = IntegerLayout((num_out, num_in), group, width, scale, not has_zero, not has_order)
 
     def read(tensors: Mapping[str, Tensor]) -> Integers:
         said = tensors.get(".weight_shape")
