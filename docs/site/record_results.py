@@ -123,7 +123,7 @@ def without_paths(flags: list[str]) -> list[str]:
 
 def name_of(report: Mapping[str, Any], common: Mapping[str, Any]) -> str:
     """Name a run by what tells it from others: model, suite, kernel cache, prompts, flags."""
-    flags = " ".join(without_paths(report["options"]["serve_flags"])).replace("--load-format dummy", "")
+    flags = re.sub(r"--load-format[ =]dummy", "", " ".join(without_paths(report["options"]["serve_flags"])))
     parts = "" if common["of"] == OURS else f"{report['server']['kind']}-"
     parts += slug(common["model"]) + SUITE_FLAGS.get(report["options"]["suite"], "-load")
     parts += KERNEL_NAMES.get(common["kernel_cache"], "-partly")
@@ -146,6 +146,7 @@ def loads_of(report: Mapping[str, Any], file: Path) -> Iterator[tuple[str, dict[
     rates = {each["workload"]["name"]: each["output_tok_s"] for each in report["workloads"]}
     if report["start"] is not None:
         figures = {key: rounded(report["start"][key]) for key in ("ready_s", "first_answer_s")}
+        figures["pool_tokens"] = report["server"]["engine"]["max_total_tokens"]
         nothing = dict.fromkeys(("prompts", "prefix_cache", "sampling", "tokens_per_event"), NOT_MEANT)
         yield "start", {"date": day, "load": "a start", **nothing, **figures}
     for each in report["workloads"]:
@@ -172,6 +173,7 @@ def figures_of(each: Mapping[str, Any], rates: Mapping[str, float]) -> dict[str,
         "gap_p99_ms": gap.get("p99"),
         "decode_tok_s": each["decode_tok_s"],
         "prompt_tok_s": each["prompt_tok_s"],
+        "floor_tok_s": each["floor_tok_s"],
         "of_floor": each["of_floor"],
         "since_ready_s": each["since_ready_s"],
     }
@@ -230,7 +232,7 @@ def put(runs: dict[str, Any], name: str, common: Mapping[str, Any], loads: Mappi
     before = {key: value for key, value in old.items() if not isinstance(value, Mapping)}
     kept = {load: own for load, own in old.items() if isinstance(own, Mapping)}
     changed = {key: value for key, value in before.items() if common.get(key) != value}
-    runs[name] = {**common, **{load: loads.get(load, changed | own) for load, own in kept.items()}, **loads}
+    runs[name] = {**common, **{load: loads.get(load, {**changed, **own}) for load, own in kept.items()}, **loads}
 
 
 def dump(runs: Mapping[str, Any]) -> str:

@@ -121,7 +121,7 @@ def measurements(name: str, run: Mapping[str, Any]) -> Iterator[Measurement]:
     common = {key: value for key, value in run.items() if not isinstance(value, Mapping)}
     for load, own in run.items():
         if isinstance(own, Mapping):
-            whole = common | own
+            whole = {**common, **own}
             conditions = {key: whole[key] for key in (*CONDITIONS, *OPTIONAL) if key in whole}
             yield Measurement(name, load, conditions, {k: v for k, v in whole.items() if k not in conditions})
 

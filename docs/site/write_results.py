@@ -22,48 +22,39 @@ def pages() -> list[Path]:
     return [path for path in found if PART.search(path.read_text("utf-8"))]
 
 
-def record_all(files: list[Path], given: Given) -> None:
-    """Record files, and say which measurements no page shows.
+def written(files: list[Path], given: Given) -> dict[Path, str]:
+    """Record files, and return the file of results and every page as they should be.
 
     Raises:
-        ResultsError: A file cannot be recorded; nothing is written.
+        ResultsError: A file cannot be recorded, or a page shows a figure that is not there.
     """
     runs = tomllib.loads(FILE.read_text("utf-8"))
     names = record(runs, files, given)
-    Results.of(runs)
-    FILE.write_text(dump(runs), "utf-8")
+    results = Results.of(runs)
     templates = "".join(path.read_text("utf-8") for path in sorted(TEMPLATES.glob("*.md")))
     for name in names:
-        told = "" if f"{name}." in templates else ", which no page shows"
-        print(f"{FILE.relative_to(ROOT)}: {name}{told}")
+        print(f"{name}: recorded{'' if f'{name}.' in templates else ', but no page shows it'}")
+    return {FILE: dump(runs)} | {page: with_parts(page.read_text("utf-8"), results) for page in pages()}
 
 
 def main() -> int:
-    """Record what is given, and write every page whose figures differ."""
+    """Record what is given, and write every page whose figures differ; all of it or nothing."""
     parser = argparse.ArgumentParser(description="Write the figures of README and docs from docs/results.toml.")
-    parser.add_argument(
-        "files", nargs="*", type=Path, metavar="JSON", help="of `dovetail bench serve --json`: recorded"
-    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="JSON", help="of `dovetail bench serve`, to be recorded")
     parser.add_argument("--model", help="the model's name [its folder's]")
-    parser.add_argument("--device", help="such as 'one H200'; what the file tells")
-    parser.add_argument(
-        "--kernel-cache", choices=("empty", "full"), help="of a server that ran before; what the file tells"
-    )
+    parser.add_argument("--device", help="such as 'one H200' [what the file tells]")
+    parser.add_argument("--kernel-cache", choices=("empty", "full"), help="when it started [what the file tells]")
     parser.add_argument("--run", metavar="NAME", help="name of the run [made of what was measured]")
     parser.add_argument("--source", help="where a peer's figures are from [measured here]")
     options = vars(parser.parse_args())
+    files = options.pop("files")
     try:
-        if files := options.pop("files"):
-            record_all(files, Given(**options))
-        elif any(options.values()):
+        if any(options.values()) and not files:
             raise ResultsError("options are for JSON files; give one")
-        results = Results.read(FILE)
-        for page in pages():
-            old = page.read_text("utf-8")
-            new = with_parts(old, results)
-            if new != old:
-                page.write_text(new, "utf-8")
-                print(f"{page.relative_to(ROOT)}: written")
+        for path, text in written(files, Given(**options)).items():
+            if text != path.read_text("utf-8"):
+                path.write_text(text, "utf-8")
+                print(f"{path.relative_to(ROOT)}: written")
     except ResultsError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2

@@ -167,6 +167,7 @@ TARGET = Target(
     device="cuda",
     num_devices=1,
     defaults={"top_k": 20},
+    engine={"max_total_tokens": 4096},
 )
 FLOOR = Floor(facts=None, bandwidth=Bandwidth(bytes_per_s=1e9, origin="test", device="NVIDIA H200"))
 START = Start(ready_s=6.04, first_answer_s=7.26, ready_at=0.0, cache=CacheLook(None, frozenset()))
@@ -230,7 +231,8 @@ def test_a_file_of_the_benchmark_is_recorded_with_its_conditions(tmp_path: Path)
     assert single.figures["output_tok_s"] == 10.0
     assert single.figures["first_token_ms"] == 500
     assert single.figures["since_ready_s"] == 5.0
-    assert runs["qwen3-06b-empty"]["start"]["ready_s"] == 6.04
+    start = runs["qwen3-06b-empty"]["start"]
+    assert (start["ready_s"], start["first_answer_s"], start["pool_tokens"]) == (6.04, 7.26, 4096)
     assert runs["qwen3-06b-empty"]["many"]["tokens_per_event"] == NOT_MEANT
     assert runs["qwen3-06b-empty"]["many"]["load"].endswith("whole replies")
 
@@ -327,10 +329,15 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path, each: Any, part: str
         recorded(tmp_path, {}, each)
 
 
+def fails(text: str, found: Results) -> str:
+    """Stands in for a page that shows what is not there."""
+    raise ResultsError("no such figure")
+
+
 def test_one_command_records_and_writes_the_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """README and docs have the new figure and its date; what is wrong is one line with exit code 2."""
+    """README and docs have the new figure and its date; what is wrong is one line, exit code 2, and changes nothing."""
     (tmp_path / "docs").mkdir()
     for page in PAGES:
         place = tmp_path / page.relative_to(ROOT)
@@ -353,10 +360,16 @@ def test_one_command_records_and_writes_the_pages(
         assert "1 December 2026" in page.read_text("utf-8")
     assert "README.md: written" in capsys.readouterr().out
     before = file.read_text("utf-8")
+    out.write_text(json.dumps(report("single", serve_flags=("--load-format", "dummy"))))
+    monkeypatch.setattr(write_results, "with_parts", fails)
+    assert run(str(out)) == 2
+    monkeypatch.undo()
+    assert file.read_text("utf-8") == before
+    monkeypatch.setattr(write_results, "FILE", file)
     out.write_text("{")
     assert run(str(out)) == 2
     assert run("--device", "x") == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    assert capsys.readouterr().err.count("\n") == 3
     assert file.read_text("utf-8") == before
 
 
