@@ -51,4 +51,4 @@ class CacheLook:
         new = self.num_new
         if not self.before:
             return "empty"
-        return f"{new:,} kernels were missing, {len(self.before):,} there" if new else "full"
+        return f"{len(self.before):,} kernels there, {new:,} missing" if new else "full"
