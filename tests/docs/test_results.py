@@ -64,6 +64,16 @@ def test_the_readme_types_no_speed() -> None:
     assert UNIT.findall(PART.sub("", (ROOT / "README.md").read_text("utf-8"))) == []
 
 
+def test_the_readme_compares_every_load_with_a_peer_in_both_states() -> None:
+    """Each of its titles has a line with an empty kernel cache, one with a full one, and the peer's."""
+    part = next(match[3] for match in PART.finditer((ROOT / "README.md").read_text("utf-8")) if match[2] == "readme")
+    lines = [line.split("|")[1].strip() for line in part.splitlines() if line.startswith("|")][2:]
+    kinds = ["right after ready, kernel cache empty", "kernel cache full", "the better peer"]
+    titles = [line for line in lines if line.startswith("**")]
+    assert len(titles) >= 5
+    assert lines == [line for title in titles for line in (title, *kinds)]
+
+
 def test_the_file_is_as_it_would_be_written() -> None:
     """So that recording changes the lines of what was recorded, and no other."""
     text = FILE.read_text("utf-8")

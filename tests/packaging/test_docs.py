@@ -1,4 +1,4 @@
-"""The documentation agrees with the code: names, examples, figures."""
+"""The documentation agrees with the code: names and examples."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 from dovetail.plugins import State, hookspecs
 from dovetail.plugins.kinds import KINDS, ROLES
@@ -61,25 +59,3 @@ def test_the_documented_package_is_the_example() -> None:
     real = tomllib.loads((ROOT / "docs/examples/dovetail-acme-parser/pyproject.toml").read_text(encoding="utf-8"))
     del real["project"]["description"]
     assert shown == real
-
-
-@pytest.mark.parametrize(
-    ("of_readme", "of_docs"),
-    [
-        ("One stream on an H200", "one stream, 36 in"),
-        ("Start to the first answer", "start to the first answer"),
-        ("256 streams, tok/s", "256 at once"),
-        ("64 streams behind a prefix", "a shared prefix of 2,048"),
-    ],
-)
-def test_the_readme_shows_the_figures_of_the_docs(of_readme: str, of_docs: str) -> None:
-    """Ours and the peers', in the order of the three models."""
-
-    def row(path: Path, start: str) -> list[str]:
-        line = next(line for line in path.read_text("utf-8").splitlines() if line.startswith(f"| {start}"))
-        return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
-    ours, peers = row(ROOT / "README.md", of_readme)
-    ours = re.sub(r" \([\d.]+B\)", "", ours)
-    cells = row(ROOT / "docs" / "benchmarks.md", of_docs)
-    assert (ours.split(", "), peers.split(", ")) == (cells[0::2], cells[1::2])
