@@ -166,11 +166,13 @@ def build_http(
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         with imports.for_good():
-            from dovetail_server.app import create_app
+            from dovetail_server.app import build_routes, create_app
             from dovetail_server.lifecycle import HttpServer
             from dovetail_server.state import ServerState
         state = ServerState(settings, engine, hooks, tasks)
-        return HttpServer(create_app(state), state)
+        app = create_app(state)
+        build_routes(app)
+        return HttpServer(app, state)
 
 
 async def get_ready(
