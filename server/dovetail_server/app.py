@@ -134,6 +134,12 @@ def create_app(state: ServerState) -> FastAPI:
     return app
 
 
+def build_routes(app: FastAPI) -> None:
+    """Have all routes made now: FastAPI makes those of a router when a request first asks whether they match."""
+    for route in app.router.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
+
+
 class Layered(Holder, Protocol):
     """What the layers need of their server."""
 

@@ -21,6 +21,7 @@ from dovetail.messages import EngineInfo
 from dovetail.plugin_settings import ENV_PREFIX, is_secret
 from dovetail.settings import EngineSettings
 from dovetail.supervisor import LAST_RESORT_S, Supervisor
+from dovetail.text.tokenizer.threads import num_threads, set_threads
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases, engine_notes
@@ -91,6 +92,7 @@ async def run(
     server: HttpServer | None = None
     forget_secrets()
     return_large_blocks()
+    set_threads(num_threads())
     try:
         hooks = ApiHooks.start(plan)
         engine = make_engine(settings.model_copy(update={"report_cache": bool(hooks.observers.cache)}), plan)
@@ -166,11 +168,13 @@ def build_http(
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         with imports.for_good():
-            from dovetail_server.app import create_app
+            from dovetail_server.app import build_routes, create_app
             from dovetail_server.lifecycle import HttpServer
             from dovetail_server.state import ServerState
         state = ServerState(settings, engine, hooks, tasks)
-        return HttpServer(create_app(state), state)
+        app = create_app(state)
+        build_routes(app)
+        return HttpServer(app, state)
 
 
 async def get_ready(

@@ -97,17 +97,17 @@ class ScriptedCore:
 class ScriptedProcess(ProcessClient):
     """Starts this file where `ProcessClient` starts the engine."""
 
-    def __init__(self, settings: EngineSettings, plan: PluginPlan, tick_s: float) -> None:
+    def __init__(self, settings: EngineSettings, plan: PluginPlan, tick_s: float, folder: Path = MODEL_DIR) -> None:
         super().__init__(settings, plan)
-        self.command = (__file__, str(tick_s))
+        self.command = (__file__, str(tick_s), str(folder))
 
 
 def main() -> None:
     """Connect and serve."""
-    tick_s, path = float(sys.argv[1]), Path(sys.argv[2])
+    tick_s, folder, path = float(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     transport = SocketTransport(path)
     transport.receive_start()
-    vocab_size = Tokenizer.load(MODEL_DIR).vocab_size
+    vocab_size = Tokenizer.load(folder).vocab_size
     info = EngineInfo(
         architecture="Scripted",
         dtype="float32",

@@ -10,10 +10,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import fastapi.routing
 import pytest
 import requests
+from starlette.routing import Match
 
+from dovetail.demo import MODEL_DIR
+from dovetail.testing.scripted import ScriptedEngine
 from dovetail_server import run
+from dovetail_server.app import build_routes, create_app
+from dovetail_server.settings import ServeSettings
+from dovetail_server.state import ServerState
 
 PLUGIN = """
 import json, sys
@@ -112,6 +119,27 @@ def test_first_requests_import_nothing(base: str) -> None:
     late["files"] = modules(base) - before
     found = {name: sorted(each) for name, each in late.items()}
     assert not {name: each for name, each in found.items() if [m for m in each if not m.startswith("encodings.")]}
+
+
+def test_first_requests_build_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FastAPI makes the routes of a family when a request first looks at them, unless that was done before."""
+    engine = ScriptedEngine(lambda submit: [], eos=0, vocab_size=1)
+    app = create_app(ServerState(ServeSettings(model_path=str(MODEL_DIR)), engine))
+    built: list[Any] = []
+    build = fastapi.routing.get_dependant
+
+    def counted(**given: Any) -> Any:
+        built.append(given)
+        return build(**given)
+
+    monkeypatch.setattr(fastapi.routing, "get_dependant", counted)
+    build_routes(app)
+    built.clear()
+    for path, methods in app.openapi()["paths"].items():
+        for method in methods:
+            scope = {"type": "http", "method": method.upper(), "path": path, "root_path": "", "headers": []}
+            assert any(route.matches(dict(scope))[0] == Match.FULL for route in app.router.routes), path
+    assert not built
 
 
 def test_names_that_others_may_change_keep_no_server_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:

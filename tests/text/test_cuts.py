@@ -6,10 +6,11 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 
 from dovetail.demo import MODEL_DIR
 from dovetail.text.tokenizer import cuts
@@ -97,6 +98,56 @@ WHOLE_ONLY: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "another model": lambda: tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
 }
 
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "\u00e9l\u00e8ve \u4e2d\u6587 \U0001f600 1234 e\u0301 x",
+    "a b c\r\n\r\nd",
+]
+CUT = ("words", "marks", "lines")
+LONG = {
+    "words": "The quick brown fox, and 1000 more; it's na\u00efve (e\u0301) to say \u4e2d\u6587 so. ",
+    "marks": "<|im_start|>user Hello  world<|im_end|>\n<think> a\r\n b </think><|im_",
+    "lines": "def f(a, b):\r\n\treturn a if b else c\r\n\r\n",
+    "emoji": "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467\u0301",
+    "marks on letters": "e\u0301a\u0308\u0304 o\u0302",
+    "blanks": " \t" * 300 + "x" + "\n" * 200,
+    "no blanks": "Donaudampfschifffahrtsgesellschaft0123",
+    "one letter": "a",
+}
+"""What long texts repeat, by what it is."""
+
+
+def trained(model: Any, trainer: Any, **parts: object) -> tokenizers.Tokenizer:
+    """A tokenizer of another sort, of a few words."""
+    backend = tokenizers.Tokenizer(model)
+    for name, value in parts.items():
+        setattr(backend, name, value)
+    backend.train_from_iterator(CORPUS * 20, trainer)
+    return backend
+
+
+def trained_pieces() -> tokenizers.Tokenizer:
+    """A unigram model behind sentencepiece's marks."""
+    trainer = trainers.UnigramTrainer(vocab_size=200, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
+    return trained(models.Unigram(), trainer, pre_tokenizer=pre_tokenizers.Metaspace(), normalizer=normalizers.NFKC())
+
+
+TRAINED: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "word pieces": lambda: trained(
+        models.WordPiece(unk_token="[UNK]"),
+        trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"], show_progress=False),
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        normalizer=normalizers.BertNormalizer(),
+    ),
+    "unigram": trained_pieces,
+    "sentencepiece's merges": lambda: trained(
+        models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True),
+        trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>"], show_progress=False),
+        normalizer=normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]),
+    ),
+}
+"""Sorts that are never cut."""
+
 
 def texts(seed: int, count: int) -> list[str]:
     """Return texts of a few hundred characters, of everything that might matter side by side."""
@@ -119,6 +170,19 @@ def test_pieces_have_the_tokens_of_the_whole(name: str, monkeypatch: pytest.Monk
         found = [i for part in parts for i in backend.encode(part, add_special_tokens=False).ids]
         assert found == backend.encode(text, add_special_tokens=False).ids, text
     assert num_pieces > 400 * 5
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("name", [*KNOWN, *TRAINED])
+def test_a_long_text_has_the_tokens_of_the_whole(name: str, kind: str) -> None:
+    """Texts of many pieces, of every sort of tokenizer, as long as nothing cuts them and a megabyte where it may."""
+    tokenizer = Tokenizer((KNOWN | TRAINED)[name]())
+    size = 1 << 20 if kind in CUT and os.environ.get("DOVETAIL_FULL") else 1 << 17
+    text = (LONG[kind] * (size // len(LONG[kind]) + 1))[:size]
+    assert (
+        tokenizer.encode(text, add_special_tokens=False)
+        == tokenizer._backend.encode(text, add_special_tokens=False).ids
+    )
 
 
 @pytest.mark.parametrize("name", WHOLE_ONLY)

@@ -21,6 +21,7 @@ from dovetail.errors import DovetailError
 from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, most_own_bytes, return_large_blocks
 from dovetail.processing.processor import Processor
+from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.bodies.work import do
 from dovetail_server.responses.references import Answer
@@ -31,6 +32,8 @@ NICE = 5
 MEMORY_BYTES = 512 << 20
 MEMORY_FACTOR = 48
 """A job may have so much, and of its body so many times. A token takes a tokenizer a hundred bytes."""
+THREAD_BYTES = 130 << 20
+"""Of address space, while a thread's heap and stack are laid out; it takes a few megabytes of memory."""
 GRACE_S = 2.0
 
 
@@ -64,6 +67,7 @@ class Worker:
         """Load."""
         self._text = Processor.of_start(start.processor)
         self._served = start.served
+        self._num_threads = start.num_threads
         installed()
 
     def serve(self, channel: socket.socket) -> None:
@@ -73,7 +77,8 @@ class Worker:
         job = msgspec.msgpack.decode(receive(channel), type=Job)
         body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, Begun(pid=os.getpid()))
-        set_limits(job)
+        set_threads(self._num_threads)
+        set_limits(job, self._num_threads)
 
         def ask(question: Question) -> Answer:
             send(channel, question)
@@ -88,9 +93,9 @@ class Worker:
         send(channel, msgspec.structs.replace(outcome, cpu_s=took_s, grown_bytes=grown))
 
 
-def set_limits(job: Job) -> None:
-    """Bound what this process takes from now on."""
-    memory = address_space() + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes
+def set_limits(job: Job, num_threads: int) -> None:
+    """Bound what this process takes from now on, with threads that are still to come."""
+    memory = address_space() + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes + num_threads * THREAD_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     cpu_s = int(time.process_time() + job.cpu_s + GRACE_S) + 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
+from dovetail.text.tokenizer.threads import num_threads
 from dovetail_server.bodies.pool import BodyPool
 from dovetail_server.bodies.wire import WorkerStart
 from dovetail_server.hooks import ApiHooks
@@ -36,8 +37,12 @@ class ReadingContext(ServingContext):
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
         super().ready_with(text)
-        start = text.start_elsewhere()
-        self.bodies.ready_with(None if start is None else WorkerStart(processor=start, served=self.served_names))
+        processor = text.start_elsewhere()
+        self.bodies.ready_with(
+            None
+            if processor is None
+            else WorkerStart(processor=processor, served=self.served_names, num_threads=num_threads())
+        )
 
     @abstractmethod
     async def stored_responses(self) -> ResponseStore:

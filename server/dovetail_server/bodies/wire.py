@@ -20,10 +20,12 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         processor: What a prompt depends on beside its request.
         served: The model's names.
+        num_threads: A copy tokenizes with so many.
     """
 
     processor: ProcessorStart
     served: list[str]
+    num_threads: int = 1
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

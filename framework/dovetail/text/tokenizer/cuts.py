@@ -16,8 +16,10 @@ from typing import Any
 
 import tokenizers
 
-PIECE = 1 << 12
-"""Characters of a piece: half a megabyte while it is tokenized."""
+PIECE = 1 << 10
+"""Characters of a piece, which the longest may exceed: an eighth of a megabyte while it is tokenized."""
+TOGETHER = 16
+"""Pieces that the library is given at a time, for as many threads as it has; each time, Python's lock is waited for."""
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _KEEPS_CUTS = {None, "NFC", "NFD", "NFKC", "NFKD"}
 _SPLITS_FURTHER = {"Digits", "Punctuation"}
