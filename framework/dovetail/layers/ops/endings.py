@@ -41,8 +41,8 @@ def ended_tile(
 ):  # fmt: skip
     """Return outputs `[BLOCK_N, BLOCK_M]` in float32 of sums over the inputs, `n` `[BLOCK_N]`.
 
-    With GATE, `up_total` are of outputs `n + N`. With NORM, `squares` `[BLOCK_M]` are of the rows: the norm's weight is in
-    the sums already, its factor is not.
+    With GATE, `up_total` are of outputs `n + N`. With NORM, `squares` are of the rows, `[BLOCK_M]`: the norm's weight
+    is in the sums already, its factor is not.
     """
     if ROW_SCALE:
         total *= tl.load(row_scale + n, mask=n < N, other=0.0)[:, None]
