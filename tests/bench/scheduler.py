@@ -18,7 +18,7 @@ from rich.table import Table
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request
-from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.engine.scheduler import Scheduler, StepLimits
 from dovetail.messages import SamplingParams, Submit
 from dovetail.testing.engine import make_policy
 
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, policy: str, *, rows: int, num_pages: int) -> None:
         pages = KVCacheManager(DeviceRows(rows), page_size=PAGE_SIZE, num_pages=[num_pages])
         self.scheduler = Scheduler(
-            pages, make_policy(policy), Limits(max_running_requests=rows, max_prefill_tokens=8192)
+            pages, make_policy(policy), StepLimits(max_running_requests=rows, max_prefill_tokens=8192)
         )
         self.rng = random.Random(0)
         self.shared = [[self.rng.randrange(1000) for _ in range(256)] for _ in range(8)]
@@ -55,7 +55,7 @@ class Bench:
         self.scheduler.step_finished(plan)
         self.scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
-            request.take(1)
+            request.append_token(1)
         return took
 
 

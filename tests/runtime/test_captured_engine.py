@@ -98,7 +98,7 @@ class ScriptedGrammars:
         """As the manager's."""
         return bool(self.open)
 
-    def take(self, request: Request, message: Submit) -> None:
+    def add(self, request: Request, message: Submit) -> None:
         """As the manager's."""
         if message.grammar:
             request.waiting_for_grammar = self.patience > 0

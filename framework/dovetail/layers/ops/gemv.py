@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.layers.ops.endings import ended_row
 from dovetail.layers.ops.pdl import launch_options
-from dovetail.layers.ops.silu import gated
 
 TILES: dict[tuple[int, int], tuple[int, int, int]] = {
     (1152, 896): (4, 1024, 8),
@@ -89,10 +89,12 @@ def _gemv_kernel(
         gdc_launch_dependents()
         gdc_wait()
     inputs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    squares = inputs
     if NORM:
         squares = inputs * inputs
         inputs *= norms
     total = tl.sum(weights.to(tl.float32) * inputs[None, :], 1)
+    up_total = total
     if GATE:
         up_total = tl.sum(up_weights.to(tl.float32) * inputs[None, :], 1)
     for start in range(BLOCK_K, K, BLOCK_K):
@@ -107,17 +109,9 @@ def _gemv_kernel(
         if GATE:
             up_weights = tl.load(up_rows + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             up_total += tl.sum(up_weights.to(tl.float32) * inputs[None, :], 1)
-    if NORM:
-        factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + eps)
-        total *= factor
-        if GATE:
-            up_total *= factor
-    if BIAS:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-        if GATE:
-            up_total += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
-    if GATE:
-        total = gated(total, up_total, out.dtype.element_ty)
+    total = ended_row(
+        total, up_total, squares, bias, n, eps, N, K, NORM, BIAS, GATE, "silu_and_mul", out.dtype.element_ty
+    )
     if RESIDUAL:
         added = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
         total = total.to(out.dtype.element_ty).to(tl.float32) + added

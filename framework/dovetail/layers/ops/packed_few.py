@@ -13,10 +13,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
+from dovetail.layers.ops.endings import ended_tile, summed_parts
 from dovetail.layers.ops.packed_tiles import first_tile, walk
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.pdl import interpreted, launch_options
-from dovetail.layers.ops.silu import act_gated
 from dovetail.layers.ops.skinny import Tile, scratch
 
 
@@ -52,32 +52,12 @@ def _few_kernel(
     if SPLITS > 1:
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
         place = tile * tl.num_programs(0) + tall
-        tl.store(part + (place * SPLITS + split) * (BLOCK_N * BLOCK_M) + inner, total)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(arrived + place, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            tl.store(arrived + place, 0)
-            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            for other in tl.static_range(SPLITS):
-                at_part = part + (place * SPLITS + other) * (BLOCK_N * BLOCK_M)
-                total += tl.load(at_part + inner, cache_modifier=".cg")
+        total, is_last = summed_parts(total, part, arrived, place, split, inner, SPLITS, BLOCK_N, BLOCK_M)
     if is_last:
         live = (m[None, :] < left) & (n[:, None] < N)
-        if ROW_SCALE:
-            total *= tl.load(row_scale + n, mask=n < N, other=0.0)[:, None]
-            if GATE:
-                up_total *= tl.load(row_scale + N + n, mask=n < N, other=0.0)[:, None]
-        if NORM:
-            factor = 1.0 / tl.sqrt(squares / K + eps)
-            total *= factor[None, :]
-            if GATE:
-                up_total *= factor[None, :]
-        if BIAS:
-            total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-            if GATE:
-                up_total += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATE:
-            total = act_gated(total, up_total, ACT, dtype)
+        total = ended_tile(
+            total, up_total, squares, row_scale, bias, n, eps, N, K, ROW_SCALE, NORM, BIAS, GATE, ACT, dtype
+        )
         if RESIDUAL:
             at_residual = residual + (first + m[None, :]) * stride_r + n[:, None]
             total = total.to(dtype).to(tl.float32) + tl.load(at_residual, mask=live, other=0.0).to(tl.float32)

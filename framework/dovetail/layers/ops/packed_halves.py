@@ -19,9 +19,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
+from dovetail.layers.ops.endings import ended_tile, summed_parts
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.pdl import launch_options
-from dovetail.layers.ops.silu import act_gated
 from dovetail.layers.ops.skinny import Tile, scratch
 
 
@@ -134,31 +134,16 @@ def _halves_kernel(
     if SPLITS > 1:
         spot = tile * tl.num_programs(0) + tall
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-        tl.store(part + (spot * SPLITS + split) * (BLOCK_N * BLOCK_M) + inner, total)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(arrived + spot, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            tl.store(arrived + spot, 0)
-            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            for other in tl.static_range(SPLITS):
-                at_part = part + (spot * SPLITS + other) * (BLOCK_N * BLOCK_M)
-                total += tl.load(at_part + inner, cache_modifier=".cg")
+        total, is_last = summed_parts(total, part, arrived, spot, split, inner, SPLITS, BLOCK_N, BLOCK_M)
     if is_last:
         dtype: tl.constexpr = out.dtype.element_ty
         live = (m[None, :] < M) & (n[:, None] < N)
         factor = tl.load(row_factor + m, mask=m < M, other=0.0)[None, :]
         total *= factor
         up_total *= factor
-        if ROW_SCALE:
-            total *= tl.load(row_scale + n, mask=n < N, other=0.0)[:, None]
-            if GATE:
-                up_total *= tl.load(row_scale + N + n, mask=n < N, other=0.0)[:, None]
-        if BIAS:
-            total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-            if GATE:
-                up_total += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATE:
-            total = act_gated(total, up_total, ACT, dtype)
+        total = ended_tile(
+            total, up_total, factor, row_scale, bias, n, 0.0, N, K, ROW_SCALE, False, BIAS, GATE, ACT, dtype
+        )
         if RESIDUAL:
             at_residual = residual + m[None, :].to(tl.int64) * stride_r + n[:, None]
             total = total.to(dtype).to(tl.float32) + tl.load(at_residual, mask=live, other=0.0).to(tl.float32)

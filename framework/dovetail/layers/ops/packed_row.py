@@ -13,9 +13,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
+from dovetail.layers.ops.endings import ended_row
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.pdl import launch_options
-from dovetail.layers.ops.silu import act_gated
 
 RowTile = tuple[int, int, int]
 """BLOCK_N, BLOCK_K, warps."""
@@ -66,10 +66,12 @@ def _row_kernel(
         gdc_launch_dependents()
         gdc_wait()
     inputs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    squares = inputs
     if NORM:
         squares = inputs * inputs
         inputs *= tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
     total = scaled_sum(weights, inputs[None, :], scale, n, 0, N, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
+    up_total = total
     if GATE:
         up_total = scaled_sum(ups, inputs[None, :], scale, n + N, 0, ALL, K, GROUP, GROUPS, BLOCK_N, BLOCK_K)
     for start in range(BLOCK_K, K, BLOCK_K):
@@ -89,17 +91,7 @@ def _row_kernel(
         total *= tl.load(row_scale + n, mask=n < N, other=0.0)
         if GATE:
             up_total *= tl.load(row_scale + N + n, mask=n < N, other=0.0)
-    if NORM:
-        factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + eps)
-        total *= factor
-        if GATE:
-            up_total *= factor
-    if BIAS:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-        if GATE:
-            up_total += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
-    if GATE:
-        total = act_gated(total, up_total, ACT, out.dtype.element_ty)
+    total = ended_row(total, up_total, squares, bias, n, eps, N, K, NORM, BIAS, GATE, ACT, out.dtype.element_ty)
     if RESIDUAL:
         added = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
         total = total.to(out.dtype.element_ty).to(tl.float32) + added

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.layers.ops.endings import ended_tile, summed_parts
 from dovetail.layers.ops.pdl import launch_options
-from dovetail.layers.ops.silu import gated
 
 ROWS = (16, 32, 64)
 """Rows that a tile has, of which a product may use fewer."""
@@ -96,6 +96,7 @@ def _skinny_kernel(
     squares = tl.zeros([BLOCK_M], tl.float32)
     columns, squares = _columns(x, norm, squares, at, M, stride_x, K, BLOCK_M, NORM)
     total = tl.dot(weights, columns, input_precision="ieee")
+    up_total = total
     if GATE:
         up_total = tl.dot(ups, columns, input_precision="ieee")
     for start in tl.range(begin + BLOCK_K, tl.minimum(begin + SPAN, K), BLOCK_K, num_stages=STAGES):
@@ -110,28 +111,13 @@ def _skinny_kernel(
     is_last = True
     if SPLITS > 1:
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
-        tl.store(part + (tile * SPLITS + split) * (BLOCK_N * BLOCK_M) + inner, total)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            tl.store(arrived + tile, 0)
-            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            for other in tl.static_range(SPLITS):
-                at_part = part + (tile * SPLITS + other) * (BLOCK_N * BLOCK_M)
-                total += tl.load(at_part + inner, cache_modifier=".cg")
+        total, is_last = summed_parts(total, part, arrived, tile, split, inner, SPLITS, BLOCK_N, BLOCK_M)
     if is_last:
         live = (m[None, :] < M) & (n[:, None] < N)
-        if NORM:
-            factor = 1.0 / tl.sqrt(squares / K + eps)
-            total *= factor[None, :]
-            if GATE:
-                up_total *= factor[None, :]
-        if BIAS:
-            total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-            if GATE:
-                up_total += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATE:
-            total = gated(total, up_total, out.dtype.element_ty)
+        total = ended_tile(
+            total, up_total, squares, bias, bias, n, eps, N, K, False, NORM, BIAS, GATE, "silu_and_mul",
+            out.dtype.element_ty,
+        )  # fmt: skip
         if RESIDUAL:
             added = tl.load(residual + m[None, :] * stride_r + n[:, None], mask=live, other=0.0).to(tl.float32)
             total = total.to(out.dtype.element_ty).to(tl.float32) + added

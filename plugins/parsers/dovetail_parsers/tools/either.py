@@ -8,11 +8,16 @@ from dovetail.contracts.output import ToolBody, ToolEvent
 
 
 class Either(ToolBody):
-    """Looks at the first character behind spaces and an opening bracket, and reads the section in that way."""
+    """Looks at the first character that is not to be skipped, and reads the section in that way."""
 
-    def __init__(self, first: str, one: Callable[[], ToolBody], other: Callable[[], ToolBody]) -> None:
-        """Prepare; `one` reads a section that begins with a character of `first`, `other` any other."""
-        self._first, self._one, self._other = first, one, other
+    def __init__(
+        self, first: str, one: Callable[[], ToolBody], other: Callable[[], ToolBody], skipped: str = "[ \t\r\n"
+    ) -> None:
+        """Prepare; `one` reads a section that begins with a character of `first`, `other` any other.
+
+        `skipped` tell nothing: by default spaces, and the bracket of a list.
+        """
+        self._first, self._one, self._other, self._skipped = first, one, other, skipped
         self._lead: list[str] = []
         self._body: ToolBody | None = None
 
@@ -20,10 +25,10 @@ class Either(ToolBody):
         """Take more text."""
         if self._body is None:
             self._lead.append(text)
-            if not text.strip("[ \t\r\n"):
+            if not text.strip(self._skipped):
                 return []
             text = "".join(self._lead)
-            self._body = self._one() if text.lstrip("[ \t\r\n")[0] in self._first else self._other()
+            self._body = self._one() if text.lstrip(self._skipped)[0] in self._first else self._other()
         return self._body.feed(text)
 
     def close(self) -> list[ToolEvent]:

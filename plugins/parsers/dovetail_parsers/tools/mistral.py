@@ -16,14 +16,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolEvent, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
+from dovetail_parsers.tools.either import Either
 
 _HEAD = re.compile(r"\s*([\w.:/\-]+?)(?:\[CALL_ID\]([\w\-]*))?\s*")
 
@@ -34,40 +36,10 @@ def read_head(text: str) -> Head | None:
     return None if found is None else (found[1], found[2] or None)
 
 
-class MistralCalls(ToolBody):
-    """Looks at the first character and reads a section in the one way or the other."""
-
-    def __init__(self, new_call: NewCall) -> None:
-        self._new_call = new_call
-        self._space: list[str] = []
-        self._body: ToolBody | None = None
-
-    def feed(self, text: str) -> list[ToolEvent]:
-        """Take more text."""
-        if self._body is None:
-            self._space.append(text)
-            if text.isspace():
-                return []
-            text = "".join(self._space)
-            self._body = (
-                JsonCalls(self._new_call)
-                if text.lstrip()[0] in "[{"
-                else HeadedCalls(self._new_call, read_head=read_head, stops=("[ARGS]",))
-            )
-        return self._body.feed(text)
-
-    def close(self) -> list[ToolEvent]:
-        """End the section."""
-        return [] if self._body is None else self._body.close()
-
-    def cut(self) -> list[ToolEvent]:
-        """End the section, cut short."""
-        return [] if self._body is None else self._body.cut()
-
-    @property
-    def inside_value(self) -> bool:
-        """Whether the text so far ends inside a string."""
-        return self._body is not None and self._body.inside_value
+def _body(new_call: NewCall) -> ToolBody:
+    """Read a JSON list, or calls with heads."""
+    headed = partial(HeadedCalls, new_call, read_head=read_head, stops=("[ARGS]",))
+    return Either("[{", partial(JsonCalls, new_call), headed, skipped=" \t\r\n")
 
 
 class Mistral(ToolParser):
@@ -75,7 +47,7 @@ class Mistral(ToolParser):
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
-        tools_format = ToolFormat("[TOOL_CALLS]", "", body=MistralCalls, before_start="", inner=("[ARGS]", "[CALL_ID]"))
+        tools_format = ToolFormat("[TOOL_CALLS]", "", body=_body, before_start="", inner=("[ARGS]", "[CALL_ID]"))
         return replace(spec, tools=tools_format)
 
     def grammar(

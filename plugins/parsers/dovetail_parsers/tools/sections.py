@@ -111,12 +111,13 @@ class TagSection(Section):
 
     Attributes:
         tags: The format's.
-        opening: What the template writes before all calls, and `closing` behind them.
         lines: Whether tags stand on lines of their own.
+        shared: Whether one section holds all calls; else each has its own.
     """
 
     tags: ClassVar[Tags]
     lines: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read tags."""
@@ -133,17 +134,20 @@ class TagSection(Section):
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
-        """Calls as the template writes them, in one section."""
+        """Calls as the template writes them, in one section or each in its own."""
         tags, line = self.tags, "\n" if self.lines else ""
+        around = (self.start + line, self.end) if self.start else ("", "")
+        alone = ("", "") if self.shared else around
         return calls_grammar(
             tools,
             choice,
             parallel,
             lambda tool: (
-                tags.call[0] + self.called(name_of(tool)) + tags.call[1] + line,
+                alone[0] + tags.call[0] + self.called(name_of(tool)) + tags.call[1] + line,
                 tagged_arguments(tool, tags, key=self.key, behind_value=line),
-                tags.call_end + line,
+                tags.call_end + line + alone[1],
             ),
-            section=(self.start + line, self.end) if self.start else None,
+            section=around if self.shared and self.start else None,
+            separator="" if self.shared else line,
             trigger=self.start or tags.call[0],
         )
