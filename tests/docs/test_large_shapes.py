@@ -37,7 +37,7 @@ def paper() -> Iterator[Any]:
         yield importlib.import_module("large_steps")
     finally:
         sys.path.remove(str(BENCH))
-        for name in ("large_steps", "large_shapes"):
+        for name in ("large_steps", "large_names", "large_shapes"):
             sys.modules.pop(name, None)
 
 
@@ -98,6 +98,20 @@ def test_whole_experts_of_models_without_are_refused(tmp_path: Path, capsys: pyt
     (tmp_path / "config.json").write_text(json.dumps(dense))
     said = planned(capsys, tmp_path, 2, "--expert-parallel")
     assert "--expert-parallel: Qwen3ForCausalLM has no experts; leave it out" in said
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2"])
+def test_published_tensors_have_their_places(name: str, paper: Any) -> None:
+    """Of four layers, under their names, packed as published, on one of eight ranks: none is left over or missing."""
+    config = paper.SHAPES[name] | {"num_hidden_layers": 4}
+    found = importlib.import_module("large_names").measure(config, 8)
+    experts, sparse = config["n_routed_experts"], 4 - config["first_k_dense_replace"]
+    if name == "deepseek-v3":  # kv_b is written out: its scale has no place
+        assert found["tensors"] - found["moves"] == 4
+        assert found["tensors"] == 3 + 4 * (4 + 2 * 5) + 3 * 2 * 3 + sparse * (2 + 2 * 3 * (experts + 1))
+    else:  # of three tensors of an expert's matrix, its shape is only compared
+        assert found["tensors"] - found["moves"] == sparse * 3 * experts
+        assert found["tensors"] == 3 + 4 * (4 + 5) + 3 + sparse * (2 + 3 + 3 * 3 * experts)
 
 
 def test_steps_on_paper_add_up(paper: Any) -> None:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from dovetail.contracts.layers import BuildContext, Parallel, Part
 from dovetail.contracts.model import WeightRule
 from dovetail.errors import ConfigError, PluginError
+from dovetail.layers.matrix import Matrix
 from dovetail.layers.plain import PLAIN
+from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.weights import is_finite, load_weights
 from dovetail.testing.conformance.model_runtime import TinyEngine
 from dovetail.testing.models import make_model
@@ -139,6 +141,40 @@ def test_experts_of_every_layout_are_the_same(layout: str, shard: str, tmp_path:
             assert torch.equal(model.experts.gate_up.bias, biases)
             adds_bias = rank == 0 or shard == "expert"
             assert (model.experts.down.bias is not None) == adds_bias
+
+
+def test_experts_of_other_ranks_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With whole experts a rank reads its own, and tensors that hold all; by width it reads every one."""
+    names = [f"mlp.experts.{e}.{part}.weight" for e in range(E) for part in ("w1", "w3", "w2")]
+    write(tmp_path, {name: torch.randn(*((H, INNER) if ".w2." in name else (INNER, H))) for name in names})
+    read: list[str] = []
+    plain = Checkpoint.read
+
+    def noted(self: Checkpoint, name: str, device: torch.device | None = None) -> Tensor:
+        read.append(name)
+        return plain(self, name, device)
+
+    monkeypatch.setattr(Checkpoint, "read", noted)
+    for shard, first in (("expert", 6), ("inner", 0)):
+        read.clear()
+        load_weights(MoE(context(rank_of(1, 2)), False, shard), RULES, tmp_path)
+        assert sorted(read) == sorted(names[first:])
+
+
+def test_a_layer_is_asked_once_what_it_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each tensor: one of hundreds of experts has as many slots as they have tensors."""
+    names = [f"mlp.experts.{e}.{part}.weight" for e in range(E) for part in ("w1", "w3", "w2")]
+    write(tmp_path, {name: torch.randn(*((H, INNER) if ".w2." in name else (INNER, H))) for name in names})
+    asked: list[Matrix] = []
+    slots = Matrix.slots
+
+    def noted(self: Matrix) -> Any:
+        asked.append(self)
+        return slots(self)
+
+    monkeypatch.setattr(Matrix, "slots", noted)
+    load_weights(MoE(context(), False, "inner"), RULES, tmp_path)
+    assert len(asked) == 2
 
 
 def test_experts_compute_the_sum_of_those_chosen() -> None:

@@ -34,7 +34,7 @@ class Slot:
 class Layer(nn.Module):
     """A layer that owns parameters and knows how to fill them.
 
-    The loader calls `place` once for every slot that `slots` names, then `finalize` once.
+    The loader calls `place` once for every slot that `slots` names and that `is_here`, then `finalize` once.
     """
 
     suffixes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -50,6 +50,10 @@ class Layer(nn.Module):
     def spellings(self, tensor: str) -> tuple[str, ...]:
         """How checkpoints spell a tensor behind the module's name."""
         return self.suffixes.get(tensor, (f".{tensor}",))
+
+    def is_here(self, slot: Slot) -> bool:
+        """Whether this rank may have something of a slot; a tensor of which it has nothing is not read."""
+        return True
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
         """Copy a slot's tensor into place, this rank's share of it.

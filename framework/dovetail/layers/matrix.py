@@ -114,11 +114,14 @@ class Matrix(Layer):
             for expert in experts
         }
 
+    def is_here(self, slot: Slot) -> bool:
+        return slot.expert is None or 0 <= slot.expert - self.first_expert < self.local_experts
+
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
         rows, stored = self.shard.rows[slot.part], self._stored[slot.tensor]
         target: Tensor = getattr(self, slot.tensor)
         if slot.expert is not None:
-            if not 0 <= slot.expert - self.first_expert < self.local_experts:
+            if not self.is_here(slot):
                 return None
             target = target[slot.expert - self.first_expert]
         mine = tensor.narrow(0, rows.source, rows.num)

@@ -105,7 +105,7 @@ def match_weights(
         if found is None:
             account.unexpected.append(f"{header.name} ({header.file.name})")
         elif found.target:
-            move, problem = _move(layers[found.target], found, header)
+            move, problem = _move(layers[found.target], finder.wants[found.target][found.tensor], found, header)
             if move is None:
                 account.misshapen.append(f"{header.name} {problem} ({header.file.name})")
                 continue
@@ -114,7 +114,7 @@ def match_weights(
                 if other := filled.get((found.target, slot)):
                     account.twice.append(f"{found.target}.{slot} by {other.name} and {header.name}")
                 filled[found.target, slot] = header
-    wanted = {(path, slot) for path, layer in layers.items() for slot in layer.slots()}
+    wanted = {(path, slot) for path, by_name in finder.wants.items() for one in by_name.values() for slot in one.shapes}
     if not account.misshapen:
         account.missing = named_missing(wanted - filled.keys(), filled)
     account.check(folder)
@@ -155,16 +155,50 @@ class Found:
     rule: WeightRule | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a layer wants of one of its tensors.
+
+    Attributes:
+        shapes: Of its slots.
+        experts: Whose they are; empty: there are no experts.
+        parts: Names of the parts, in order.
+    """
+
+    shapes: Mapping[Slot, Shape]
+    experts: tuple[int, ...]
+    parts: tuple[str, ...]
+
+
+def wants_of(layer: Layer) -> dict[str, Wants]:
+    """Return what a layer wants, by tensor. Once for each: one of hundreds of experts has thousands of slots."""
+    by_name: dict[str, dict[Slot, Shape]] = {}
+    for slot, shape in layer.slots().items():
+        by_name.setdefault(slot.tensor, {})[slot] = shape
+    return {
+        name: Wants(
+            shapes,
+            tuple(sorted({slot.expert for slot in shapes if slot.expert is not None})),
+            tuple(dict.fromkeys(slot.part for slot in shapes)),
+        )
+        for name, shapes in by_name.items()
+    }
+
+
 class RuleFinder:
-    """Looks names up in a model's rules."""
+    """Looks names up in a model's rules.
+
+    Attributes:
+        wants: What each layer wants, by path and tensor.
+    """
 
     def __init__(self, layers: Mapping[str, Layer], rules: Sequence[WeightRule]) -> None:
         """Compile the patterns."""
+        self.wants = {path: wants_of(layer) for path, layer in layers.items()}
         self._rules = [(re.compile(rule.module_pattern), rule) for rule in rules]
         self._tensors: dict[str, dict[str, str]] = {}
         for path, layer in layers.items():
-            names = dict.fromkeys(slot.tensor for slot in layer.slots())
-            self._tensors[path] = {spelled: name for name in names for spelled in layer.spellings(name)}
+            self._tensors[path] = {spelled: name for name in self.wants[path] for spelled in layer.spellings(name)}
         every = {spelled for of_layer in self._tensors.values() for spelled in of_layer}
         self._suffixes = sorted(every, key=lambda spelled: (-len(spelled), spelled))
 
@@ -194,13 +228,12 @@ class RuleFinder:
         return Found(target, tensor, parts, expert, rule)
 
 
-def _move(layer: Layer, found: Found, header: TensorHeader) -> tuple[Move | None, str]:
+def _move(layer: Layer, wants: Wants, found: Found, header: TensorHeader) -> tuple[Move | None, str]:
     """Divide a tensor among a layer's slots; or say what is wrong with its shape."""
-    wanted = {slot: shape for slot, shape in layer.slots().items() if slot.tensor == found.tensor}
-    experts = sorted({slot.expert for slot in wanted if slot.expert is not None})
-    parts = found.parts if found.parts is not None else tuple(dict.fromkeys(slot.part for slot in wanted))
+    wanted, experts = wants.shapes, wants.experts
+    parts = found.parts if found.parts is not None else wants.parts
     is_stacked = bool(experts) and found.expert is None
-    rows = experts if is_stacked else [found.expert]
+    rows = experts if is_stacked else (found.expert,)
     slots = tuple(tuple(Slot(found.tensor, part, expert) for part in parts) for expert in rows)
     unknown = [slot for row in slots for slot in row if slot not in wanted]
     if unknown:

@@ -55,8 +55,10 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
         ) as bar,
     ):
         for move in moves:
-            tensor = checkpoint.read(move.header.name, device)
-            if not _place(layers[move.path], move, tensor):
+            layer = layers[move.path]
+            # Another rank's experts: a conversion of theirs would compute for nobody.
+            is_here = any(layer.is_here(slot) for row in move.slots for slot in row)
+            if is_here and not _place(layer, move, checkpoint.read(move.header.name, device)):
                 poisoned.append(f"{move.header.name} ({move.header.file.name})")
             bar.update(move.header.num_bytes)
     if poisoned:
