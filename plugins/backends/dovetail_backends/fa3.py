@@ -1,11 +1,10 @@
-"""Attention by an installed FlashAttention-3, over the paged KV cache. Chosen by name only; needs a Hopper-class GPU.
+"""Attention by an installed FlashAttention-3, over the paged KV cache. Needs a Hopper-class GPU.
 
 Its paged kernel takes any page size (Dao-AILab/flash-attention issue 1627), reads lengths and page table on the device,
 and takes from the host how many splits of the keys there may be. That number is always given: 1 for prompts; for decode
 rows more than 1 only if a check at the start finds that splitting changes nothing. Sinks are added behind the kernel,
 by the logarithm of the sums, which every build returns: one of them takes sinks, in bfloat16 only.
 
-B requests, T tokens, Hq and Hk query and KV heads, D head dim, P page size.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.attention import KVPool
 from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.needs import AttentionCaps
 from dovetail.errors import UnsupportedError
-from dovetail_backends.fa3_builds import Look, Queries, find_build
-from dovetail_backends.triton.kv import write_kv
+from dovetail_backends.fa3_builds import find_build, installed
+from dovetail_backends.flash import FlashBackend, Look, Queries
 
 logger = logging.getLogger("dovetail.backends.fa3")
 
@@ -29,7 +27,7 @@ PROGRAMS = 264
 """Twice the multiprocessors of an H100 or H200: with fewer programs than that, decode splits its keys."""
 
 
-class FlashAttention3Backend(AttentionBackend):
+class FlashAttention3Backend(FlashBackend):
     """Calls FlashAttention-3 for decode rows and for prefill chunks."""
 
     caps = AttentionCaps(
@@ -54,76 +52,18 @@ class FlashAttention3Backend(AttentionBackend):
         found = find_build()
         return found if isinstance(found, str) else None
 
+    @classmethod
+    def library(cls) -> str:
+        """See `AttentionBackend.library`."""
+        return installed()
+
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         found = find_build()
         if isinstance(found, str):
             raise UnsupportedError(found)
-        self.kv_pool = kv_pool
-        self._build = found
+        super().__init__(config, kv_pool, device, found)
         self._kv_heads = config.layers[0].num_kv_heads
-        self._longest = 0
-        self._counted = torch.arange(1, dtype=torch.int32, device=device)
-        self._lens = self._pages = self._starts = self._singles = torch.empty(0, dtype=torch.int32, device=device)
-        self._schedules: dict[tuple[bool, int, tuple[int, int], bool], Tensor | None] = {}
         self._max_splits = MAX_SPLITS if self._may_split(config, kv_pool, device) else 1
-
-    def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
-        """Count decode rows once: graphs read the numbers, so they stay where they are."""
-        self._counted = torch.arange(max_batch + 1, dtype=torch.int32, device=self._counted.device)
-
-    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
-        """Note the longest chunk, which the kernel wants from the host; in a graph it is an upper bound."""
-        self._longest = max(batch.q_lens_cpu[batch.num_decode :], default=1)
-
-    def plan_in_graph(self, batch: ForwardBatch) -> None:
-        """Gather what the kernel reads: lengths and page table by request, and where each chunk starts.
-
-        In a graph these stand in its memory and are made anew by every replay.
-        """
-        self._lens = batch.seq_lens.to(torch.int32)
-        self._pages = batch.page_table.index_select(0, batch.rows)
-        self._starts = (batch.q_starts[batch.num_decode :] - batch.num_decode).to(torch.int32)
-        self._singles = self._count(batch.num_decode)
-        self._schedules = {}
-
-    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        keys, values = (self.kv_pool.tensor(layer.index, name) for name in "kv")
-        write_kv(k, v, (keys, values), batch.kv_slots)
-
-    def forward_decode(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        """One query per request, `[B, Hq, D]`, which may be split over the keys."""
-        num = batch.num_decode
-        of = Queries(self._lens[:num], self._pages[:num], self._singles, 1, self._num_splits(num))
-        self._attend(q, layer, out, of)
-
-    def forward_extend(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        """Chunks of several requests packed into `[T', Hq, D]`."""
-        num = batch.num_decode
-        # A chunk of one token is no decode row: chunks of other lengths may stand beside it, also in a later replay.
-        longest = max(2, self._longest)
-        self._attend(q, layer, out, Queries(self._lens[num:], self._pages[num:], self._starts, longest, 1))
-
-    def _attend(self, q: Tensor, layer: AttentionLayer, out: Tensor, of: Queries) -> None:
-        look = Look.of(layer)
-        kv = self.kv_pool.layer(layer.index)
-        keys, values = kv[:, 0], kv[:, 1]
-        alike = of.longest == 1, layer.num_qo_heads, look.window, look.cap > 0
-        if alike not in self._schedules:
-            self._schedules[alike] = self._build.schedule(q, keys, of, look)
-        sums = self._build.attend(q, keys, values, out, of, look, self._schedules[alike])
-        if layer.sinks is not None:
-            # A sink is one more key without a value: it takes its share of the sum of weights.
-            out.mul_(torch.sigmoid(sums - layer.sinks)[..., None])
-
-    def _count(self, num: int) -> Tensor:
-        """Return 0 … num: where the queries of so many decode rows begin."""
-        if num < len(self._counted):
-            return self._counted[: num + 1]
-        return torch.arange(num + 1, dtype=torch.int32, device=self._counted.device)
 
     def _num_splits(self, num_requests: int) -> int:
         """Splits of the keys that fill the device; the same for every replay of a graph."""
@@ -155,6 +95,6 @@ class FlashAttention3Backend(AttentionBackend):
             of = Queries(lens, table, self._count(3), 1, splits)
             found.append(torch.full_like(q, float("nan")))
             schedule = self._build.schedule(q, kv[:, 0], of, look)
-            self._build.attend(q, kv[:, 0], kv[:, 1], found[-1], of, look, schedule)
+            self._build.attend(q, (kv[:, 0], kv[:, 1]), found[-1], of, look, schedule)
         whole, split = (out.float() for out in found)
         return torch.allclose(whole, split, rtol=2e-2, atol=2e-2)
