@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,12 @@ class OnCpu(FlashAttention3Backend):
     """The backend where the stand-in runs."""
 
     caps = replace(FlashAttention3Backend.caps, devices=frozenset({"cpu"}), head_dims=frozenset({16, 64, 72}))
+
+
+class Wide(OnCpu):
+    """With heads as wide as they can be."""
+
+    caps = replace(OnCpu.caps, head_dims=frozenset({256}))
 
 
 def write_in_torch(
@@ -209,6 +216,24 @@ def test_a_build_without_soft_caps_is_refused_when_it_is_made(monkeypatch: pytes
     make_backend(OnCpu, make_world(HALF, CPU))
     with pytest.raises(AssertionError, match="support tanh softcapping"):
         make_backend(OnCpu, make_world(replace(HALF, soft_cap=20.0), CPU))
+
+
+def test_a_build_that_computes_wide_windows_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 256 behind a window are compared with plain torch at the start; one that is wrong there is refused."""
+    wide = replace(HALF, head_dim=256, window=7)
+    make_backend(Wide, make_world(wide, CPU))
+    inner = FakeFA3()
+
+    def blind(*args: Any, window_size: Any = (-1, -1), **given: Any) -> Any:
+        return inner.flash_attn_with_kvcache(*args, **given)
+
+    blind.__signature__ = inspect.signature(inner.flash_attn_with_kvcache)  # type: ignore[attr-defined]
+    module: Any = SimpleNamespace(flash_attn_with_kvcache=blind)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    with pytest.raises(UnsupportedError, match="wrongly where heads are 256 wide and look through a sliding window"):
+        Wide(wide.config(), make_world(wide, CPU).pool, CPU)
+    make_backend(Wide, make_world(replace(wide, window=None), CPU))
+    make_backend(OnCpu, make_world(replace(HALF, window=7), CPU))
 
 
 def test_lengths_of_the_engine_are_int64_and_the_kernels_int32() -> None:

@@ -10,8 +10,10 @@ by the logarithm of the sums, which every build returns: one of them takes sinks
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from dovetail.contracts.attention import KVPool
 from dovetail.contracts.config import LayerSpec, ModelConfig
@@ -23,6 +25,11 @@ from dovetail_backends.flash import FlashBackend, Look, Queries
 logger = logging.getLogger("dovetail.backends.fa3")
 
 MAX_SPLITS = 32
+CHUNK, WINDOW = 700, 300
+"""Tokens of the prompt by which windows are checked, and what a query of it sees: several tiles of the kernel."""
+WRONG = 0.05
+WIDE = 192
+"""Heads wider than this are checked: that of vLLM 0.33.0 was off by 0.42 at 256, and right at 64 and 128."""
 PROGRAMS = 264
 """Twice the multiprocessors of an H100 or H200: with fewer programs than that, decode splits its keys."""
 
@@ -64,6 +71,7 @@ class FlashAttention3Backend(FlashBackend):
         super().__init__(config, kv_pool, device, found)
         self._kv_heads = config.layers[0].num_kv_heads
         self._max_splits = MAX_SPLITS if self._may_split(config, kv_pool, device) else 1
+        self._check_windows(config, kv_pool, device)
 
     def _num_splits(self, num_requests: int) -> int:
         """Splits of the keys that fill the device; the same for every replay of a graph."""
@@ -98,3 +106,49 @@ class FlashAttention3Backend(FlashBackend):
             self._build.attend(q, (kv[:, 0], kv[:, 1]), found[-1], of, look, schedule)
         whole, split = (out.float() for out in found)
         return torch.allclose(whole, split, rtol=2e-2, atol=2e-2)
+
+    def _check_windows(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        """Compare a prompt that looks through a window with plain torch, for wide heads.
+
+        Raises:
+            UnsupportedError: This build computes it wrongly.
+        """
+        kinds = {spec.qk_dim: spec for spec in config.layers if spec.qk_dim > WIDE and spec.sliding_window is not None}
+        for dim, spec in kinds.items():
+            apart = self._window_error(spec, kv_pool.layer(spec.index).dtype, kv_pool.page_size, device)
+            if not apart < WRONG:
+                raise UnsupportedError(
+                    f"this FlashAttention-3 computes prompts wrongly where heads are {dim} wide and look through a "
+                    f"sliding window (off by {apart:.2g}); use another attention backend for this model"
+                )
+
+    def _window_error(self, spec: LayerSpec, dtype: torch.dtype, size: int, device: torch.device) -> float:
+        """Return how far a prompt's result is from what it must be, as a part of that."""
+        generator = torch.Generator(device=device).manual_seed(0)
+        pages = -(-CHUNK // size)
+        shape = (pages, 2, size, spec.num_kv_heads, spec.qk_dim)
+        kv = torch.randn(shape, generator=generator, device=device).to(dtype)
+        q = torch.randn(CHUNK, spec.num_qo_heads, spec.qk_dim, generator=generator, device=device).to(dtype)
+        of = Queries(
+            lens=torch.tensor([CHUNK], dtype=torch.int32, device=device),
+            pages=torch.arange(pages, dtype=torch.int32, device=device)[None],
+            starts=torch.tensor([0, CHUNK], dtype=torch.int32, device=device),
+            longest=CHUNK,
+            splits=1,
+        )
+        look, out = replace(Look.of(spec), window=(WINDOW - 1, 0), cap=0.0), torch.full_like(q, float("nan"))
+        self._build.attend(q, (kv[:, 0], kv[:, 1]), out, of, look, self._build.schedule(q, kv[:, 0], of, look))
+        keys, values = (kv[:, half].flatten(0, 1)[:CHUNK] for half in (0, 1))
+        want = windowed(q.float(), keys.float(), values.float(), spec.scale)
+        return float((out.float() - want).norm() / want.norm())
+
+
+def windowed(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attend a whole prompt, `[T, Hq, D]` over `[T, Hk, D]`, each query to the last `WINDOW` tokens."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("nhd,lhd->hnl", q, keys) * scale
+    place = torch.arange(len(q), device=q.device)
+    behind = place[:, None] - place
+    scores = scores.masked_fill((behind < 0) | (behind >= WINDOW), float("-inf"))
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), values)
