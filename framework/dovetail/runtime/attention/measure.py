@@ -77,7 +77,7 @@ class Step:
 
 
 STEPS = (Step(1, 1023, 1), Step(16, 1023, 1), Step(64, 1023, 1), Step(1, 0, 512), Step(1, 0, 8192))
-ALIKE_STEPS = (STEPS[1], STEPS[3])
+ALIKE_STEPS = (STEPS[1], STEPS[4])
 """Those whose results are compared."""
 USES = ("prefill", "decode")
 
