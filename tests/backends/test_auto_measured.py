@@ -17,13 +17,17 @@ from dovetail.cache.pool import PagedKVPool
 from dovetail.errors import PluginError
 from dovetail.plugins import PlannedPlugin
 from dovetail.plugins.plan import PluginPlan
+from dovetail.runtime import runner
 from dovetail.runtime.attention.backends import Chosen, choose_backends
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import HybridBackend
 from dovetail.runtime.attention.measure import STEPS, Figures, Measuring, Step, World
 from dovetail.settings import EngineSettings
 from dovetail.testing.conformance.attention_world import Case
+from dovetail.testing.engine import make_core
+from dovetail.testing.models import make_model
 from dovetail_backends.torch_native import TorchNativeBackend
+from dovetail_server.startup import engine_notes
 
 CPU = torch.device("cpu")
 CASE = Case(lengths=[(1, 1)])
@@ -80,7 +84,7 @@ class Told:
             return real(world, backend, step, clock)
 
         monkeypatch.setattr(World, "seconds", noted)
-        monkeypatch.setattr(World, "runner", runner)
+        monkeypatch.setattr(World, "runner", made)
         monkeypatch.setattr(World, "apart", lambda *args: 0.0)
 
     def __call__(self, run: Callable[[], None], is_captured: bool) -> float:
@@ -91,7 +95,7 @@ class Told:
         return self.seconds[name][at] * STEPS[at].num_repeats * 2
 
 
-def runner(world: World, backend_class: Any, step: Any, **options: Any) -> Callable[[], None]:
+def made(world: World, backend_class: Any, step: Any, **options: Any) -> Callable[[], None]:
     """In place of `World.runner`: makes the backend, over a pool of two pages, and has it plan."""
     [group] = attended_groups(world.config)
     backend = backend_class(world.config, PagedKVPool(group, 2, 16, world.dtype, world.device), world.device)
@@ -273,6 +277,16 @@ def test_all_ranks_take_what_the_first_has_chosen(monkeypatch: pytest.MonkeyPatc
         PluginError, match=r"attention by two\+one, which the first rank has chosen: prefill by two: not"
     ):
         choose(plan(One, Two), Measuring(clock), first.names)
+
+
+def test_the_engine_tells_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Label and figures are facts of the engine, which `/server_info` shows, and the table of the start says so."""
+    real = runner.choose_backends
+    chosen = lambda *args: replace(real(*args), measured="one 10, two 5")  # noqa: E731
+    monkeypatch.setattr(runner, "choose_backends", chosen)
+    info = make_core(make_model(tmp_path, "LlamaForCausalLM")).info
+    assert (info.attention_backend, info.attention_measured) == ("torch_native", "one 10, two 5")
+    assert "attention torch_native (measured)" in engine_notes(info)
 
 
 def test_packages_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

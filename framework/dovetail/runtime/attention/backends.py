@@ -175,7 +175,8 @@ def _named(plugins: LoadedPlugins, use: str, name: str, wanted: Requirements) ->
             continue
         reason = wanted.why_not(backend) or wanted.why_not_made(backend)
         if reason is None:
-            return backend
+            served: Backend = backend
+            return served
         suggestion = (
             "leave the flag out for a backend that can" if use else "use --attention-backend auto for one that can"
         )

@@ -346,9 +346,9 @@ def cuda_seconds(run: Run, is_captured: bool) -> float:
         with torch.cuda.graph(graph, stream=stream):
             run()
     again: Callable[[], object] = graph.replay if is_captured else run
-    times = []
+    times: list[float] = []
     for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         again()
         end.record()
