@@ -22,7 +22,7 @@ def kernels_in(folder: Path) -> dict[str, int]:
     found = {}
     for root, _, names in os.walk(folder):
         for name in names:
-            if name.endswith((".cubin", ".hsaco")):
+            if name.endswith((".cubin", ".hsaco", ".o")):
                 path = os.path.join(root, name)
                 found[os.path.relpath(path, folder)] = os.path.getsize(path)
     return found

@@ -59,6 +59,6 @@ def engine_notes(info: EngineInfo) -> list[str]:
         f"KV cache {info.max_total_tokens:,} tokens ({info.kv_bytes / 2**20:,.0f} MiB)"
         if info.max_total_tokens
         else "no KV cache",
-        f"attention {info.attention_backend}",
+        f"attention {info.attention_backend}" + (" (measured)" if info.attention_measured else ""),
         f"context {info.context_len:,}",
     ]

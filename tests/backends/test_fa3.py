@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from dovetail.plugins.plan import candidates
 from dovetail.testing.conformance.attention import AttentionBackendConformance
 from dovetail.testing.conformance.attention_cases import DECODE, MIXED, PREFILL
 from dovetail.testing.conformance.attention_world import Case, compare, make_backend, make_world, verify
-from dovetail_backends import fa3, fa3_builds
+from dovetail_backends import fa3, fa3_builds, flash
 from dovetail_backends.fa3 import FlashAttention3Backend
 from dovetail_backends.fa3_builds import UpstreamBuild, VllmBuild, find_build
 from dovetail_backends.triton.kv import write_kv
@@ -32,6 +34,12 @@ class OnCpu(FlashAttention3Backend):
     """The backend where the stand-in runs."""
 
     caps = replace(FlashAttention3Backend.caps, devices=frozenset({"cpu"}), head_dims=frozenset({16, 64, 72}))
+
+
+class Wide(OnCpu):
+    """With heads as wide as they can be."""
+
+    caps = replace(OnCpu.caps, head_dims=frozenset({256}))
 
 
 def write_in_torch(
@@ -47,7 +55,7 @@ def write_in_torch(
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeFA3:
     """Install the stand-in under the name of the real module; keys and values are written in torch."""
     installed = FakeFA3()
-    monkeypatch.setattr(fa3, "write_kv", write_in_torch)
+    monkeypatch.setattr(flash, "write_kv", write_in_torch)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", installed)  # type: ignore[arg-type]
     return installed
 
@@ -123,6 +131,22 @@ def test_a_library_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch
     assert "imported" not in why
 
 
+def test_another_build_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is installed is named by files and times of change, so that figures of another one are not used again."""
+    monkeypatch.delitem(sys.modules, "flash_attn_interface")
+    before = FlashAttention3Backend.library()
+    folder = tmp_path / "vllm" / "vllm_flash_attn"
+    folder.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder / "_vllm_fa3_C.abi3.so").write_bytes(b"nothing")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with_vllm = FlashAttention3Backend.library()
+    assert "_vllm_fa3_C.abi3.so" in with_vllm
+    (tmp_path / "flash_attn_interface.py").write_text("raise RuntimeError('imported')")
+    importlib.invalidate_caches()
+    assert len({before, with_vllm, FlashAttention3Backend.library()}) == 3
+
+
 def test_splits_are_always_given(fake: FakeFA3) -> None:
     """Packed queries are never split; decode rows are split by how many there are, and never more than allowed."""
     verify(OnCpu, HALF, CPU)
@@ -194,6 +218,24 @@ def test_a_build_without_soft_caps_is_refused_when_it_is_made(monkeypatch: pytes
         make_backend(OnCpu, make_world(replace(HALF, soft_cap=20.0), CPU))
 
 
+def test_a_build_that_computes_wide_windows_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 256 behind a window are compared with plain torch at the start; one that is wrong there is refused."""
+    wide = replace(HALF, head_dim=256, window=7)
+    make_backend(Wide, make_world(wide, CPU))
+    inner = FakeFA3()
+
+    def blind(*args: Any, window_size: Any = (-1, -1), **given: Any) -> Any:
+        return inner.flash_attn_with_kvcache(*args, **given)
+
+    blind.__signature__ = inspect.signature(inner.flash_attn_with_kvcache)  # type: ignore[attr-defined]
+    module: Any = SimpleNamespace(flash_attn_with_kvcache=blind)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    with pytest.raises(UnsupportedError, match="wrongly where heads are 256 wide and look through a sliding window"):
+        Wide(wide.config(), make_world(wide, CPU).pool, CPU)
+    make_backend(Wide, make_world(replace(wide, window=None), CPU))
+    make_backend(OnCpu, make_world(replace(HALF, window=7), CPU))
+
+
 def test_lengths_of_the_engine_are_int64_and_the_kernels_int32() -> None:
     """Lengths come in either width."""
     world = make_world(HALF, CPU)
@@ -203,7 +245,7 @@ def test_lengths_of_the_engine_are_int64_and_the_kernels_int32() -> None:
 
 def test_padding_of_a_prefill_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows behind the last chunk, whose slots are negative, are not written to the cache and touch no other row."""
-    monkeypatch.setattr(fa3, "write_kv", write_kv)
+    monkeypatch.setattr(flash, "write_kv", write_kv)
     world = make_world(replace(HALF, lengths=PREFILL), CPU)
     want = world.want()
     pad = 5
@@ -288,9 +330,11 @@ def test_other_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why.startswith("compute capability 12.0 is not supported")
 
 
-def test_it_is_chosen_by_name_only() -> None:
-    """`auto` does not take it; its name and aliases do."""
+def test_auto_considers_it_behind_the_default() -> None:
+    """On CUDA `auto` looks at it after `triton`, and nowhere else; its name and aliases mean it alone."""
     registry = Registry.scan()
-    assert "fa3" not in {record.name for record in candidates(registry, "attention_backend", {"device": "cuda"})}
+    names = [record.name for record in candidates(registry, "attention_backend", {"device": "cuda"})]
+    assert names.index("triton") < names.index("fa3") < names.index("torch_native")
+    assert "fa3" not in {record.name for record in candidates(registry, "attention_backend", {"device": "cpu"})}
     for name in ("fa3", "flash-attn-3", "FLASH_ATTN_3"):
         assert make_plan(registry, attention_backend=name, device="cuda").plugins[0].name == "fa3"

@@ -141,7 +141,7 @@ def test_triton_serves_both_groups(folder: Path, tmp_path: Path) -> None:
     asked = [prompt(40, 5), prompt(9, 6)]
     found = run(core, asked, 2)
     assert found == [right(folder, *pair) for pair in zip(asked, found, strict=True)]
-    assert core.executor.runner.attention_name == "interpreted"
+    assert core.executor.runner.chosen.label == "interpreted"
 
 
 def test_layers_may_share_a_cache(tmp_path: Path) -> None:

@@ -175,6 +175,10 @@ MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
     ("attention_backend", "fa3"): pytest.mark.skipif(
         ABSENT, reason="FlashAttention-3 is not installed; tests/backends/test_fa3.py runs the kit on a stand-in"
     ),
+    ("attention_backend", "fa4"): pytest.mark.skipif(
+        find_spec("flash_attn") is None,
+        reason="FlashAttention-4 is not installed; tests/backends/test_fa4.py runs the kit on a stand-in",
+    ),
 }
 """Built-ins that cannot run everywhere."""
 

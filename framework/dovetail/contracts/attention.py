@@ -223,6 +223,14 @@ class AttentionBackend(Configurable, ABC):
             return f"page size {page_size} is not supported; possible: {sorted(caps.page_sizes)}"
         return unmet(config, caps)
 
+    @classmethod
+    def library(cls) -> str:
+        """Say which library computes, with its version, where it is not of the backend's own package; "" by default.
+
+        What `auto` measured of a backend holds as long as this says the same.
+        """
+        return ""
+
     @abstractmethod
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         """Keep what is needed; allocate scratch here, not per step.

@@ -118,6 +118,7 @@ class EngineCore:
             max_running_requests=self.settings.max_running_requests,
             page_size=info.page_size,
             attention_backend=info.attention_backend,
+            attention_measured=info.attention_measured,
             weight_bytes=info.weight_bytes,
             kv_bytes=info.kv_bytes,
             load_s=info.load_s,

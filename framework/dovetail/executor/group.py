@@ -81,6 +81,7 @@ class GroupExecutor:
             ConfigError: The settings, the model or a plugin is at fault, or the ranks cannot divide the model.
         """
         self._settings, self._plugins = settings, plugins
+        self.attention: tuple[tuple[str, str], ...] = ()  # see `Meeting`
         self._lent: npt.NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
         self._folder = tempfile.mkdtemp(prefix="dovetail-ranks-")
         self._ranks = Followers(start, limit_s)
@@ -108,7 +109,9 @@ class GroupExecutor:
         level = logging.getLogger("dovetail").getEffectiveLevel()
         for _ in range(1, self._settings.tensor_parallel_size):
             rank = self._ranks.start()
-            start = StartRank(settings=plain, plan=self._plugins.plan, log_level=level, rank=rank)
+            start = StartRank(
+                settings=plain, plan=self._plugins.plan, log_level=level, rank=rank, attention=self.attention
+            )
             self._ranks.tell_one(rank, start)
         mine, free = about(self._plugins, device), [(device.name, device.free)]
         for rank in self._ranks.ranks:

@@ -83,9 +83,12 @@ def _watch(pipe: Connection) -> None:
 class FollowerMeeting:
     """A further rank's side of the start; see `Meeting`."""
 
-    def __init__(self, pipe: Connection, plugins: LoadedPlugins, links: Communicator) -> None:
-        """The pipe leads to the first rank."""
+    def __init__(
+        self, pipe: Connection, plugins: LoadedPlugins, links: Communicator, attention: tuple[tuple[str, str], ...]
+    ) -> None:
+        """The pipe leads to the first rank, which has chosen `attention`."""
         self._pipe, self._plugins, self._links = pipe, plugins, links
+        self.attention = attention
 
     def built(self, device: DeviceBytes) -> None:
         """Say what this rank is."""
@@ -120,7 +123,7 @@ def serve(pipe: Connection, start: StartRank) -> None:
         with running_hooks(plugins, start.rank):
             with naming_plugin(plugins):
                 links = communicator(settings, start.rank, find_device(settings, start.rank))
-                meeting = FollowerMeeting(pipe, plugins, links)
+                meeting = FollowerMeeting(pipe, plugins, links, start.attention)
                 executor = LocalExecutor(settings, plugins, Rank(parallel_of(settings, links), meeting))
             send(pipe, Done())
             try:

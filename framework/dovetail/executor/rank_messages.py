@@ -22,12 +22,13 @@ from dovetail.runtime.memory.plan import MemoryPlan
 
 
 class StartRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All that a rank is started with."""
+    """All that a rank is started with. `attention`: see `Meeting`."""
 
     settings: dict[str, Any]
     plan: PluginPlan
     log_level: int
     rank: int
+    attention: tuple[tuple[str, str], ...] = ()
 
 
 class Allot(msgspec.Struct, frozen=True, tag=True):

@@ -91,6 +91,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     generates: bool = True
     """False: it has no output head, and tells of hidden states or scores only."""
+    attention_measured: str = ""
+    """What `auto` measured of several attention backends; "" where it had no choice."""
     num_labels: int = 0
     """Scores that it gives a text; 0: it is no classifier."""
     pool: Pool = "last"

@@ -203,7 +203,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see; of
     a recurrent group they are the copies of its states. Both are empty where nothing is cached.
-    `generates`, `num_labels` and `pool` are those of `ModelConfig`.
+    `generates`, `num_labels` and `pool` are those of `ModelConfig`. `attention_measured`: as in `EngineInfo`.
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
     """
@@ -229,3 +229,4 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     num_labels: int = 0
     pool: Pool = "last"
+    attention_measured: str = ""

@@ -109,7 +109,7 @@ KINDS: dict[str, PluginKind] = {
             setting="attention_backend",
             hook="dovetail_attention_backends",
             watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.graphs.batch"),
-            minor=3,
+            minor=4,
         ),
         PluginKind(
             name="reasoning_parser",

@@ -42,6 +42,7 @@ class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
         options: Its settings, plain values.
         requested: Asked for by name. False for a candidate of `auto`, whose failure passes to the next one.
         file: Path of the `--plugin-file` that holds it, whose digest is then the version; "" for an installed one.
+        preferred: A hook's answer to `auto`: taken if it serves, whatever else does.
         use: What it is for where several of its kind share the work: `prefill` or `decode`; "" for everything.
     """
 
@@ -56,6 +57,7 @@ class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
     requested: bool = True
     file: str = ""
     use: str = ""
+    preferred: bool = False
 
     @property
     def qualified(self) -> str:
@@ -215,6 +217,7 @@ def _answer_auto(
     chosen: list[PluginRecord] = []
     if select is not None and (answer := select(kind, facts)) is not None:
         chosen.append(registry.resolve(kind, answer))
+    answered = bool(chosen)
     chosen += [record for record in candidates(registry, kind, facts) if record not in chosen]
     if not chosen and (fact := KINDS[kind].fact):
         raise PluginError(
@@ -226,7 +229,10 @@ def _answer_auto(
             f"{KINDS[kind].label} 'auto': no installed backend says in its manifest that it serves device "
             f"{facts['device']!r}; installed: {', '.join(registry.names(kind)) or 'none'}; name one of them"
         )
-    return [_planned(registry, record, options, requested=False) for record in chosen]
+    found = [_planned(registry, record, options, requested=False) for record in chosen]
+    if answered:
+        found[0] = msgspec.structs.replace(found[0], preferred=True)
+    return found
 
 
 def by_name(

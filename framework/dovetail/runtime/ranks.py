@@ -23,7 +23,14 @@ from dovetail.settings import EngineSettings
 
 
 class Meeting(Protocol):
-    """Where ranks wait for each other while they start."""
+    """Where ranks wait for each other while they start.
+
+    Attributes:
+        attention: Of each cache group, the names of the attention backends for prompts and for decode rows, which the
+            first rank sets before the others start; empty until then.
+    """
+
+    attention: tuple[tuple[str, str], ...]
 
     def built(self, device: DeviceBytes) -> None:
         """The model is built, and its weights are about to be read.

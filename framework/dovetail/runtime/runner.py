@@ -23,8 +23,9 @@ from dovetail.errors import ConfigError, ModelError, PluginError
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
-from dovetail.runtime.attention.backends import choose_backends, find_device
+from dovetail.runtime.attention.backends import Chosen, choose_backends, find_device
 from dovetail.runtime.attention.grouped import make_attention
+from dovetail.runtime.attention.measure import cuda_measuring
 from dovetail.runtime.batch_invariance import check_model
 from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.config_keys import translate
@@ -90,7 +91,7 @@ class ModelRunner:
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         local = self.config.of_rank(rank.parallel.size)  # what is cached and attended here
         check_model(plugin, self.config, self.device, settings, self.quantization)
-        backends, self.attention_name = choose_backends(plugins, local, self.device, self.dtype, settings)
+        self.chosen = self._choose_attention(plugins, local, settings, rank)
         _check_speculator(plugins, self.config)
         checkpoint = self._checkpoint(plugin, settings, hf, quantization)
         headers = None if checkpoint is None else checkpoint.headers
@@ -117,8 +118,9 @@ class ModelRunner:
         )
         self.state.params.apart = settings.batch_invariant
         self.attention = make_attention(
-            backends, local, self.pool, self.state.page_tables, self.device, batch_invariant=settings.batch_invariant
-        )
+            self.chosen.backends, local, self.pool, self.state.page_tables, self.device,
+            batch_invariant=settings.batch_invariant,
+        )  # fmt: skip
         self.masks, counts = self._tables(settings)
         masks = self.masks
         self.graphs = graphs = self._graphs(settings, memory.plan, SampleTables(masks, counts))
@@ -160,6 +162,19 @@ class ModelRunner:
     def max_prefill_tokens(self) -> int | None:
         """Most prompt tokens of a step that were found to fit, None where nothing was tried."""
         return None if self._trials is None else self._trials.max_prefill_tokens
+
+    def _choose_attention(
+        self, plugins: LoadedPlugins, config: ModelConfig, settings: EngineSettings, rank: Rank
+    ) -> Chosen:
+        """Choose what attends: the first rank for all."""
+        measuring = None
+        if self.device.type == "cuda":
+            measuring = cuda_measuring(compiles_ahead=not settings.disable_compile_ahead)
+        decided = () if rank.meeting is None else rank.meeting.attention
+        chosen = choose_backends(plugins, config, self.device, self.dtype, settings, measuring, decided)
+        if rank.meeting is not None:
+            rank.meeting.attention = chosen.names
+        return chosen
 
     def _kernels(self, settings: EngineSettings, plugins: LoadedPlugins) -> CompiledAhead | None:
         """Begin to prepare the kernels that this engine will launch, where it has any."""

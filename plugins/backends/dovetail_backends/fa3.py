@@ -1,35 +1,40 @@
-"""Attention by an installed FlashAttention-3, over the paged KV cache. Chosen by name only; needs a Hopper-class GPU.
+"""Attention by an installed FlashAttention-3, over the paged KV cache. Needs a Hopper-class GPU.
 
 Its paged kernel takes any page size (Dao-AILab/flash-attention issue 1627), reads lengths and page table on the device,
 and takes from the host how many splits of the keys there may be. That number is always given: 1 for prompts; for decode
 rows more than 1 only if a check at the start finds that splitting changes nothing. Sinks are added behind the kernel,
 by the logarithm of the sums, which every build returns: one of them takes sinks, in bfloat16 only.
 
-B requests, T tokens, Hq and Hk query and KV heads, D head dim, P page size.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.attention import KVPool
 from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.needs import AttentionCaps
 from dovetail.errors import UnsupportedError
-from dovetail_backends.fa3_builds import Look, Queries, find_build
-from dovetail_backends.triton.kv import write_kv
+from dovetail_backends.fa3_builds import find_build, installed
+from dovetail_backends.flash import FlashBackend, Look, Queries
 
 logger = logging.getLogger("dovetail.backends.fa3")
 
 MAX_SPLITS = 32
+CHUNK, WINDOW = 700, 300
+"""Tokens of the prompt by which windows are checked, and what a query of it sees: several tiles of the kernel."""
+WRONG = 0.05
+WIDE = 192
+"""Heads wider than this are checked: that of vLLM 0.33.0 was off by 0.42 at 256, and right at 64 and 128."""
 PROGRAMS = 264
 """Twice the multiprocessors of an H100 or H200: with fewer programs than that, decode splits its keys."""
 
 
-class FlashAttention3Backend(AttentionBackend):
+class FlashAttention3Backend(FlashBackend):
     """Calls FlashAttention-3 for decode rows and for prefill chunks."""
 
     caps = AttentionCaps(
@@ -54,76 +59,19 @@ class FlashAttention3Backend(AttentionBackend):
         found = find_build()
         return found if isinstance(found, str) else None
 
+    @classmethod
+    def library(cls) -> str:
+        """See `AttentionBackend.library`."""
+        return installed()
+
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         found = find_build()
         if isinstance(found, str):
             raise UnsupportedError(found)
-        self.kv_pool = kv_pool
-        self._build = found
+        super().__init__(config, kv_pool, device, found)
         self._kv_heads = config.layers[0].num_kv_heads
-        self._longest = 0
-        self._counted = torch.arange(1, dtype=torch.int32, device=device)
-        self._lens = self._pages = self._starts = self._singles = torch.empty(0, dtype=torch.int32, device=device)
-        self._schedules: dict[tuple[bool, int, tuple[int, int], bool], Tensor | None] = {}
         self._max_splits = MAX_SPLITS if self._may_split(config, kv_pool, device) else 1
-
-    def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
-        """Count decode rows once: graphs read the numbers, so they stay where they are."""
-        self._counted = torch.arange(max_batch + 1, dtype=torch.int32, device=self._counted.device)
-
-    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
-        """Note the longest chunk, which the kernel wants from the host; in a graph it is an upper bound."""
-        self._longest = max(batch.q_lens_cpu[batch.num_decode :], default=1)
-
-    def plan_in_graph(self, batch: ForwardBatch) -> None:
-        """Gather what the kernel reads: lengths and page table by request, and where each chunk starts.
-
-        In a graph these stand in its memory and are made anew by every replay.
-        """
-        self._lens = batch.seq_lens.to(torch.int32)
-        self._pages = batch.page_table.index_select(0, batch.rows)
-        self._starts = (batch.q_starts[batch.num_decode :] - batch.num_decode).to(torch.int32)
-        self._singles = self._count(batch.num_decode)
-        self._schedules = {}
-
-    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        keys, values = (self.kv_pool.tensor(layer.index, name) for name in "kv")
-        write_kv(k, v, (keys, values), batch.kv_slots)
-
-    def forward_decode(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        """One query per request, `[B, Hq, D]`, which may be split over the keys."""
-        num = batch.num_decode
-        of = Queries(self._lens[:num], self._pages[:num], self._singles, 1, self._num_splits(num))
-        self._attend(q, layer, out, of)
-
-    def forward_extend(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        """Chunks of several requests packed into `[T', Hq, D]`."""
-        num = batch.num_decode
-        # A chunk of one token is no decode row: chunks of other lengths may stand beside it, also in a later replay.
-        longest = max(2, self._longest)
-        self._attend(q, layer, out, Queries(self._lens[num:], self._pages[num:], self._starts, longest, 1))
-
-    def _attend(self, q: Tensor, layer: AttentionLayer, out: Tensor, of: Queries) -> None:
-        look = Look.of(layer)
-        kv = self.kv_pool.layer(layer.index)
-        keys, values = kv[:, 0], kv[:, 1]
-        alike = of.longest == 1, layer.num_qo_heads, look.window, look.cap > 0
-        if alike not in self._schedules:
-            self._schedules[alike] = self._build.schedule(q, keys, of, look)
-        sums = self._build.attend(q, keys, values, out, of, look, self._schedules[alike])
-        if layer.sinks is not None:
-            # A sink is one more key without a value: it takes its share of the sum of weights.
-            out.mul_(torch.sigmoid(sums - layer.sinks)[..., None])
-
-    def _count(self, num: int) -> Tensor:
-        """Return 0 … num: where the queries of so many decode rows begin."""
-        if num < len(self._counted):
-            return self._counted[: num + 1]
-        return torch.arange(num + 1, dtype=torch.int32, device=self._counted.device)
+        self._check_windows(config, kv_pool, device)
 
     def _num_splits(self, num_requests: int) -> int:
         """Splits of the keys that fill the device; the same for every replay of a graph."""
@@ -155,6 +103,52 @@ class FlashAttention3Backend(AttentionBackend):
             of = Queries(lens, table, self._count(3), 1, splits)
             found.append(torch.full_like(q, float("nan")))
             schedule = self._build.schedule(q, kv[:, 0], of, look)
-            self._build.attend(q, kv[:, 0], kv[:, 1], found[-1], of, look, schedule)
+            self._build.attend(q, (kv[:, 0], kv[:, 1]), found[-1], of, look, schedule)
         whole, split = (out.float() for out in found)
         return torch.allclose(whole, split, rtol=2e-2, atol=2e-2)
+
+    def _check_windows(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        """Compare a prompt that looks through a window with plain torch, for wide heads.
+
+        Raises:
+            UnsupportedError: This build computes it wrongly.
+        """
+        kinds = {spec.qk_dim: spec for spec in config.layers if spec.qk_dim > WIDE and spec.sliding_window is not None}
+        for dim, spec in kinds.items():
+            apart = self._window_error(spec, kv_pool.layer(spec.index).dtype, kv_pool.page_size, device)
+            if not apart < WRONG:
+                raise UnsupportedError(
+                    f"this FlashAttention-3 computes prompts wrongly where heads are {dim} wide and look through a "
+                    f"sliding window (off by {apart:.2g}); use another attention backend for this model"
+                )
+
+    def _window_error(self, spec: LayerSpec, dtype: torch.dtype, size: int, device: torch.device) -> float:
+        """Return how far a prompt's result is from what it must be, as a part of that."""
+        generator = torch.Generator(device=device).manual_seed(0)
+        pages = -(-CHUNK // size)
+        shape = (pages, 2, size, spec.num_kv_heads, spec.qk_dim)
+        kv = torch.randn(shape, generator=generator, device=device).to(dtype)
+        q = torch.randn(CHUNK, spec.num_qo_heads, spec.qk_dim, generator=generator, device=device).to(dtype)
+        of = Queries(
+            lens=torch.tensor([CHUNK], dtype=torch.int32, device=device),
+            pages=torch.arange(pages, dtype=torch.int32, device=device)[None],
+            starts=torch.tensor([0, CHUNK], dtype=torch.int32, device=device),
+            longest=CHUNK,
+            splits=1,
+        )
+        look, out = replace(Look.of(spec), window=(WINDOW - 1, 0), cap=0.0), torch.full_like(q, float("nan"))
+        self._build.attend(q, (kv[:, 0], kv[:, 1]), out, of, look, self._build.schedule(q, kv[:, 0], of, look))
+        keys, values = (kv[:, half].flatten(0, 1)[:CHUNK] for half in (0, 1))
+        want = windowed(q.float(), keys.float(), values.float(), spec.scale)
+        return float((out.float() - want).norm() / want.norm())
+
+
+def windowed(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attend a whole prompt, `[T, Hq, D]` over `[T, Hk, D]`, each query to the last `WINDOW` tokens."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("nhd,lhd->hnl", q, keys) * scale
+    place = torch.arange(len(q), device=q.device)
+    behind = place[:, None] - place
+    scores = scores.masked_fill((behind < 0) | (behind >= WINDOW), float("-inf"))
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), values)

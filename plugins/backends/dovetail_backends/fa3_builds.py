@@ -8,7 +8,7 @@ FlashAttention-3 (arXiv:2407.08608) itself is on no package index. What is looke
   loaded, nothing of vLLM is imported;
 - `kernels-community/flash-attn3` by way of the package `kernels`, if it is in the local cache: nothing is downloaded.
 
-R requests, T queries, Hq and Hk query and KV heads, D head dim, P page size.
+R requests, T queries, Hq query heads, D head dim.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionLayer
-from dovetail.contracts.config import LayerSpec
+from dovetail_backends.flash import Build, Look, Queries
 
 MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
 VLLM = "vllm.vllm_flash_attn"
+VLLM_LIBRARY = "vllm_flash_attn/_vllm_fa3_C*.so"
 HUB_REPO = "kernels-community/flash-attn3"
 INSTALL = (
     "install it from the folder `hopper` of github.com/Dao-AILab/flash-attention (it is on no package index), or vLLM "
@@ -43,65 +42,15 @@ FIXED: dict[str, Any] = {"is_rotary_interleaved": False, "sm_margin": 0, "cp_wor
 """Arguments of vLLM's operators that are not optional and mean nothing here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Queries:
-    """Whose queries a call attends, and over which keys.
+def add_sinks(out: Tensor, sums: Tensor, sinks: Tensor) -> None:
+    """Give sinks, keys without a value, their share of the sum of weights.
 
-    Attributes:
-        lens: `[R]` int32, keys of each request; on the device, as all tensors here.
-        pages: `[R, max_pages]` int32.
-        starts: `[R + 1]` int32, the first query of each request; the last entry is T.
-        longest: Most queries of one request; 1: each request has exactly one. An upper bound will do.
-        splits: Parts that the keys may be split into.
+    Args:
+        out: `[T, Hq, D]`, attended without them.
+        sums: `[T, Hq]` float32, the logarithm of the sum of the exponentials of each query's scores.
+        sinks: `[Hq]` float32.
     """
-
-    lens: Tensor
-    pages: Tensor
-    starts: Tensor
-    longest: int
-    splits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How a layer's queries look at keys: factor of the scores, window to the left and right (-1: none), soft cap."""
-
-    scale: float
-    window: tuple[int, int] = (-1, -1)
-    cap: float = 0.0
-
-    @classmethod
-    def of(cls, layer: AttentionLayer | LayerSpec) -> Look:
-        """Return how the queries of a layer look."""
-        window = (-1, -1) if layer.sliding_window is None else (layer.sliding_window - 1, 0)
-        return cls(layer.scale, window, layer.soft_cap or 0.0)
-
-
-class Build(Protocol):
-    """One way to call FlashAttention-3."""
-
-    def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, of: Queries, look: Look, schedule: Tensor | None
-    ) -> Tensor:
-        """Attend causally, each request's last query standing at its last key.
-
-        Args:
-            q: `[T, Hq, D]`.
-            keys: `[N, P, Hk, D]`, any strides but the last.
-            values: As `keys`.
-            out: `[T, Hq, D]`, written where a request has queries.
-            of: Requests.
-            look: The layer's facts.
-            schedule: From `schedule` for the same requests, look and shapes.
-
-        Returns:
-            `[T, Hq]` float32: the logarithm of the sum of the exponentials of each query's scores.
-        """
-        ...
-
-    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: Look) -> Tensor | None:
-        """Return what the device works out once for all layers of a step that are alike, or None: there is nothing."""
-        ...
+    out.mul_(torch.sigmoid(sums - sinks)[..., None])
 
 
 class UpstreamBuild:
@@ -116,8 +65,15 @@ class UpstreamBuild:
         self._takes_out = "out" in inspect.signature(function).parameters
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, of: Queries, look: Look, schedule: Tensor | None
-    ) -> Tensor:
+        self,
+        q: Tensor,
+        kv: tuple[Tensor, Tensor],
+        out: Tensor,
+        of: Queries,
+        look: Look,
+        schedule: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
         """See `Build`."""
         is_single = of.longest == 1
         target = out.unsqueeze(1) if is_single else out
@@ -125,14 +81,14 @@ class UpstreamBuild:
         if not is_single:
             more |= {"cu_seqlens_q": of.starts, "max_seqlen_q": of.longest}
         found, lse, *_ = self.function(
-            q.unsqueeze(1) if is_single else q, keys, values, cache_seqlens=of.lens, page_table=of.pages,
+            q.unsqueeze(1) if is_single else q, *kv, cache_seqlens=of.lens, page_table=of.pages,
             softmax_scale=look.scale, causal=True, window_size=look.window, softcap=look.cap, num_splits=of.splits,
             return_softmax_lse=True, **more,
         )  # fmt: skip
         if not self._takes_out:
             target.copy_(found)
-        sums: Tensor = lse.squeeze(-1) if is_single else lse.t()
-        return sums
+        if sinks is not None:
+            add_sinks(out, lse.squeeze(-1) if is_single else lse.t(), sinks)
 
     def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: Look) -> Tensor | None:
         """Nothing: what versions of it lay down there differs."""
@@ -170,17 +126,24 @@ class VllmBuild:
                 raise ValueError(f"it {what}; it is another version")
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, of: Queries, look: Look, schedule: Tensor | None
-    ) -> Tensor:
+        self,
+        q: Tensor,
+        kv: tuple[Tensor, Tensor],
+        out: Tensor,
+        of: Queries,
+        look: Look,
+        schedule: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
         """See `Build`."""
         given = {
-            **self._none[0], **self._fixed[0], **self._shared(keys, of, look), "q": q, "k": keys, "v": values,
+            **self._none[0], **self._fixed[0], **self._shared(kv[0], of, look), "q": q, "k": kv[0], "v": kv[1],
             "out": out, "page_table": of.pages, "softmax_scale": look.scale, "softcap": look.cap,
             "scheduler_metadata": schedule,
         }  # fmt: skip
         _, lse, *_ = self._fwd(**given)
-        sums: Tensor = lse.t()
-        return sums
+        if sinks is not None:
+            add_sinks(out, lse.t(), sinks)
 
     def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: Look) -> Tensor | None:
         """See `Build`; one kernel."""
@@ -235,6 +198,23 @@ def find_build() -> Build | str:
     return f"FlashAttention-3 is not installed{found}; {INSTALL}"
 
 
+def installed() -> str:
+    """Name the files of all that may be a build, with their times of change; nothing is imported."""
+    found = []
+    for name in ("flash_attn_interface", "flash_attn_3", "vllm", "kernels"):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):  # a module without a spec, put there by hand
+            continue
+        if spec is None:
+            continue
+        folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+        libraries = [file for folder in folders for file in folder.glob(VLLM_LIBRARY)]
+        files = libraries if name == "vllm" else [Path(spec.origin)] if spec.origin else folders
+        found += [f"{file} {file.stat().st_mtime_ns}" for file in files if file.exists()]
+    return ", ".join(found)
+
+
 def _importer(name: str) -> Callable[[], Build]:
     return lambda: _upstream(importlib.import_module(name))
 
@@ -251,7 +231,7 @@ def _from_vllm() -> Build:
     """Load the library of an installed vLLM; it is found without importing vLLM."""
     spec = importlib.util.find_spec("vllm")
     folders = [] if spec is None or spec.submodule_search_locations is None else spec.submodule_search_locations
-    files = [file for folder in folders for file in Path(folder).glob("vllm_flash_attn/_vllm_fa3_C*.so")]
+    files = [file for folder in folders for file in Path(folder).glob(VLLM_LIBRARY)]
     if not files:
         raise ModuleNotFoundError(f"no {VLLM}", name="vllm")
     operators: Any = torch.ops

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.needs import unmet, unserved
-from dovetail.errors import ConfigError, DovetailError, ModelError, PluginError
-from dovetail.plugins import LoadedPlugins, PlannedPlugin
+from dovetail.contracts.needs import unserved
+from dovetail.errors import ConfigError, ModelError, PluginError
+from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
+from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requirements
 from dovetail.runtime.attention.grouped import attended_groups, of_group
-from dovetail.runtime.attention.hybrid import hybrid
+from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
+from dovetail.runtime.attention.measure import Measuring
 from dovetail.runtime.memory.plan import check_devices
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-KIND = "attention_backend"
 Backend = type[AttentionBackend]
 
 
@@ -64,45 +63,41 @@ def kind_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Requirements:
-    """What a backend has to serve: the layers of one cache group. `group` names it where there are several."""
+class Chosen:
+    """What serves the groups of a model.
 
-    config: ModelConfig
-    device: torch.device
-    dtype: torch.dtype
-    page_size: int
-    group: str = ""
-    batch_invariant: bool = False
+    Attributes:
+        backends: A class for each group.
+        names: Those of each group that compute its prompts and its decode rows.
+        label: All of that in short: `a`; `a+b` for prefill by a and decode by b; with the groups where they differ.
+        measured: Figures of what `auto` measured, or "".
+    """
 
-    def why_not(self, backend: Backend) -> str | None:
-        """Say why a backend cannot serve it, or None; what its caps lack holds, whatever its own `why_not` says."""
-        reason = unmet(self.config, backend.caps)
-        if reason is None and self.batch_invariant and not backend.caps.batch_invariant:
-            reason = "it is not batch-invariant, and --batch-invariant is given"
-        return reason or backend.why_not(self.config, self.device, self.dtype, self.page_size)
-
-    def why_not_made(self, backend: Backend) -> str | None:
-        """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
-        try:
-            [group] = attended_groups(self.config)
-            backend(self.config, PagedKVPool(group, 2, self.page_size, self.dtype, self.device), self.device)
-        except DovetailError as error:
-            return f"it cannot be made: {error}"
-        except Exception as error:  # a stranger's constructor may raise anything; what it raised is told
-            logger.debug("making %s failed", backend.__name__, exc_info=True)
-            return f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())}"
-        finally:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-        return None
+    backends: list[Backend]
+    names: Names
+    label: str
+    measured: str
 
 
 def choose_backends(
-    plugins: LoadedPlugins, config: ModelConfig, device: torch.device, dtype: torch.dtype, settings: EngineSettings
-) -> tuple[list[Backend], str]:
-    """Return the backend class that serves each cache group of the model here, and a name of them.
+    plugins: LoadedPlugins,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    settings: EngineSettings,
+    measuring: Measuring | None = None,
+    decided: Names = (),
+) -> Chosen:
+    """Return the backend class that serves each cache group of the model here.
 
-    The name is `a+b` for prefill by a and decode by b, and says for which groups where they differ.
+    Args:
+        plugins: Of this process.
+        config: This rank's share of the model's facts.
+        device: Where to compute.
+        dtype: The model's.
+        settings: What was asked for.
+        measuring: How to measure candidates of `auto`, of which several may serve; None: the first that does is taken.
+        decided: What the first rank has chosen: then nothing is measured.
 
     Raises:
         ModelError: No backend can: its layers need what nothing provides.
@@ -112,69 +107,78 @@ def choose_backends(
         raise ModelError(reason)
     groups = attended_groups(config)
     picked = []
-    for group in groups:
+    for at, group in enumerate(groups):
         name = group.name if len(groups) > 1 else ""
         wanted = Requirements(
             of_group(config, group), device, dtype, settings.page_size, name, settings.batch_invariant
         )
-        picked.append(_choose(plugins, wanted, settings))
-    names = [name for _, name in picked]
-    if len(set(names)) > 1:
-        names = [f"{name} ({group.name})" for name, group in zip(names, groups, strict=True)]
-    return [backend for backend, _ in picked], ", ".join(dict.fromkeys(names))
+        auto = Auto(plugins, wanted, measuring, decided[at] if decided else None)
+        picked.append(_choose(plugins, wanted, settings, auto))
+    labels = [_label(one.names) for one in picked]
+    if len(set(labels)) > 1:
+        labels = [f"{label} ({group.name})" for label, group in zip(labels, groups, strict=True)]
+    measured = [one.measured for one in picked if one.measured]
+    return Chosen(
+        [one.backend for one in picked], tuple(one.names for one in picked), ", ".join(dict.fromkeys(labels)),
+        "; ".join(dict.fromkeys(measured)),
+    )  # fmt: skip
 
 
-def _choose(plugins: LoadedPlugins, wanted: Requirements, settings: EngineSettings) -> tuple[Backend, str]:
-    """Return the class for one group, and its name."""
+def _label(names: tuple[str, str]) -> str:
+    return names[0] if names[0] == names[1] else "+".join(names)
+
+
+def _choose(plugins: LoadedPlugins, wanted: Requirements, settings: EngineSettings, auto: Auto) -> Picked:
+    """Return what serves one group."""
     given = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}
     asked = {use: None if name == AUTO else name for use, name in given.items()}
-    if asked["prefill"] is None and asked["decode"] is None:
-        return _pick(plugins, "", settings.attention_backend, wanted)
-    picked = [
-        _pick(plugins, "" if name is None else use, name or settings.attention_backend, wanted)
-        for use, name in asked.items()
-    ]
-    (prefill, prefill_name), (decode, decode_name) = picked
+    rest = None if all(asked.values()) else _rest(plugins, wanted, settings, auto)
+    if rest is not None and not any(asked.values()):
+        return rest
+    halves = []
+    for at, (use, name) in enumerate(asked.items()):
+        if name is not None:
+            halves.append((_named(plugins, use, name, wanted), name))
+        elif rest is not None:
+            half = rest.backend
+            if issubclass(half, HybridBackend):
+                half = (half.prefill_class, half.decode_class)[at]
+            halves.append((half, rest.names[at]))
+    (prefill, prefill_name), (decode, decode_name) = halves
+    measured = "" if rest is None else rest.measured
+    names = prefill_name, decode_name
     if prefill is decode:
-        return prefill, prefill_name
-    both = hybrid(prefill, decode, (prefill_name, decode_name))
+        return Picked(prefill, names, measured)
+    both = hybrid(prefill, decode, names)
     reason = wanted.why_not(both) or wanted.why_not_made(both)
     if reason is not None:
         raise PluginError(
             f"--prefill-attention-backend {prefill_name} with --decode-attention-backend {decode_name}: {reason}"
         )
-    return both, f"{prefill_name}+{decode_name}"
+    return Picked(both, names, measured)
 
 
-def _pick(plugins: LoadedPlugins, use: str, name: str, wanted: Requirements) -> tuple[Backend, str]:
-    """Return the first backend planned for `use` that serves; what `auto` chose is logged with the reasons."""
+def _rest(plugins: LoadedPlugins, wanted: Requirements, settings: EngineSettings, auto: Auto) -> Picked:
+    """Return what `--attention-backend` means for a group."""
+    planned = [plugin for plugin in plugins.plan.of_kind(KIND) if plugin.use == ""]
+    if any(not plugin.requested for plugin in planned):
+        return auto.pick()
+    name = settings.attention_backend
+    return Picked(_named(plugins, "", name, wanted), (planned[0].name if planned else name,) * 2)
+
+
+def _named(plugins: LoadedPlugins, use: str, name: str, wanted: Requirements) -> Backend:
+    """Return the backend that was asked for, if it serves."""
     flag = f"--{use}-attention-backend" if use else "--attention-backend"
-    reasons: list[str] = []
-    names = [planned.name for planned in plugins.plan.of_kind(KIND) if planned.use == use]
-    for planned, backend in _planned(plugins, use):
+    for planned, backend in plugins.candidates(KIND):
+        if planned.use != use:
+            continue
         reason = wanted.why_not(backend) or wanted.why_not_made(backend)
         if reason is None:
-            if not planned.requested:
-                later = [f"{n}: comes after it" for n in names[names.index(planned.name) + 1 :]]
-                others = "; ".join([*reasons, *later]) or "no other candidate"
-                of = f" of {wanted.group}" if wanted.group else ""
-                logger.info("Attention backend%s: auto chose %s (%s).", of, planned.name, others)
-            return backend, planned.name
-        reasons.append(f"{planned.name}: {reason}" if not planned.requested else f"{describe(planned)}: {reason}")
-    if not reasons:
-        raise PluginError(f"{flag} {name!r}: not in the plugin plan of this process; plan it by that name")
-    raise PluginError(
-        f"{flag} {name!r} cannot serve this model: {'; '.join(reasons)}; {_suggestion(plugins, use, name)}"
-    )
-
-
-def _planned(plugins: LoadedPlugins, use: str) -> Iterator[tuple[PlannedPlugin, Backend]]:
-    for planned, backend in plugins.candidates(KIND):
-        if planned.use == use:
-            yield planned, backend
-
-
-def _suggestion(plugins: LoadedPlugins, use: str, name: str) -> str:
-    if name == "auto":
-        return "`dovetail plugin list` shows what else is installed; --device, --dtype or --page-size may help"
-    return "leave the flag out for a backend that can" if use else "use --attention-backend auto for one that can"
+            served: Backend = backend
+            return served
+        suggestion = (
+            "leave the flag out for a backend that can" if use else "use --attention-backend auto for one that can"
+        )
+        raise PluginError(f"{flag} {name!r} cannot serve this model: {describe(planned)}: {reason}; {suggestion}")
+    raise PluginError(f"{flag} {name!r}: not in the plugin plan of this process; plan it by that name")

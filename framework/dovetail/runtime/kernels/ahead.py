@@ -32,7 +32,7 @@ class CompiledAhead:
 
     def __init__(self, fingerprint: object) -> None:
         """`fingerprint`: what decides which kernels an engine launches; anything that JSON can write."""
-        self._record = _cache_folder() / "dovetail" / f"{_digest(fingerprint)}.json"
+        self._record = cache_folder() / "dovetail" / f"{_digest(fingerprint)}.json"
         self._compiler = None if self._is_done() else KernelCompiler()
 
     def compile(self, rehearsals: Sequence[Callable[[], None]]) -> None:
@@ -101,7 +101,8 @@ class CompiledAhead:
         os.replace(file.name, self._record)
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return where Triton keeps compiled kernels."""
     return Path(triton.knobs.cache.dir)
 
 

@@ -1,0 +1,357 @@
+"""How long the attention backends that serve a group take on this device, and which is taken for which use.
+
+A few layers of the group run over a small pool of made-up keys, by themselves, as the engine runs them: decode rows at
+a usual context, in a graph where the backend can be captured, and prompt chunks, a short one and a long one. The time
+of a use is the mean of its steps' times, each as a part of what the default takes: so no step counts for more because
+it is longer. The default stays unless another one is faster by a margin that noise does not reach.
+
+A candidate that computes something else than the default, or raises, is left out.
+
+Figures are kept in a file whose name is a digest of all that they depend on; a later start reads them.
+
+B requests, T tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.cache.pool import PagedKVPool
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
+from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.layers.attention import attend, attend_qkv
+from dovetail.runtime.attention.grouped import attended_groups
+
+logger = logging.getLogger(__name__)
+
+Backend = type[AttentionBackend]
+Times = dict[str, list[float]]
+"""Seconds of each step of `STEPS`, by backend; the default first."""
+
+MARGIN = 0.05
+"""By which another backend has to be faster than the default."""
+NUM_LAYERS = 2
+MAX_REPEATS = 32
+FEW_TOKENS = 4096
+"""A step of fewer tokens is repeated, so that a clock sees more than launches."""
+REPLAYS = 7
+ALIKE = 2e-2
+"""By how much a result may differ from the default's: rounding in bfloat16 stays below, a wrong mask does not."""
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`num` requests with `cached` tokens each that bring `new` ones each: decode rows, or a chunk of a prompt."""
+
+    num: int
+    cached: int
+    new: int
+
+    @property
+    def use(self) -> str:
+        """`decode` or `prefill`."""
+        return "decode" if self.cached else "prefill"
+
+    @property
+    def num_repeats(self) -> int:
+        """How often it is done within what is timed."""
+        return max(1, min(MAX_REPEATS, FEW_TOKENS // (self.num * self.new)))
+
+    def __str__(self) -> str:
+        return f"{self.num} rows" if self.cached else f"{self.new} tokens"
+
+
+STEPS = (Step(1, 1023, 1), Step(16, 1023, 1), Step(64, 1023, 1), Step(1, 0, 512), Step(1, 0, 8192))
+ALIKE_STEPS = (STEPS[1], STEPS[4])
+"""Those whose results are compared."""
+USES = ("prefill", "decode")
+
+Run = Callable[[], Tensor]
+"""Runs a step as often as it is repeated; returns what its last layer gave."""
+Clock = Callable[[Run, bool], float]
+"""Runs what it is given some times, in a graph if it may be captured, and returns the seconds of one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How backends are measured here.
+
+    Attributes:
+        clock: Times a step.
+        folder: Where figures are kept; None: nowhere.
+        compile_all: Compiles what steps launch, before any is timed; they are run in it, and launch nothing. Is told
+            the digest that their figures will have.
+    """
+
+    clock: Clock
+    folder: Path | None = None
+    compile_all: Callable[[str, Sequence[Callable[[], None]]], None] = lambda digest, rehearsals: None
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was measured: times of those that ran, and in one line each why others did not.
+
+    `is_lasting`: Nothing failed that may not fail another time, for want of memory.
+    """
+
+    times: Times
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+    is_lasting: bool = True
+
+    def fastest(self, use: str) -> str:
+        """Return the backend to take: the fastest if it beats the default by the margin, else the default.
+
+        Raises:
+            ValueError: None ran.
+        """
+        if not self.times:
+            raise ValueError("no backend ran")
+        default = next(iter(self.times))
+        ratios = {name: self.ratio(name, use) for name in self.times}
+        best = min(ratios, key=lambda name: ratios[name])
+        return best if ratios[best] < 1 - MARGIN else default
+
+    def ratio(self, name: str, use: str) -> float:
+        """Return the mean time of a use's steps, each as a part of the default's."""
+        default = next(iter(self.times.values()))
+        of_use = [at for at, step in enumerate(STEPS) if step.use == use]
+        return statistics.mean(self.times[name][at] / default[at] for at in of_use)
+
+    def __str__(self) -> str:
+        """`decode of 1 rows: triton 8 us, fa3 9 us; …`: of a layer."""
+        parts = []
+        for at, step in enumerate(STEPS):
+            each = ", ".join(f"{name} {times[at] * 1e6:.0f}" for name, times in self.times.items())
+            parts.append(f"{step.use} of {step} {each}")
+        return f"us a layer: {'; '.join(parts)}" if self.times else "nothing ran"
+
+
+def measure(candidates: Mapping[str, Backend], group: World, measuring: Measuring, digest: str = "") -> Figures:
+    """Time each candidate; the default comes first. One that raises is left out, with its reason.
+
+    Args:
+        candidates: Those that serve, by name.
+        group: What they have to serve.
+        measuring: How.
+        digest: Of what figures depend on; see `digest_of`.
+    """
+    devices = [group.device] if group.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):  # what is drawn later does not depend on whether this was measured
+        return _measure(candidates, group, measuring, digest)
+
+
+def _measure(candidates: Mapping[str, Backend], group: World, measuring: Measuring, digest: str) -> Figures:
+    figures = Figures({})
+    rehearsals = [group.rehearsal(backend, step) for backend in candidates.values() for step in STEPS]
+    measuring.compile_all(digest, rehearsals)
+    for name, backend in candidates.items():
+        try:
+            times = [group.seconds(backend, step, measuring.clock) for step in STEPS]
+            default = candidates[next(iter(figures.times), name)]
+            apart = {str(step): group.apart(backend, default, step) for step in ALIKE_STEPS if backend is not default}
+        except Exception as error:  # a stranger's backend may raise anything; the others serve all the same
+            logger.debug("measuring %s failed", name, exc_info=True)
+            figures.is_lasting &= not isinstance(error, torch.OutOfMemoryError)
+            figures.failed[name] = f"it could not be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+            continue
+        if wrong := [f"{step} by {most:.2g}" for step, most in apart.items() if not most < ALIKE]:
+            figures.failed[name] = f"its result differs from the default's for {' and '.join(wrong)}"
+        else:
+            figures.times[name] = times
+    group.release()
+    return figures
+
+
+class World:
+    """A group's first layers over a small pool, which all candidates share: made when it is first needed."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int) -> None:
+        """`config` is that of the group."""
+        writers = [spec for spec in config.layers if spec.cache_layer is None][:NUM_LAYERS]
+        self.config = dataclasses.replace(config, layers=tuple(writers))
+        self.device, self.dtype, self.page_size = device, dtype, page_size
+        self._pool: PagedKVPool | None = None
+
+    @property
+    def pool(self) -> PagedKVPool:
+        """Keys and values for the largest step; those of a dtype that has no normal numbers stay zero."""
+        if self._pool is None:
+            [group] = attended_groups(self.config)
+            most = max(step.num * -(-(step.cached + step.new) // self.page_size) for step in STEPS)
+            self._pool = PagedKVPool(group, most + 1, self.page_size, self.dtype, self.device)
+            for spec in self.config.layers:
+                for name in ("latent",) if spec.mixer == "latent" else ("k", "v"):
+                    tensor = self._pool.tensor(spec.index, name)
+                    if tensor.dtype == self.dtype:
+                        tensor.normal_()
+        return self._pool
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._pool = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def seconds(self, backend: Backend, step: Step, clock: Clock) -> float:
+        """Return the seconds that a layer takes."""
+        covers = backend.caps.graph == "mixed" or (backend.caps.graph == "decode" and step.use == "decode")
+        with torch.inference_mode():
+            run = self.runner(backend, step, is_captured=covers)
+            return clock(run, covers) / (step.num_repeats * len(self.config.layers))
+
+    def rehearsal(self, backend: Backend, step: Step) -> Callable[[], None]:
+        """Return what launches all that a step launches, once."""
+
+        def rehearse() -> None:
+            self.runner(backend, step, is_captured=True, num_repeats=1)()
+
+        return rehearse
+
+    def apart(self, backend: Backend, default: Backend, step: Step) -> float:
+        """Return how far the results of two backends are apart, as a part of the default's; NaN if one is no number."""
+        with torch.inference_mode():
+            found = []
+            for each in (backend, default):
+                torch.manual_seed(SEED)
+                found.append(self.runner(each, step, is_captured=False, num_repeats=1)().float())
+            return float((found[0] - found[1]).norm() / found[1].norm())
+
+    def runner(self, backend_class: Backend, step: Step, *, is_captured: bool, num_repeats: int | None = None) -> Run:
+        """Make a backend and a batch, and return what runs the step."""
+        backend = backend_class(self.config, self.pool, self.device)
+        batch = self._batch(step, backend, is_captured=is_captured)
+        backend.init_graph_state(step.num, step.num * step.new)
+        backend.plan(batch, Phase.CAPTURE if is_captured else Phase.EAGER)
+        layers = [self._layer(spec, batch) for spec in self.config.layers]
+
+        def run() -> Tensor:
+            for _ in range(num_repeats or step.num_repeats):
+                backend.plan_in_graph(batch)
+                outs = [layer() for layer in layers]
+            return outs[-1]
+
+        return run
+
+    def _batch(self, step: Step, backend: AttentionBackend, *, is_captured: bool) -> ForwardBatch:
+        """Requests in random pages; of decode rows in a graph, the host knows no lengths."""
+        num, new, length, size = step.num, step.new, step.cached + step.new, self.page_size
+        pages = -(-length // size)
+        shuffled = torch.randperm(num * pages, device=self.device).view(num, pages)
+        table = (1 + shuffled).to(torch.int32)
+        places = step.cached + torch.arange(new, device=self.device)
+        slots = table[:, places // size].long() * size + places % size
+        starts = torch.arange(num + 1, dtype=torch.int32, device=self.device) * new
+        is_told = not is_captured
+        return ForwardBatch(
+            num_decode=num if step.use == "decode" else 0, positions=places.repeat(num), kv_slots=slots.flatten(),
+            rows=torch.arange(num, device=self.device), page_table=table,
+            seq_lens=torch.full((num,), length, device=self.device), q_starts=starts,
+            seq_lens_cpu=[length] * num if is_told else [],
+            q_lens_cpu=[new] * num if is_told or step.use == "prefill" else [],
+            attention=backend, last_tokens=starts[1:].long() - 1,
+        )  # fmt: skip
+
+    def _layer(self, spec: LayerSpec, batch: ForwardBatch) -> Run:
+        """Return what computes a layer as models do, from queries, keys and values on."""
+        sinks = torch.zeros(spec.num_qo_heads, device=self.device) if spec.sinks else None
+        layer, num = AttentionLayer.of(spec, sinks=sinks), batch.num_tokens
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(num, *shape, device=self.device, dtype=torch.float32).to(self.dtype)
+
+        if spec.mixer == "kv" and spec.qk_dim == spec.v_dim:
+            qkv = draw(spec.num_qo_heads + 2 * spec.num_kv_heads, spec.qk_dim)
+            rope = draw(1, spec.qk_dim), draw(1, spec.qk_dim)
+            return lambda: attend_qkv(layer, qkv, None, rope, batch)
+        q, k = draw(spec.num_qo_heads, spec.qk_dim), draw(spec.num_kv_heads, spec.qk_dim)
+        v = None if layer.latent else draw(spec.num_kv_heads, spec.v_dim)
+        return lambda: attend(layer, q, k, v, batch)
+
+
+def is_measurable(config: ModelConfig) -> bool:
+    """Whether a group has layers of the kind that steps are made of: they look back, and keep what they look at."""
+    return all(spec.causal for spec in config.layers) and any(spec.cache_layer is None for spec in config.layers)
+
+
+def digest_of(facts: Any) -> str:
+    """Return a name for all that figures depend on."""
+    return hashlib.sha256(json.dumps([facts, STEPS, MARGIN], default=repr).encode()).hexdigest()[:32]
+
+
+def remembered(folder: Path | None, digest: str, candidates: Sequence[str]) -> Figures | None:
+    """Read the figures of an earlier start; None: there are none, or they cannot be read."""
+    if folder is None:
+        return None
+    try:
+        found = json.loads(_file(folder, digest).read_text())
+        times = {str(name): [float(second) for second in seconds] for name, seconds in found["times"].items()}
+        failed = {str(name): str(reason) for name, reason in found["failed"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    is_whole = bool(times) and {*times, *failed} <= set(candidates)
+    return Figures(times, failed) if is_whole and all(len(each) == len(STEPS) for each in times.values()) else None
+
+
+def remember(folder: Path | None, digest: str, figures: Figures) -> None:
+    """Keep figures for later starts, where a folder can be written."""
+    if folder is None or not figures.times or not figures.is_lasting:
+        return
+    with contextlib.suppress(OSError):  # then the next start measures again
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            json.dump({"times": figures.times, "failed": figures.failed}, file)
+        os.replace(file.name, _file(folder, digest))
+
+
+def _file(folder: Path, digest: str) -> Path:
+    return folder / f"attention-{digest}.json"
+
+
+def cuda_measuring(*, compiles_ahead: bool) -> Measuring:
+    """Return how backends are measured on the current CUDA device."""
+    from dovetail.runtime.kernels.ahead import CompiledAhead, cache_folder  # imports Triton
+
+    def compile_all(digest: str, rehearsals: Sequence[Callable[[], None]]) -> None:
+        if compiles_ahead:
+            CompiledAhead(["attention", digest]).compile(rehearsals)
+
+    return Measuring(cuda_seconds, cache_folder() / "dovetail", compile_all)
+
+
+def cuda_seconds(run: Run, is_captured: bool) -> float:
+    """Return the median seconds of some runs on the current stream; see `Clock`."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    if is_captured:
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+    again: Callable[[], object] = graph.replay if is_captured else run
+    times: list[float] = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        again()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
