@@ -4,7 +4,7 @@
 #   CONSTRAINTS   pins for pip; `make serve CONSTRAINTS=` takes the newest versions allowed (torch with CUDA)
 #   VENV_FLAGS    for `python -m venv`, e.g. --system-site-packages to use a torch that is installed already
 #   WORKERS       processes of `make test`, for two cores: one often waits; each runs whole files of tests, 0 is one
-#   PORT, ARGS    for `make serve`; ARGS also for `make test`, `make dev`, `make docs` and `make bench`
+#   PORT, ARGS    for `make serve`; ARGS also for `make test`, `make dev`, `make docs`, `make results`, `make bench`
 
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -21,7 +21,7 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test dev check ruff format spelling layers mypy types docs links release golden bench soak clean
+.PHONY: help setup serve test dev check ruff format spelling layers mypy types docs results links release golden bench soak clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -59,6 +59,9 @@ types: $(DEV_STAMP)  ## Check types with pyright too (needs node).
 
 docs: $(DEV_STAMP)  ## Build the documentation into build/site; any warning or dead link fails.
 	$(BIN)/python docs/site/build_site.py $(ARGS)
+
+results: $(DEV_STAMP)  ## Write the figures of README and docs; ARGS=out.json records what bench serve found first.
+	$(BIN)/python docs/site/write_results.py $(ARGS)
 
 release: $(DEV_STAMP)  ## Build dist/, check it, test the wheel on every Python here; ARGS=--draft before the release.
 	CONSTRAINTS=$(abspath $(CONSTRAINTS)) $(BIN)/python tests/packaging/release.py $(ARGS)

@@ -72,7 +72,7 @@ class LLM(OutlinesModel):
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | PathLike[str] | None = None,
         *,
         reasoning_parser: str | type[ReasoningParser] | None = "auto",
         tool_call_parser: str | type[ToolParser] | None = "auto",
@@ -113,8 +113,8 @@ class LLM(OutlinesModel):
         register(type(self))
         named = {"reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser}
         lists = {"plugins": plugins, "plugin_file": plugin_file, "deny": deny, "allow": allow}
-        settings |= {name: value for name, value in lists.items() if value}
-        settings |= {name: value for name, value in (("lock", lock), ("model_path", model)) if value is not None}
+        settings |= {name: value for name, value in lists.items() if value is not None and value != ()}
+        settings |= {name: value for name, value in (("lock", lock), ("model", model)) if value is not None}
         settings |= {n: value for n, value in (named | {"grammar_backend": grammar_backend}).items() if value != "auto"}
         classes = classes_of(settings)
         prepared = prepare(read_settings({**settings, "plugin_options": plugin_options}), classes)

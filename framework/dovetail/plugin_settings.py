@@ -18,6 +18,10 @@ from dovetail.word_lists import split_names
 
 ENV_PREFIX = "DOVETAIL_"
 ENV_OPTION = f"{ENV_PREFIX}PLUGIN__"
+ARGUMENT = "plugin_options["
+"""How the source of an option begins that `LLM` was given as an argument."""
+OF_THIS_RUN = ("--", ARGUMENT)
+"""How the sources of options begin that were meant for this run alone: flags and arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,9 +92,9 @@ class FakeFA3:
 
 
 class FakeVllm:
-    """Stands for the operators of vLLM's library, with the arguments that they have in vLLM 0.25.1.
+    """Stands for the operators of vLLM's library, with the arguments that they have in vLLM 0.25.1 and 0.33.0.
 
-    Source: the schemas and messages in `vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so` of its wheel.
+    Source: the schemas and messages in `vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so` of their wheels.
     """
 
     fwd_arguments: ClassVar[dict[str, bool]] = {

@@ -20,7 +20,7 @@ from dovetail.grammar.compile.memory import most_own_bytes, return_large_blocks
 from dovetail.processing.embeddings import TextRules
 from dovetail.processing.processor import Processor, ProcessorSetup, ProcessorStart
 from dovetail.processing.reranker import Reranker
-from dovetail.processing.sampling import Limits
+from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
 from dovetail_server.bodies.wire import Job
 from dovetail_server.bodies.work import do
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=float("inf"))
     parser.add_argument("--tokenizer", default=str(MODEL_DIR), help="folder of a model")
     arguments = parser.parse_args()
-    limits = Limits(vocab_size=4096, context_len=1 << 26, max_prompt_bytes=1 << 30)
+    limits = SamplingLimits(vocab_size=4096, context_len=1 << 26, max_prompt_bytes=1 << 30)
     setup = ProcessorSetup(folder=arguments.tokenizer)
     start = ProcessorStart(
         setup=setup,

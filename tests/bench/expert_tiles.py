@@ -48,6 +48,7 @@ SLOT = (1, 1024, 4)
 def graph_us(run: Callable[[], Any]) -> float:
     """Median time of a graph of `run`."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be filling what `run` reads
     with torch.cuda.stream(stream):
         run()
     torch.cuda.synchronize()

@@ -4,18 +4,21 @@
 addition to the stream, and with the norm behind it, beside NCCL; and compares the bits with shares that are added in
 rank order. `engine` serves each folder's `config.json` with dummy weights on one rank and on several, and says how many
 tokens a second one stream and 64 get. A folder's `@` and what follows are further settings
-(`FOLDER@expert_parallel=true,max_running_requests=64`).
+(`FOLDER@expert_parallel=true,max_running_requests=64`). `--profile 20` records so many decode steps of each load, and
+lists what the kernels of each rank take; `--skip-single` serves on several ranks only.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,10 +156,40 @@ def sums(size: int, *, check: bool) -> list[dict[str, Any]]:
         return found
 
 
-async def serve(folder: str, num: int, streams: tuple[int, ...], **changes: Any) -> dict[int, float]:
-    """Tokens a second of so many streams, once everybody decodes; by number of streams."""
+def kernels_of(trace: Path, steps: int) -> list[dict[str, Any]]:
+    """What the kernels of a rank take a step, by name, the longest first; and the device's time without any.
+
+    Kernels of two streams may overlap, and one may wait inside for another rank.
+    """
+    events = json.loads(trace.read_text())["traceEvents"]
+    found = sorted(
+        (e["ts"], e["dur"], e["name"]) for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+    took: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for _, lasted, name in found:
+        took[name] += lasted
+        count[name] += 1
+    ends = itertools.accumulate((at + lasted for at, lasted, _ in found), max)
+    idle = sum(max(0.0, at - end) for end, (at, _, _) in zip(ends, found[1:], strict=False))
+    span = max(at + lasted for at, lasted, _ in found) - found[0][0] if found else 0
+    rows = [
+        {"kernel": name[:60], "launches": round(count[name] / steps, 1), "us": us / steps, "us each": us / count[name]}
+        for name, us in took.most_common(16)
+    ]
+    every = {"kernel": "all", "launches": round(len(found) / steps, 1), "us": sum(took.values()) / steps}
+    return [*rows, every, {"kernel": "none runs", "us": idle / steps}, {"kernel": "a step", "us": span / steps}]
+
+
+async def serve(
+    folder: str, num: int, streams: tuple[int, ...], steps: int = 0, traces: Path = Path(), **changes: Any
+) -> dict[int, float]:
+    """Tokens a second of so many streams, once everybody decodes; by number of streams.
+
+    Records so many `steps` of each load into the folder `traces`.
+    """
     from dovetail.engine.process import ProcessClient, Restarts
-    from dovetail.messages import SamplingParams, Submit
+    from dovetail.messages import ProfileSpec, SamplingParams, Submit
     from dovetail.plugins import Registry, make_plan
     from dovetail.runtime.hf_config import architecture, quant_method, read_config
     from dovetail.settings import EngineSettings
@@ -189,22 +222,40 @@ async def serve(folder: str, num: int, streams: tuple[int, ...], **changes: Any)
             begin, end = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
             num_tokens = sum(num for run in runs for at, num in run if begin < at <= end)
             found[count] = num_tokens / (end - begin)
+            if steps:
+                runs = [[] for _ in range(count)]
+                loads = asyncio.gather(*(one(index, runs[index]) for index in range(count)))
+                while not all(runs):
+                    await asyncio.sleep(0.001)
+                spec = ProfileSpec(
+                    folder=str(traces), name=f"{Path(folder).name}-{count}x{num}", num_steps=steps, activities=("GPU",)
+                )
+                await client.control("start_profile", spec)
+                await loads
     finally:
         await client.close()
     return found
 
 
-def engines(folders: list[str], size: int) -> list[dict[str, Any]]:
+def engines(folders: list[str], size: int, *, skip_single: bool, steps: int) -> list[dict[str, Any]]:
     """Serve each folder on one rank, if it fits, and on several."""
+    with tempfile.TemporaryDirectory() as traces:
+        found = _engines(folders, size, skip_single, steps, Path(traces))
+        for trace in sorted(Path(traces).glob("*.trace.json")):
+            show(f"{trace.name.removesuffix('.trace.json')}: kernels, a step", kernels_of(trace, steps))
+        return found
+
+
+def _engines(folders: list[str], size: int, skip_single: bool, steps: int, traces: Path) -> list[dict[str, Any]]:
     found = []
     for given in folders:
         folder, _, more = given.partition("@")
         changes = dict(part.split("=", 1) for part in more.split(",") if part)
         row: dict[str, Any] = {"model": Path(folder).name + (f" ({more})" if more else "")}
         ranked = {name: value for name, value in changes.items() if not name.startswith("expert_parallel")}
-        for num, settings in ((1, ranked), (size, changes)):
+        for num, settings in ((1, ranked), (size, changes))[1 if skip_single else 0 :]:
             try:
-                rates = asyncio.run(serve(folder, num, STREAMS, **settings))
+                rates = asyncio.run(serve(folder, num, STREAMS, steps, traces, **settings))
             except Exception as error:  # one that does not fit on one GPU is served on several all the same
                 row[f"error_{num}"] = str(error)[:200]
                 continue
@@ -235,6 +286,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--meeting", type=Path)
     parser.add_argument("--check", action="store_true", help="compare bits; time little")
+    parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="list the kernels of decode steps")
+    parser.add_argument("--skip-single", action="store_true", help="do not serve on one rank")
     parser.add_argument("--json", type=Path)
     wish = parser.parse_args()
     if wish.what == "rank":
@@ -247,7 +300,7 @@ def main() -> None:
         result["sums"] = sums(wish.ranks, check=wish.check)
         show(f"{result['device']}, {wish.ranks} ranks: µs in a graph, width {WIDTH}", result["sums"])
     if wish.what in ("engine", "all"):
-        result["engines"] = engines(wish.folders, wish.ranks)
+        result["engines"] = engines(wish.folders, wish.ranks, skip_single=wish.skip_single, steps=wish.profile)
         show(f"{result['device']}: tokens/s, streams x ranks", result["engines"])
     if wish.json is not None:
         wish.json.write_text(json.dumps(result, indent=1))

@@ -19,8 +19,8 @@ from dovetail.messages import (
     Finish,
     Ready,
     Stats,
+    StepDeltas,
     Submit,
-    Tick,
     ToEngine,
     TokenDelta,
 )
@@ -74,7 +74,7 @@ class ScriptedCore:
             return ControlReply(id=message.id, result=stats)
         return None
 
-    def step(self) -> Tick:
+    def step(self) -> StepDeltas:
         """Make one step, when its time has come."""
         now = time.monotonic()
         if self.due > now:
@@ -91,7 +91,7 @@ class ScriptedCore:
             deltas.append(TokenDelta(handle=handle, ids=ids, prompt_tokens=9, cached_tokens=clock, finish=finish))
             if finish is not None:
                 del self.live[handle]
-        return Tick(step=self.steps, deltas=deltas)
+        return StepDeltas(step=self.steps, deltas=deltas)
 
 
 class ScriptedProcess(ProcessClient):

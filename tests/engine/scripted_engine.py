@@ -25,8 +25,8 @@ from dovetail.messages import (
     Finish,
     Ready,
     Stats,
+    StepDeltas,
     Submit,
-    Tick,
     TokenDelta,
 )
 
@@ -58,7 +58,7 @@ class Core:
                 elif isinstance(message, Abort):
                     if self.live.pop(message.handle, None) is not None:
                         last = TokenDelta(handle=message.handle, ids=[], finish=Finish("abort", None, "aborted"))
-                        self.transport.send(Tick(step=self.step, deltas=[last]))
+                        self.transport.send(StepDeltas(step=self.step, deltas=[last]))
                 elif isinstance(message, Control):
                     if message.op == "shutdown":
                         return
@@ -70,7 +70,7 @@ class Core:
         """Everything is nothing but what runs."""
         return dict.fromkeys(Stats.__struct_fields__, 0) | {"num_running": len(self.live)}
 
-    def make_step(self) -> Tick:
+    def make_step(self) -> StepDeltas:
         time.sleep(TICK_S)
         running = dict(list(self.live.items())[:MAX_RUNNING])
         if fresh := [handle for handle in running if handle not in self.admitted]:
@@ -89,7 +89,7 @@ class Core:
             if finish is not None:
                 del self.live[handle]
         self.step += 1
-        return Tick(step=self.step, deltas=deltas)
+        return StepDeltas(step=self.step, deltas=deltas)
 
 
 def main() -> None:

@@ -189,7 +189,7 @@ class Books:
             if request.finish is None and plan.number > request.void_step:
                 assert request not in self.broken[plan.number], "a token was made from what is not finite"
                 self.num_emitted += 1
-                request.take(1)
+                request.append_token(1)
                 if request.finish is not None:
                     scheduler.end(request)
 

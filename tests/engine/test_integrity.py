@@ -123,8 +123,8 @@ def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], 
     assert not world.pages.check_ownership(running) or fault is lock_for_nobody
     found = world.pages.repair(world.scheduler.running)
     assert found
-    assert len(found.victims) == num_victims
-    end(world, found.victims)
+    assert len(found.affected) == num_victims
+    end(world, found.affected)
     world.pages.check(world.scheduler.running)
     assert not world.pages.repair(world.scheduler.running)
     world.drain()
@@ -144,7 +144,7 @@ def test_any_mix_of_faults_is_repaired_in_one_go(seed: int, faults: list[Callabl
             fault(world)
         except (StopIteration, ValueError, IndexError):
             continue  # nobody to do this to in this world
-    end(world, world.pages.repair(world.scheduler.running).victims)
+    end(world, world.pages.repair(world.scheduler.running).affected)
     world.pages.check(world.scheduler.running)
     world.drain()
     world.pages.flush()

@@ -17,7 +17,7 @@ import pytest
 from dovetail.engine.life import BACKLOG_BYTES, EngineLife, Link
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.errors import ConfigError, EngineDeadError
-from dovetail.messages import SamplingParams, Submit, Tick, TokenDelta
+from dovetail.messages import SamplingParams, StepDeltas, Submit, TokenDelta
 from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
@@ -171,7 +171,7 @@ def test_streams_go_before_more_messages_when_there_are_many(qwen3: Path) -> Non
         await asyncio.sleep(0)
         del wire.calls[:]
         delta = TokenDelta(handle=1, ids=[1] * 100, prompt_tokens=3)
-        message = frame(msgspec.msgpack.encode(Tick(step=1, deltas=[delta])))
+        message = frame(msgspec.msgpack.encode(StepDeltas(step=1, deltas=[delta])))
         link.data_received(message)
         assert wire.calls == []
         link.data_received(message * (BACKLOG_BYTES // len(message) + 1))

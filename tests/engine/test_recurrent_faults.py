@@ -178,11 +178,11 @@ def test_what_waits_for_its_grammar_is_folded_in_once(folder: Path, overlap: boo
     core.handle(Submit(rid="", handle=1, prompt_ids=LONG[:41], params=params))
     request = core.scheduler.find(1)
     assert request is not None
-    request.undecided = True
+    request.waiting_for_grammar = True
     for _ in range(5):
         assert not [delta for delta in core.step().deltas if delta.ids]
     assert request.computed_len == 40
-    request.undecided = False
+    request.waiting_for_grammar = False
     assert [token for _ in range(20) for delta in core.step().deltas for token in delta.ids] == want
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.limits import Limits
+from dovetail.engine.limits import StepLimits
 from dovetail.engine.low_priority import BUSY_INTERVAL_S, BUSY_ROWS, IDLE_DELAY_S, INTERVAL_S, LowPriorityThrottle
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
@@ -46,7 +46,7 @@ class World:
             assert isinstance(reach, Window | Chunk)
             sizes.append(min(num_pages, floor_pages(seen_pages(reach, page_size), most, prefill, page_size)))
         self.pages = KVCacheManager(DeviceRows(most), page_size=page_size, num_pages=sizes, reaches=reaches)
-        step = Limits(max_running_requests=most, max_prefill_tokens=prefill)
+        step = StepLimits(max_running_requests=most, max_prefill_tokens=prefill)
         self.now = 100.0
         self.scheduler = Scheduler(self.pages, make_policy(policy), step, LowPriorityThrottle(lambda: self.now))
         self.count = 0
@@ -80,7 +80,7 @@ class World:
         self.scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
             if request.finish is None:
-                request.take(1)
+                request.append_token(1)
                 if request.finish is not None:
                     self.scheduler.end(request)
                     self.done.append(request)

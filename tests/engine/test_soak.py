@@ -111,7 +111,7 @@ class Soak:
 
 def stage_of(request: Request) -> str:
     """Where a request is."""
-    if request.undecided:
+    if request.waiting_for_grammar:
         return "compiling"
     if request.row < 0:
         return "retracted" if request.num_retractions else "waiting"

@@ -17,8 +17,8 @@ from dovetail.messages import (
     Abort,
     Finish,
     SamplingParams,
+    StepDeltas,
     Submit,
-    Tick,
     ToEngine,
     TokenDelta,
     TokenLogprob,
@@ -37,7 +37,7 @@ class Loopback(StreamClient):
         self.sent.append(message)
 
     def tick(self, *deltas: TokenDelta) -> None:
-        self._receive(Tick(step=1, deltas=list(deltas)))
+        self._receive(StepDeltas(step=1, deltas=list(deltas)))
 
     def lose(self) -> None:
         self._lost("gone")

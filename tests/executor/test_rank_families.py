@@ -13,6 +13,7 @@ from rank_engines import beside, make_core, said
 from dovetail.errors import ConfigError
 from dovetail.runtime.memory.plan import check_settings
 from dovetail.settings import EngineSettings
+from dovetail_server.cli import plan
 
 FAMILIES = beside("families", "models/families.py")
 QUANTISED = beside("quantised_checkpoints", "models/test_quantised.py")
@@ -71,6 +72,24 @@ def test_whole_experts(kind: str, tmp_path: Path) -> None:
         assert tokens(tmp_path, num, expert_parallel=True) == expected, num
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe"])
+def test_a_rank_holds_what_is_planned(
+    kind: str, is_whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`dovetail plan` counts a rank's weights to the byte: what is divided, and what every rank has."""
+    names = {name: num for name, num in EIGHT.items() if name in FAMILIES.config_of(kind).to_dict()}
+    FAMILIES.make_checkpoint(tmp_path, kind, vocab_size=VOCAB, **names)
+    [architecture] = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    core = make_core(tmp_path, architecture, tensor_parallel_size=4, expert_parallel=is_whole)
+    group: Any = core.executor
+    held = group.local.runner.weight_bytes
+    core.close()
+    flags = ["--device", "cpu", "--dtype", "float32", "--tp", "4", *(["--expert-parallel"] if is_whole else [])]
+    assert plan.main([str(tmp_path), "--json", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["weight_bytes"] == held
+
+
 def refused(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:
     """What an engine says instead of reading weights: one line."""
     monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
@@ -87,7 +106,8 @@ def test_experts_that_ranks_cannot_have_whole_are_refused(tmp_path: Path, monkey
     sparse, dense = (tmp_path / "sparse", "GptOssForCausalLM"), (tmp_path / "dense", "LlamaForCausalLM")
     both: dict[str, Any] = {"tensor_parallel_size": 2, "expert_parallel": True}
     said = refused(*sparse, monkeypatch, **both)
-    assert said == "layers.0.mlp.experts.gate_up: 5 experts cannot be divided among 2 ranks"
+    assert said.startswith("layers.0.mlp.experts.gate_up: 5 experts cannot be divided among 2 ranks; give a")
+    assert said.endswith("or leave out --expert-parallel")
     said = refused(*dense, monkeypatch, **both)
     assert said == "--expert-parallel: LlamaForCausalLM has no experts; leave it out"
     for settings, start in (

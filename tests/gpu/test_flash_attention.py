@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from dovetail.contracts.attention import AttentionBackend, Phase
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Phase
 from dovetail.testing.conformance.attention import DECODE, AttentionBackendConformance
-from dovetail.testing.conformance.attention_world import Case, World, compare, make_backend, make_world
+from dovetail.testing.conformance.attention_world import Case, World, compare, make_backend, make_world, verify
 from dovetail_backends.fa3 import FlashAttention3Backend
 from dovetail_backends.fa3_builds import find_build
 
@@ -24,11 +25,41 @@ LAYERS = (None, 7, None, 7)
 """Sliding windows of a step's layers."""
 
 
-class TestFlashAttention3(AttentionBackendConformance):
-    """The kit over the build that is installed."""
+class WithoutCompiler(FlashAttention3Backend):
+    """With a head dim of each kind that FlashAttention-3 has kernels for, and nothing that Triton would compile."""
 
-    plugin_class: ClassVar[Any] = FlashAttention3Backend
+    caps = replace(FlashAttention3Backend.caps, head_dims=frozenset({8, 16, 64, 72, 96, 128, 192, 256}))
+    write_kv = AttentionBackend.write_kv
+
+
+class TestFlashAttention3(AttentionBackendConformance):
+    """The kit over the build that is installed; the write is the `triton` backend's, and tested with it."""
+
+    plugin_class: ClassVar[Any] = WithoutCompiler
     page_sizes: ClassVar[tuple[int, ...]] = (1, 3, 16, 64, 128)
+
+
+@pytest.mark.parametrize("features", [{}, {"window": 300}, {"soft_cap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("page_size", [16, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_long_prompts_and_rows(head_dim: int, page_size: int, features: dict[str, Any]) -> None:
+    """Chunks of several tiles of the kernel, over long prefixes too, and decode rows whose keys are split."""
+    for dtype in (torch.bfloat16,) if features else (torch.bfloat16, torch.float16):
+        for lengths in ([(0, 700), (1300, 257)], [(1999, 1), (3, 1), (640, 1)], [(900, 1), (0, 130), (515, 64)]):
+            case = Case(
+                lengths=lengths, dtype=dtype, num_qo_heads=8, num_kv_heads=2, head_dim=head_dim, page_size=page_size,
+                **features,
+            )  # fmt: skip
+            verify(FlashAttention3Backend, case, CUDA)
+
+
+@pytest.mark.parametrize(("query", "kv", "dim"), [(14, 2, 64), (16, 8, 128), (32, 8, 128)])
+def test_heads_of_usual_models(query: int, kv: int, dim: int) -> None:
+    """The heads of a 0.5B, a 0.6B and an 8B model, 256 decode rows at once and a chunk of 2,048 tokens."""
+    rows = [(1 + 37 * i % 1000, 1) for i in range(256)]
+    for lengths in (rows, [(0, 2048)], [(100, 1), (0, 512), (512, 512)]):
+        case = Case(lengths=lengths, dtype=torch.bfloat16, num_qo_heads=query, num_kv_heads=kv, head_dim=dim)
+        verify(FlashAttention3Backend, case, CUDA)
 
 
 def recorded(backend: AttentionBackend, world: World) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
@@ -48,6 +79,7 @@ def recorded(backend: AttentionBackend, world: World) -> tuple[torch.cuda.CUDAGr
     backend.init_graph_state(max_batch=16, max_tokens=16)
     backend.plan(batch, Phase.CAPTURE)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step()
     torch.cuda.synchronize()
@@ -57,10 +89,8 @@ def recorded(backend: AttentionBackend, world: World) -> tuple[torch.cuda.CUDAGr
     return graph, outs
 
 
-def with_window(world: World, window: int | None) -> Any:
+def with_window(world: World, window: int | None) -> AttentionLayer:
     """The world's layer with another window."""
-    from dataclasses import replace
-
     return replace(world.layer, sliding_window=window)
 
 

@@ -90,9 +90,9 @@ def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service:
     service = make_service(2.0)
     start_process(service)
     began = time.monotonic()
-    tickets = [service.request((json_step({"type": "integer", "multipleOf": n}),)) for n in (5_000_011, 9_000_011)]
-    for ticket in tickets:
-        refused = settle(service, ticket)
+    futures = [service.request((json_step({"type": "integer", "multipleOf": n}),)) for n in (5_000_011, 9_000_011)]
+    for future in futures:
+        refused = settle(service, future)
         assert isinstance(refused, Refused)
         assert refused.code == TOO_COMPLEX
     assert time.monotonic() - began < 30  # the limit is 2 s; the machine may be busy
@@ -349,12 +349,12 @@ def test_waiting_counts(make_service: Make) -> None:
     service._swift.put("", lambda: held.wait(60))  # neither is there one for what is done soon
     service._timeout_s = 0.5
     late = (outlines_step("[gh]{2}"),)
-    ticket = service.request(late)
+    future = service.request(late)
     time.sleep(0.7)
     for pid in service.pids:
         os.kill(pid, signal.SIGKILL)
     held.set()
-    refused = settle(service, ticket)
+    refused = settle(service, future)
     assert isinstance(refused, Refused)
     assert refused.code == BUSY
     assert all(isinstance(settle(service, each), Refused) for each in hanging)
@@ -376,7 +376,7 @@ def test_plain_grammars_do_not_wait_behind_hard_ones(make_service: Make, monkeyp
     monkeypatch.setattr("dovetail.grammar.compile.service.SWIFT_S", 300.0)
     for letters in ("ab", "cd", "ef"):
         assert isinstance(settle(service, service.request((outlines_step(f"[{letters}]{{2}}"),))), Enforced)
-    assert not any(ticket.is_ready for ticket in (*hanging, third))
+    assert not any(future.is_ready for future in (*hanging, third))
     for pid in service.pids:
         os.kill(pid, signal.SIGKILL)
     assert isinstance(settle(service, third), Enforced)
@@ -396,7 +396,7 @@ def test_what_waits_is_bounded_per_owner_and_in_all(make_service: Make) -> None:
     assert outcome(service, steps[4], "c") == FULL
     assert service.num_waiting == 3
     held.set()
-    assert all(isinstance(settle(service, ticket), Enforced) for ticket in (*first, third))
+    assert all(isinstance(settle(service, future), Enforced) for future in (*first, third))
     assert service.num_waiting == 0
     assert isinstance(settle(service, service.request(steps[2], "a")), Enforced)
     assert not service._waiting.num
@@ -404,9 +404,9 @@ def test_what_waits_is_bounded_per_owner_and_in_all(make_service: Make) -> None:
 
 def outcome(service: GrammarService, steps: Any, owner: str) -> str | None:
     """The code of a refusal at once."""
-    ticket = service.request(steps, owner)
-    assert isinstance(ticket.outcome, Refused)
-    return ticket.outcome.code
+    future = service.request(steps, owner)
+    assert isinstance(future.outcome, Refused)
+    return future.outcome.code
 
 
 def test_bytes_that_wait_are_bounded(make_service: Make) -> None:
@@ -427,11 +427,11 @@ def test_what_nobody_waits_for_is_not_compiled(make_service: Make) -> None:
     for _ in range(2):
         service._inline.put("", lambda: held.wait(60))
     steps = (json_step({"const": 1}),)
-    ticket, same = service.request(steps), service.request(steps)
-    service.release(ticket)
+    future, same = service.request(steps), service.request(steps)
+    service.release(future)
     service.release(same)
     held.set()
-    refused = settle(service, ticket)
+    refused = settle(service, future)
     assert isinstance(refused, Refused)
     assert isinstance(settle(service, service.request(steps)), Enforced)
 
@@ -459,8 +459,8 @@ def test_who_comes_while_a_job_is_given_up_is_served(make_service: Make, monkeyp
     assert isinstance(settle(service, (joined or [service.request(steps)])[0]), Enforced)
 
 
-def test_a_backend_that_raises_anywhere_fills_the_ticket(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request whose ticket is never filled would wait without end, and so would all others without a thread."""
+def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose future is never filled would wait without end, and so would all others without a thread."""
     service = make_service(1.0)
     settle(service, service.request((json_step({"type": "null"}),)))
     start_process(service)

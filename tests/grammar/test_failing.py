@@ -88,14 +88,14 @@ def failing(
     service, request = core.grammars.service, core.grammars.service.request
 
     def made(steps: Any, owner: str = "", **options: Any) -> CompileFuture:
-        ticket = request(steps, owner, **options)
-        while not ticket.is_ready:
+        future = request(steps, owner, **options)
+        while not future.is_ready:
             service.wait(1)
-        outcome = ticket.outcome
+        outcome = future.outcome
         if isinstance(outcome, Enforced) and steps[outcome.step] in bad:
             grammar = FailingGrammar(outcome.compiled, num, at_fill=at_fill)
             return CompileFuture(Enforced(outcome.step, grammar, outcome.backend, outcome.ignored))
-        return ticket
+        return future
 
     monkeypatch.setattr(service, "request", made)
 

@@ -150,7 +150,7 @@ def cases(tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[FormatSpec,
 
 
 def signs(gate: ReasoningGate) -> tuple[object, ...]:
-    return gate.reasoning_tokens, gate.in_reasoning, gate.free, gate.only, gate.offered, gate.banned
+    return gate.reasoning_tokens, gate.in_reasoning, gate.free, gate.forced_ids, gate.extra_id, gate.forbidden_id
 
 
 def test_gate_and_parser_agree_after_every_token(tokenizer: Tokenizer) -> None:

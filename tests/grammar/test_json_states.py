@@ -228,11 +228,11 @@ def test_the_service_has_states_told_once_a_grammar_is_in_force(small: Vocabular
     service = GrammarService(plugins, lambda: small, timeout_s=30, cache_bytes=1 << 20)
     try:
         option = GrammarOption(backend="llguidance", kind="json", source=json.dumps(SCHEMAS[2]))
-        ticket = service.request((option,))
+        future = service.request((option,))
         until = time.monotonic() + 60
-        while not ticket.is_ready and time.monotonic() < until:
+        while not future.is_ready and time.monotonic() < until:
             service.wait(0.01)
-        enforced = ticket.outcome
+        enforced = future.outcome
         assert isinstance(enforced, Enforced)
         grammar, backend = enforced.compiled, enforced.backend
         assert isinstance(grammar, LlguidanceGrammar)

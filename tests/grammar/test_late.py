@@ -32,23 +32,23 @@ def known(core: EngineCore) -> CompileFuture:
     """The grammar, compiled: what a request gets whenever a test says so."""
     assert core.grammars is not None
     service = core.grammars.service
-    ticket = service.request((STEP,))
-    while not ticket.is_ready:
+    future = service.request((STEP,))
+    while not future.is_ready:
         service.wait(1)
-    return ticket
+    return future
 
 
 class Late:
     """Tickets that stay open until told otherwise, in place of the service's."""
 
     def __init__(self, core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tickets: list[CompileFuture] = []
+        self.futures: list[CompileFuture] = []
         assert core.grammars is not None
         monkeypatch.setattr(core.grammars.service, "request", self._request)
 
     def _request(self, steps: Any, owner: str, **_: Any) -> CompileFuture:
-        self.tickets.append(CompileFuture())
-        return self.tickets[-1]
+        self.futures.append(CompileFuture())
+        return self.futures[-1]
 
 
 NAMES = ["g", "f", "f0", "f1"]
@@ -87,8 +87,8 @@ def test_a_grammar_that_is_ready_in_time_costs_no_step(
 
     def compiled_meanwhile(plan: Any) -> Any:
         launched = launch(plan)
-        for ticket in late.tickets:
-            ticket.fill(known.outcome)
+        for future in late.futures:
+            future.fill(known.outcome)
         return launched
 
     monkeypatch.setattr(core.executor.stepper, "launch", compiled_meanwhile)
@@ -120,7 +120,7 @@ def test_a_grammar_that_comes_late_changes_nothing_but_the_time(
     assert "g" not in found
     [request] = [r for r in core.scheduler.running if r.rid == "g"]
     assert request.computed_len == length - 1  # the rest is done while it waits
-    late.tickets[0].fill(known.outcome)
+    late.futures[0].fill(known.outcome)
     found |= {rid: found.get(rid, []) + ids for rid, ids in run(core).items()}
     assert found["g"] == want
     assert all(len(found[f"f{i}"]) == 12 for i in range(company))
@@ -137,8 +137,8 @@ def test_a_grammar_that_is_refused_late_ends_its_request_alone(
 
     def refused_meanwhile(plan: Any) -> Any:
         launched = launch(plan)
-        for ticket in late.tickets:
-            ticket.fill(Refused("no such thing", "invalid_grammar"))
+        for future in late.futures:
+            future.fill(Refused("no such thing", "invalid_grammar"))
         return launched
 
     monkeypatch.setattr(core.executor.stepper, "launch", refused_meanwhile)

@@ -159,3 +159,23 @@ def test_masks_of_a_step_are_packed(small: Vocabulary, sets: TokenSets) -> None:
     many = buffer.mask_of(fill_masks([forced] * 40, [False] * 40, buffer.lend)[0])
     assert many is not None
     assert many.words.shape == (40, small.mask_words)
+
+
+def test_masks_are_written_once(small: Vocabulary, sets: TokenSets) -> None:
+    """256 rows: what grammars wrote is what is applied here, or sent to a device, with no second copy on the host."""
+    buffer = MaskBuffer(small.mask_words, torch.device("cpu"), 256)
+    thinking = MarkedThinking(state="in", start=START, end=END, budget=0)
+    rows = [Constraint(sets, make_gate(thinking, small.tokens, constrained=False), None) for _ in range(256)]
+    lent: list[np.ndarray] = []
+
+    def lend(num: int) -> np.ndarray:
+        lent.append(buffer.lend(num))
+        return lent[-1]
+
+    mask = buffer.mask_of(fill_masks(rows, [False] * 256, lend)[0])
+    assert mask is not None
+    assert len(lent) == 1
+    assert mask.words.numpy().__array_interface__["data"] == lent[0].__array_interface__["data"]
+    assert ids_of(mask.words[255].numpy()) == [365]
+    buffer.send(256)
+    assert torch.equal(buffer.sent, mask.words)

@@ -53,13 +53,13 @@ def make_service(small: Vocabulary) -> Iterator[Callable[..., GrammarService]]:
         service.close()
 
 
-def settle(service: GrammarService, ticket: CompileFuture, timeout_s: float = 60) -> Enforced | Refused:
-    """Wait for a ticket."""
+def settle(service: GrammarService, future: CompileFuture, timeout_s: float = 60) -> Enforced | Refused:
+    """Wait for a future."""
     deadline = time.monotonic() + timeout_s
-    while ticket.outcome is None:
+    while future.outcome is None:
         assert time.monotonic() < deadline
         service.wait(0.05)
-    return ticket.outcome
+    return future.outcome
 
 
 def start_process(service: GrammarService) -> None:
@@ -87,9 +87,9 @@ def test_what_is_in_force_is_not_compiled_again_for_who_goes_on_with_it(
     missing, good = GrammarOption(backend="missing", kind="regex", source="x"), outlines_step("[ab]{4}")
     whole = settle(service, service.request((missing, good)))
     assert isinstance(whole, Enforced)
-    ticket = service.known((missing, good), 1)
-    assert ticket is not None
-    assert ticket.outcome is whole
+    future = service.known((missing, good), 1)
+    assert future is not None
+    assert future.outcome is whole
     assert service.known((missing, good), 0) is None
     alone = settle(service, service.request((outlines_step("[ab]{5}"),)))
     later = settle(service, service.request((missing, outlines_step("[ab]{5}"))))
@@ -100,7 +100,7 @@ def test_what_is_in_force_is_not_compiled_again_for_who_goes_on_with_it(
 
 
 def test_equal_grammars_compile_once_and_are_remembered(make_service: Callable[[float], GrammarService]) -> None:
-    """Requests that wait for the same grammar share a ticket; later ones have it at once, failures too."""
+    """Requests that wait for the same grammar share a future; later ones have it at once, failures too."""
     service = make_service(20)
     steps, bad = (outlines_step("[ab]{3}"),), (outlines_step("("),)
     first, second = service.request(steps), service.request((outlines_step("[ab]{3}"),))
@@ -128,7 +128,7 @@ def test_a_hanging_compilation_is_killed_alone(
     assert hanging.outcome is None
     short = make_service(600)
     assert isinstance(settle(short, short.request((outlines_step("warm"),))), Enforced)
-    template = short.template_pid
+    template = short.fork_server_pid
     monkeypatch.setattr(short, "_timeout_s", 1.0)
     refused = settle(short, short.request((outlines_step(ENDLESS),)))
     assert isinstance(refused, Refused)
@@ -137,7 +137,7 @@ def test_a_hanging_compilation_is_killed_alone(
     assert short.pids == []
     monkeypatch.setattr(short, "_timeout_s", 600.0)
     assert isinstance(settle(short, short.request((outlines_step("[ef]{2}"),))), Enforced)
-    assert short.template_pid == template
+    assert short.fork_server_pid == template
 
 
 def test_a_grammar_that_allows_no_text_is_not_enforced(make_service: Callable[..., GrammarService]) -> None:
@@ -157,9 +157,9 @@ def test_a_grammar_that_allows_no_text_is_not_enforced(make_service: Callable[..
 def test_a_killed_compile_process_costs_one_request(make_service: Callable[[float], GrammarService]) -> None:
     """A process that dies while it compiles ends that request with an error; the next one is compiled."""
     service = make_service(600)
-    ticket = service.request((outlines_step(ENDLESS),))
+    future = service.request((outlines_step(ENDLESS),))
     os.kill(working(service), signal.SIGKILL)
-    refused = settle(service, ticket)
+    refused = settle(service, future)
     assert isinstance(refused, Refused)
     assert "crashed" in refused.message
     assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
@@ -177,8 +177,8 @@ def test_a_start_takes_nothing_of_a_grammars_time(
 
     monkeypatch.setattr(ForkTemplate, "_make", slow)
     service = make_service(2.0)
-    tickets = [service.request((outlines_step(f"[gh]{{{num}}}"),)) for num in range(1, 5)]
-    assert all(isinstance(settle(service, ticket), Enforced) for ticket in tickets)
+    futures = [service.request((outlines_step(f"[gh]{{{num}}}"),)) for num in range(1, 5)]
+    assert all(isinstance(settle(service, future), Enforced) for future in futures)
     began = time.monotonic()
     refused = settle(service, service.request((outlines_step(ENDLESS),)))
     assert isinstance(refused, Refused)
@@ -188,16 +188,16 @@ def test_a_start_takes_nothing_of_a_grammars_time(
 def test_a_killed_template_costs_nothing(make_service: Callable[[float], GrammarService]) -> None:
     """What was forked from it goes on, and the next grammar is compiled by another."""
     service = make_service(600)
-    ticket = service.request((outlines_step(ENDLESS),))
-    pid, template = working(service), service.template_pid
+    future = service.request((outlines_step(ENDLESS),))
+    pid, template = working(service), service.fork_server_pid
     assert template is not None
     os.kill(template, signal.SIGKILL)
     assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
-    assert service.template_pid != template
+    assert service.fork_server_pid != template
     assert service.pids == [pid]
-    assert not ticket.is_ready
+    assert not future.is_ready
     service.close()
-    assert isinstance(settle(service, ticket), Refused)
+    assert isinstance(settle(service, future), Refused)
 
 
 def working(service: GrammarService) -> int:

@@ -109,13 +109,13 @@ def service(small: Vocabulary) -> Any:
 
 
 def settled(service: GrammarService, route: Route) -> Enforced:
-    ticket = service.request(route.steps)
+    future = service.request(route.steps)
     for _ in range(600):
-        if ticket.is_ready:
+        if future.is_ready:
             break
         service.wait(0.1)
-    assert isinstance(ticket.outcome, Enforced), ticket.outcome
-    return ticket.outcome
+    assert isinstance(future.outcome, Enforced), future.outcome
+    return future.outcome
 
 
 def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarService, small: Vocabulary) -> None:

@@ -57,15 +57,26 @@ def matrices(folder: Path) -> dict[str, FileTensor]:
     return {name: tensor for name, tensor in found.items() if name.endswith(".weight") and len(tensor.shape) == 2}
 
 
-def pack_model(plain: Path, packed: Path, method: Method) -> int:
-    """Pack what the method can of a plain checkpoint, which gets those numbers itself; returns how many matrices."""
+def pack_model(plain: Path, packed: Path, method: Method, only: str = "") -> int:
+    """Pack what the method can of a plain checkpoint, which gets those numbers itself; returns how many matrices.
+
+    Args:
+        plain: The checkpoint.
+        packed: A folder that is not there yet.
+        method: Packs a matrix.
+        only: Part of the names of those that are packed.
+    """
     shutil.copytree(plain, packed)
     of_file = {file.name: load_file(file) for file in plain.glob("*.safetensors")}
     wanted, num = matrices(plain), 0
     for file, tensors in of_file.items():
         made: dict[str, Tensor] = {}
         for name, tensor in list(tensors.items()):
-            fits = name in wanted and all(size % unit == 0 for size, unit in zip(tensor.shape, (8, 32), strict=False))
+            fits = (
+                name in wanted
+                and only in name
+                and all(size % unit == 0 for size, unit in zip(tensor.shape, (8, 32), strict=False))
+            )
             if not fits:
                 made[name] = tensor
                 continue

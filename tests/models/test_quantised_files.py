@@ -14,16 +14,23 @@ from quantised_models import loaded, pack_model, plugin_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dovetail.contracts.layers import Parallel
 from dovetail.errors import ModelError
 from dovetail.layers.packed import PackedLinear
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime.checkpoint.quantization import choose_quantization, dummy_bytes
+from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantization, factory_of
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
 from dovetail.runtime.runner import ModelRunner
 from dovetail.settings import EngineSettings
 from dovetail.testing.conformance.model_runtime import TinyEngine
 
+BLOCKS_OF_128 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {"weights": {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [128, 128]}}
+    },
+}
 PROMPTS = [[5, 7, 11, 13, 17, 19, 23, 29], [3, 4]]
 
 
@@ -105,6 +112,45 @@ def test_dummies_of_gpt_oss_are_packed_as_published(tmp_path: Path) -> None:
     assert plain - packed == numel * 4 - numel * 17 // 32, "float32 against 4 bits, and 8 for every 32"
 
 
+@pytest.mark.parametrize(
+    ("quantised", "num_bytes"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1 + 4 / 128),
+        ({"quant_method": "fp8", "weight_block_size": [128, 64]}, 4),  # no kernel reads such blocks: written out
+        (METHODS["ct-float-blocks"].config, 4),  # of 32
+        (BLOCKS_OF_128, 1 + 4 / 128),
+    ],
+)
+def test_dummies_of_fp8_blocks_have_their_scales(quantised: dict[str, Any], num_bytes: float, tmp_path: Path) -> None:
+    """A scale for as many inputs as a checkpoint's; a matrix that blocks do not divide is plain, as it is read."""
+    folder = tmp_path / "model"
+    sizes = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 320, "moe_intermediate_size": 128}
+    make_checkpoint(folder, "glm4_moe", **sizes)
+    plain = memory_of(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": dict(quantised)}))
+    attention = 2 * ((128 + 2 * 64) * 128 + 128 * 128)
+    behind = 2 * 320 * 128 + (5 + 1) * 3 * 128 * 128  # the first layer's MLP, without the half of 320 inputs; experts
+    assert plain - memory_of(folder) == (attention + behind) * (4 - num_bytes)
+
+
+def test_dummies_follow_what_a_checkpoint_leaves_out(tmp_path: Path) -> None:
+    """Kimi-K2's experts alone are packed, as its `ignore` names all others; where a router is left out, all are."""
+    folder, sizes = tmp_path / "model", {"moe_intermediate_size": 64, "hidden_size": 64, "intermediate_size": 96}
+    make_checkpoint(folder, "deepseek_v3", **sizes)
+    plain = memory_of(folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    scheme = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    words = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": scheme}}}
+    others = ["re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+    experts = 2 * 8 * 3 * 64 * 64 * (4 - 1 / 2 - 2 / 32)
+    for left_out, is_alone in ((others, True), (["lm_head", r"re:.*mlp\.gate$"], False)):
+        file.write_text(json.dumps(config | {"quantization_config": words | {"ignore": left_out}}))
+        saved = plain - memory_of(folder)
+        assert saved == experts if is_alone else saved > experts
+
+
 def memory_of(folder: Path) -> int:
     """Return the bytes of weights that an engine of dummies holds, once it has planned with as many."""
     hf = read_config(folder)
@@ -118,9 +164,9 @@ def memory_of(folder: Path) -> int:
     plugins = load(made, "engine")
     chosen, model = choose_quantization(plugins, hf), plugins.get("model", architecture(hf, folder))
     runner = ModelRunner(settings, plugins)
-    planned = dummy_bytes(chosen and chosen[1], hf, model, runner.config, torch.float32)
-    assert planned in (None, runner.weight_bytes)
-    assert all(bool(param.isfinite().all()) for param in runner.model.parameters() if param.is_floating_point())
+    factory = factory_of(chosen and chosen[1], hf, model.weight_map(runner.config), None)
+    assert built_bytes(model, runner.config, torch.float32, factory, Parallel()) == runner.weight_bytes
+    assert all(bool(param.float().isfinite().all()) for param in runner.model.parameters())
     return int(runner.weight_bytes)
 
 

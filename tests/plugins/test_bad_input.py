@@ -258,7 +258,7 @@ def test_options_of_the_wrong_type(site: FakeSite, failure, monkeypatch: pytest.
     )
 
 
-def test_unknown_options(site: FakeSite, failure) -> None:
+def test_unknown_options(site: FakeSite, failure, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that the plugin does not have suggests the nearest; one for a plugin that is not selected says so."""
     parser(site, before=OPTIONS, body="    Options = Options\n")
     named = ("--reasoning-parser", "acme-r2")
@@ -268,6 +268,8 @@ def test_unknown_options(site: FakeSite, failure) -> None:
     message = failure(*named, "--acme.top-k=5")
     assert message.startswith("--acme.top-k: plugin 'acme' is not selected; selected: Qwen3ForCausalLM, ")
     assert message.endswith("; name it, for example with --plugin acme")
+    monkeypatch.setenv("DOVETAIL_PLUGIN__ACME__FAST", "1")
+    assert failure(*named, "--acme.top-k=5") == message  # also where a variable for other runs stands before it
     assert (
         failure(*named, "--acme-r2.top-k=5", "--acme-r2.top_k", "6") == "--acme-r2.top_k is given twice; give it once"
     )

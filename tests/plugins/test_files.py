@@ -86,10 +86,14 @@ def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
             "",
             r"--plugin-file '.*text\.txt': is neither a \.py file nor a folder with an __init__\.py; .* pip",
         ),
-        ("empty.py", "", r"--plugin-file empty\.py: defines no plugin; subclass one of ModelPlugin, .* with @hookimpl"),
-        ("bad.py", "1 / 0", r"bad\.py: running it raised ZeroDivisionError: division by zero; correct the file"),
-        ("exits.py", "raise SystemExit(0)", r"exits\.py: running it raised SystemExit: 0; correct the file"),
-        ("slow.py", "import time; time.sleep(60)", r"slow\.py: running it did not end within 0\.2 s; fix or disable"),
+        (
+            "empty.py",
+            "",
+            r"--plugin-file '.*empty\.py': defines no plugin; subclass one of ModelPlugin, .* with @hookimpl",
+        ),
+        ("bad.py", "1 / 0", r"bad\.py': running it raised ZeroDivisionError: division by zero; correct the file"),
+        ("exits.py", "raise SystemExit(0)", r"exits\.py': running it raised SystemExit: 0; correct the file"),
+        ("slow.py", "import time; time.sleep(60)", r"slow\.py': running it did not end within 0\.2 s; fix or disable"),
     ],
 )
 def test_a_bad_file_stops_the_start(tmp_path: Path, name: str, source: str | None, message: str) -> None:
@@ -108,7 +112,9 @@ def test_lists_and_locks_hold_for_files_too(tmp_path: Path) -> None:
         plan("--plugin-file", str(file), "--plugin-deny", "denied.py", "--reasoning-parser", "acme-r2")
     lock = tmp_path / "lock"
     lock.write_text('{"lock": 1, "distributions": []}')
-    with pytest.raises(PluginError, match=r"denied\.py': a file cannot be locked; leave out --plugins-locked"):
+    with pytest.raises(
+        PluginError, match=r"^--plugin-file '.*denied\.py': a file cannot be locked; leave out --plugins-locked"
+    ):
         plan("--plugin-file", str(file), "--plugins-locked", str(lock))
 
 
@@ -171,6 +177,17 @@ def test_two_files_of_one_name(tmp_path: Path) -> None:
         plan("--plugin-file", files)
 
 
+def test_a_file_given_twice_is_one(tmp_path: Path) -> None:
+    """By itself and in a folder of plugins, or by two names of one place: it is run and registered once."""
+    folder = folder_of_plugins(tmp_path / "plugins")
+    (tmp_path / "link").symlink_to(folder)
+    given = f"{folder / 'plain.py'},{tmp_path / 'link' / 'plain.py'}"
+    registry, _ = plan("--plugin-file", given, "--plugins-dir", f"{folder},{tmp_path / 'link'}")
+    assert sorted(record.name for record in registry.records if record.distribution == "plain.py") == sorted(
+        record.name for record in plan("--plugins-dir", str(folder))[0].records if record.distribution == "plain.py"
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -179,7 +196,7 @@ def test_two_files_of_one_name(tmp_path: Path) -> None:
         (lambda folder: folder.mkdir(), r"--plugins-dir '.*': holds no plugin; put Python files into it, or folders"),
         (
             lambda folder: (folder_of_plugins(folder) / "zero.py").write_text("1 / 0"),
-            r"zero\.py: running it raised ZeroDivisionError",
+            r"^--plugins-dir '.*plugins': zero\.py: running it raised ZeroDivisionError",
         ),
     ],
     ids=["none", "a file", "empty", "one of them fails"],

@@ -118,7 +118,7 @@ def test_a_file_whose_class_needs_a_later_minor_version_is_refused(tmp_path: Pat
     with pytest.raises(PluginError) as error:
         add_file(registry, tmp_path / "late.py")
     assert str(error.value) == (
-        f"--plugin-file late.py: {kind} 'acme': it needs API 1.99 of {kind}, "
+        f"--plugin-file {str(tmp_path / 'late.py')!r}: {kind} 'acme': it needs API 1.99 of {kind}, "
         f"this dovetail speaks 1.{spoken.minor}; upgrade dovetail"
     )
     assert [(record.kind, record.distribution) for record in registry.records] == [(kind, "fits.py")]
@@ -137,6 +137,7 @@ def test_such_a_file_ends_the_start_with_one_line(tmp_path: Path, by_folder: boo
         check=False,
         timeout=120,
     )
-    said = "--plugin-file late.py: reasoning_parser 'acme': it needs API 1.99 of reasoning_parser, "
+    where = f"--plugins-dir {str(tmp_path)!r}: late.py" if by_folder else f"--plugin-file {str(file)!r}"
+    said = f"{where}: reasoning_parser 'acme': it needs API 1.99 of reasoning_parser, "
     assert done.returncode == 2, done.stderr
     assert [said in line for line in done.stderr.splitlines()] == [True], done.stderr

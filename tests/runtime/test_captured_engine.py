@@ -101,7 +101,7 @@ class ScriptedGrammars:
     def take(self, request: Request, message: Submit) -> None:
         """As the manager's."""
         if message.grammar:
-            request.undecided = self.patience > 0
+            request.waiting_for_grammar = self.patience > 0
             if self.patience:
                 self.open.append([request, self.patience])
             else:
@@ -112,7 +112,7 @@ class ScriptedGrammars:
         for entry in self.open:
             entry[1] -= 1
             if entry[1] == 0:
-                entry[0].undecided = False
+                entry[0].waiting_for_grammar = False
                 entry[0].constraint = Thirds()
         self.open = [entry for entry in self.open if entry[1] > 0]
         return []

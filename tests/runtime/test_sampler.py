@@ -169,12 +169,12 @@ def test_logprobs_are_those_of_the_model() -> None:
 
 
 def test_logits_that_are_not_finite_are_reported_and_harm_no_neighbour() -> None:
-    """A NaN row is marked broken; the row beside it draws what it draws alone."""
+    """A NaN row is marked; the row beside it draws what it draws alone."""
     x = logits(2)
     alone = sample(x[1:], [row(5, temperature=1.0)]).ids[0]
     x[0, 3] = float("nan")
     outcome = sample(x, [row(4, temperature=1.0), row(5, temperature=1.0)])
-    assert outcome.broken.tolist() == [True, False]
+    assert outcome.non_finite.tolist() == [True, False]
     assert outcome.ids[1] == alone
 
 
@@ -231,7 +231,7 @@ def test_logits_that_are_not_finite_are_found_behind_a_mask(dtype: torch.dtype, 
     x[0, 7] = bad
     x[1, 45] = float("-inf")
     sampled = sample(x, [row(temperature=0) for _ in range(3)], masked(3, 45, 45, 45))
-    assert sampled.broken.tolist() == [True, False, False]
+    assert sampled.non_finite.tolist() == [True, False, False]
     assert sampled.ids[2] == 45
 
 

@@ -40,7 +40,7 @@ def test_a_steps_inputs_are_gathered(num: int, page_size: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("vocab", [7, 4096, 10_001])
 def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) -> None:
-    """Tokens, lengths and broken rows equal the torch version's; ties take the lowest id, the spare row nothing."""
+    """Tokens, lengths and rows not finite equal torch's; ties take the lowest id, the padding row nothing."""
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(6, vocab, generator=generator).to(dtype)
     logits[1, vocab - 1] = logits[1, 3] = 50.0
@@ -75,16 +75,16 @@ def test_a_token_that_is_not_finite_breaks_its_request(hidden_size: int, dtype: 
         hidden[token, hidden_size - 1] = value
         hidden[13] = math.nan
         for check in (step_ops.check_tokens, step_triton.check_tokens):
-            broken = torch.zeros(5, dtype=torch.bool)
-            broken[2] = True  # by its logits
-            check(hidden, starts, broken)
-            assert broken.nonzero()[:, 0].tolist() == sorted((2, request)), (token, check)
+            non_finite = torch.zeros(5, dtype=torch.bool)
+            non_finite[2] = True  # by its logits
+            check(hidden, starts, non_finite)
+            assert non_finite.nonzero()[:, 0].tolist() == sorted((2, request)), (token, check)
 
 
 def test_finite_tokens_break_nobody() -> None:
     """One request of one token, and the largest numbers that there are."""
     hidden = torch.full((1, 70), torch.finfo(torch.bfloat16).max, dtype=torch.bfloat16)
     for check in (step_ops.check_tokens, step_triton.check_tokens):
-        broken = torch.zeros(1, dtype=torch.bool)
-        check(hidden, torch.tensor([0, 1], dtype=torch.int32), broken)
-        assert not broken.any()
+        non_finite = torch.zeros(1, dtype=torch.bool)
+        check(hidden, torch.tensor([0, 1], dtype=torch.int32), non_finite)
+        assert not non_finite.any()

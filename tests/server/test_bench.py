@@ -17,6 +17,7 @@ import pytest
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ConfigError
 from dovetail.messages import EngineInfo
+from dovetail_server import kernel_cache
 from dovetail_server.bench.drive import Seen, num_workers
 from dovetail_server.bench.engine import Round
 from dovetail_server.bench.figures import figures_of
@@ -26,7 +27,7 @@ from dovetail_server.bench.latency import LatencyOptions, check_room
 from dovetail_server.bench.prompts import RandomIds, RandomText, Vocabulary, read_dataset
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import Counts
-from dovetail_server.bench.workloads import STANDARD, USER, Workload
+from dovetail_server.bench.workloads import STANDARD, USER, Workload, sampling_text
 from dovetail_server.cli import bench, bench_serve
 from dovetail_server.settings import ServeSettings
 
@@ -219,6 +220,43 @@ def test_the_user_suite_runs(
     assert [each["completion_tokens"] for each in found] == [12] * 6
     assert "of the output tok/s of greedy-1" in out
     assert "chat, prompts: text" in out
+    assert "sampling: greedy (greedy-1)" in out
+    assert "sampling: temperature 0.7, top-p 0.9, frequency penalty 0.5, presence penalty 0.5" in out
+    assert "cached" in out
+    assert "tok/" in out
+
+
+def test_sampling_is_told_with_what_the_server_adds() -> None:
+    """Fields of the requests, then the model's own of what they leave open; draws mean nothing to greedy replies."""
+    defaults = {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
+    by_name = {workload.name: workload for workload in USER}
+    told = {
+        name: sampling_text(by_name[name], 0.0, defaults) for name in ("greedy-1", "usual-1", "schema-1", "tools-1")
+    }
+    own = "repetition_penalty 1.1 of the model's own"
+    usual = "temperature 0.7, top-p 0.9"
+    assert told == {
+        "greedy-1": f"greedy, {own}",
+        "usual-1": f"{usual}, {own}, top-k 20 of the model's own",
+        "schema-1": f"{usual}, a JSON schema, {own}, top-k 20 of the model's own",
+        "tools-1": f"{usual}, a tool that must be called, {own}, top-k 20 of the model's own",
+    }
+    assert sampling_text(by_name["greedy-1"], 1.0, {}) == "temperature 1"
+
+
+def test_a_kernel_cache_is_empty_full_or_lacks_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told of what it held before the start, and of what was compiled since."""
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: tmp_path)
+    empty = kernel_cache.CacheLook.now()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.cubin").write_bytes(b"1")
+    assert (empty.state(), empty.num_new) == ("empty", 1)
+    full = kernel_cache.CacheLook.now()
+    assert (full.state(), full.num_new) == ("full", 0)
+    (tmp_path / "a" / "y.cubin").write_bytes(b"1")
+    assert full.state() == "1 kernels there, 1 missing"
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: None)
+    assert kernel_cache.CacheLook.now().state() == "empty"
 
 
 def test_client_processes_follow_the_load() -> None:
@@ -379,6 +417,14 @@ def test_a_server_is_started_measured_and_stopped(tmp_path: Path, capsys: pytest
     assert 0 < report["start"]["ready_s"] < report["start"]["first_answer_s"]
     assert report["server"]["engine"]["max_total_tokens"] == 4096
     assert "to the first answer" in out
+    assert "prompts: token ids" in out
+    assert "sampling: greedy (load)" in out
+    assert "kernel cache: none needed on this device" in out
+    assert report["start"]["kernel_cache"] is None
+    assert (report["server"]["device"], report["server"]["num_devices"]) == ("cpu", 1)
+    assert report["options"]["suite"] is None
+    assert (found["sampling"], found["cached_tokens"]) == ("greedy", 0)
+    assert 0 < found["since_ready_s"] < 60
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(report["server"]["base_url"].rsplit(":", 1)[1])))
 

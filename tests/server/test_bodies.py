@@ -151,7 +151,7 @@ def test_a_large_body_gets_the_reply_of_a_small_one(at: int, fresh: Harness, mon
     assert there.status_code in (200, 400, 404), there.text[:500]
     assert submitted == [submit.prompt_ids for submit in fresh.engine.submits]
     assert plain(there.text) == plain(here.text)
-    assert fresh.state.bodies.template_pid is not None
+    assert fresh.state.bodies.fork_server_pid is not None
 
 
 def pids(harness: Harness) -> set[int]:
@@ -194,11 +194,11 @@ def test_the_death_of_a_process_is_one_request_s(patient: Harness) -> None:
 def test_the_process_that_forks_the_others_may_die(fresh: Harness) -> None:
     """The next body starts another."""
     assert fresh.post(CHAT, say(PAD)).status_code == 200
-    before = fresh.state.bodies.template_pid
+    before = fresh.state.bodies.fork_server_pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
     assert fresh.post(CHAT, say(PAD)).status_code == 200
-    assert fresh.state.bodies.template_pid not in (None, before)
+    assert fresh.state.bodies.fork_server_pid not in (None, before)
 
 
 def test_a_process_that_does_not_start_is_not_awaited_for_ever(
@@ -223,7 +223,7 @@ def test_a_process_that_does_not_start_is_not_awaited_for_ever(
     monkeypatch.setattr(harness.state.bodies, "_cpu_s", 60.0)
     goes_on.set()
     assert harness.post(CHAT, say(PAD)).status_code == 200
-    assert starts == [harness.state.bodies.template_pid]
+    assert starts == [harness.state.bodies.fork_server_pid]
 
 
 def test_a_server_that_ends_does_not_wait_for_a_process_that_starts(
@@ -348,7 +348,7 @@ def test_without_processes_the_server_reads_them_itself(make_harness: Callable[.
     """`--body-processes 0`."""
     harness = make_harness(context_len=1 << 20, body_processes=0)
     assert harness.post(CHAT, say(PAD)).status_code == 200
-    assert harness.state.bodies.template_pid is None
+    assert harness.state.bodies.fork_server_pid is None
 
 
 def test_what_stands_beside_the_prompt_is_bounded(fresh: Harness) -> None:

@@ -19,7 +19,7 @@ from exchanges import events, fold_chat
 from harness import Harness
 
 from dovetail.engine.streams import StreamClient
-from dovetail.messages import Abort, Finish, Ready, SamplingParams, Submit, Tick, ToEngine, TokenDelta
+from dovetail.messages import Abort, Finish, Ready, SamplingParams, StepDeltas, Submit, ToEngine, TokenDelta
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -55,7 +55,7 @@ class Ticking(StreamClient):
             deltas.append(TokenDelta(handle=handle, ids=[self.ids[at]], prompt_tokens=1, finish=finish))
             if finish is not None:
                 del self.live[handle]
-        self._receive(Tick(step=self.step + 1, deltas=deltas))
+        self._receive(StepDeltas(step=self.step + 1, deltas=deltas))
 
     def _send(self, message: ToEngine) -> None:
         if isinstance(message, Submit):

@@ -16,7 +16,7 @@ from harness import Harness
 
 from dovetail.contracts.observers import RequestEnd, RequestObserver, RequestProgress, RequestStart
 from dovetail.engine.streams import StreamClient
-from dovetail.messages import Abort, Finish, Ready, Submit, Tick, ToEngine, TokenDelta
+from dovetail.messages import Abort, Finish, Ready, StepDeltas, Submit, ToEngine, TokenDelta
 
 ALICE, BOB, ADMIN = "sk-alice-1f6c", "sk-bob-77aa", "sk-admin-e01d"
 CHAT = "/v1/chat/completions"
@@ -61,10 +61,10 @@ class LateEngine(StreamClient):
             self.live[handle] = ids, at + 1
             if finish is not None:
                 del self.live[handle]
-        self._receive(Tick(step=self.step + 1, deltas=deltas))
+        self._receive(StepDeltas(step=self.step + 1, deltas=deltas))
 
     def said(self, delta: TokenDelta) -> None:
-        self._receive(Tick(step=self.step + 1, deltas=[delta]))
+        self._receive(StepDeltas(step=self.step + 1, deltas=[delta]))
 
     async def close(self, *, wait: bool = True) -> None:
         self._lost("closed by the test")

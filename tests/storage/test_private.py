@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail_server.storage import private
-from dovetail_server.storage.paths import Layout
+from dovetail_server.storage.paths import StoragePaths
 
 from .conftest import Api, line
 
@@ -61,7 +61,7 @@ def test_a_folder_with_other_things_is_left_as_it_is(tmp_path: Path, caplog: pyt
     tmp_path.chmod(0o755)
     (tmp_path / "letters").mkdir(mode=0o755)
     private.logger.parent.propagate = True  # type: ignore[union-attr]
-    Layout(tmp_path).create()
+    StoragePaths(tmp_path).create()
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "letters").stat().st_mode) == 0o755
     assert open_to_others(tmp_path / "files") == []

@@ -62,8 +62,8 @@ LIST = said(
         "transform": {"type": "function", "function": {"name": "{tool}", "arguments": "{args}"}},
     }
 )
-Reply = tuple[str | None, str | None, list[tuple[str, str]]]
-ROWS: list[tuple[dict[str, Any], str, Reply]] = [
+SampleReply = tuple[str | None, str | None, list[tuple[str, str]]]
+ROWS: list[tuple[dict[str, Any], str, SampleReply]] = [
     (HELD, "<why12>\nhm\n</why>\n\nso <is", ("hm", "so <is", [])),
     (HELD, "<why>hm</because>so", ("hm", "so", [])),
     (HELD, 'so\n<call=find>{"n": 1}</call>\n<call=find></call> end', (None, "so end", [("find", '{"n": 1}'), ("find", "{}")])),
@@ -82,7 +82,7 @@ ROWS: list[tuple[dict[str, Any], str, Reply]] = [
 
 def read(
     template: dict[str, Any], chunks: list[Any], tail: str = "<|a|>", reason: str = "stop", **kwargs: Any
-) -> Reply:
+) -> SampleReply:
     """Read a reply's pieces: text, or ids of a vocabulary."""
     tools, vocabulary = kwargs.pop("tools", TOOLS), kwargs.pop("vocabulary", None)
     found = derive(ChatTemplate({"default": PLAIN}, response_template=template))
@@ -94,7 +94,7 @@ def read(
 
 
 @pytest.mark.parametrize(("template", "text", "wanted"), ROWS)
-def test_regions_are_read(template: dict[str, Any], text: str, wanted: Reply, byte_level: Tokenizer) -> None:
+def test_regions_are_read(template: dict[str, Any], text: str, wanted: SampleReply, byte_level: Tokenizer) -> None:
     """Patterns with captures, every kind of content, cut in two anywhere, character by character, as tokens."""
     for at in range(len(text)):
         assert read(template, [text[:at], text[at:]]) == wanted

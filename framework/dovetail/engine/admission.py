@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.limits import Limits
+from dovetail.engine.limits import StepLimits
 from dovetail.engine.low_priority import is_background
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
@@ -37,7 +37,7 @@ class Requests(Protocol):
     """What admission sees of the scheduler, which is the only one."""
 
     pages: KVCacheManager
-    limits: Limits
+    limits: StepLimits
     policy: Policy
     waiting: WaitQueue
     running: list[Request]
@@ -88,11 +88,11 @@ class Admission:
     def _add_chunk(self, request: Request) -> int:
         """Plan the next chunk of a prompt; returns its length.
 
-        An undecided request's last token takes part with others, as what follows it may be known in time; by itself
-        it waits for that.
+        The last token of one that waits for its grammar takes part with others, as what follows may be known in time;
+        by itself it waits for that.
         """
-        wanted = 0 if request.undecided and request.num_pending == 1 else request.num_pending
-        if request.undecided and self._pages.states.groups:
+        wanted = 0 if request.waiting_for_grammar and request.num_pending == 1 else request.num_pending
+        if request.waiting_for_grammar and self._pages.states.groups:
             wanted = request.num_pending - 1  # a state that has taken a token in does not take it in again
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
         if 0 < num < wanted:

@@ -20,10 +20,10 @@ from dovetail.engine.policy import make_policy
 from dovetail.engine.profiling import Profiling
 from dovetail.engine.recovery import Recovery, finish_of
 from dovetail.engine.replies import Replies, ending
-from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.engine.speculation import make_speculation
+from dovetail.engine.stats_log import StatsLog
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.engine.timeline import Timeline
 from dovetail.grammar.matching.words import WordRules
@@ -37,8 +37,8 @@ from dovetail.messages import (
     Finish,
     FromEngine,
     Stats,
+    StepDeltas,
     Submit,
-    Tick,
     ToEngine,
     TokenDelta,
 )
@@ -83,7 +83,7 @@ class EngineCore:
         self.watch = KVCacheChecker(self.pages)
         self.profiling = Profiling(executor)
         self.timeline = Timeline()
-        self.report = Report(settings.decode_log_interval)
+        self.stats_log = StatsLog(settings.decode_log_interval)
         self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
         self._replies = Replies(self.scheduler, self.pages, self.grammars)
@@ -163,7 +163,7 @@ class EngineCore:
             return self._control(message)
         return None
 
-    def step(self) -> Tick:
+    def step(self) -> StepDeltas:
         """Launch a step and account for the one before; without overlap, for this one.
 
         The device computes a step while the host reads, sends and plans its neighbours.
@@ -177,7 +177,7 @@ class EngineCore:
         if isinstance(launched, StepError):
             deltas += self._recover(plan, launched)
         elif launched is not None:
-            deltas += self._choose(plan, launched)
+            deltas += self._sample_deferred(plan, launched)
             if not self._overlap:
                 deltas += self._read()
         elif not deltas and not has_read:
@@ -191,7 +191,7 @@ class EngineCore:
         if self.profiling.is_on:
             self.profiling.stepped(self.step_count)
         self._report_cache()
-        return Tick(step=self.step_count, deltas=deltas)
+        return StepDeltas(step=self.step_count, deltas=deltas)
 
     def _report_cache(self) -> None:
         """Tell what has come into the prefix cache and gone since the last time, if somebody wants to know."""
@@ -207,7 +207,7 @@ class EngineCore:
             Whether a row of it waits for what the host has yet to say.
         """
         self._announce([chunk.request for chunk in plan.chunks if not chunk.request.is_announced])
-        self.report.planned(plan, self.scheduler, self.pages)
+        self.stats_log.planned(plan, self.scheduler, self.pages)
         self.scheduler.launching(plan)
         step = self._builder.build(plan)
         plan.began = perf_counter()
@@ -231,7 +231,7 @@ class EngineCore:
         request = self.recovery.failed(plan, failure)
         return [] if request is None else [self._replies.last(request, finish_of(failure))]
 
-    def _choose(self, plan: StepPlan, waits: bool) -> list[TokenDelta]:
+    def _sample_deferred(self, plan: StepPlan, waits: bool) -> list[TokenDelta]:
         """Have drawn what waited for grammars, and take the step for the one in flight."""
         if waits:
             try:
@@ -255,7 +255,7 @@ class EngineCore:
         self.recovery.worked(plan)
         self.timeline.read(plan, len(self.scheduler.waiting))
         deltas = self._replies.of(plan, output)
-        self.report.finished(plan, len(output.tokens), self.scheduler, self.pages)
+        self.stats_log.finished(plan, len(output.tokens), self.scheduler, self.pages)
         return deltas
 
     def _submit(self, message: Submit) -> None:
@@ -277,8 +277,8 @@ class EngineCore:
         request.max_tokens = min(message.params.max_tokens, room) if request.pool is None else 0
         self.scheduler.add(request)
         if self.grammars is not None:
-            self.grammars.take(request, message)
-            if request.undecided:
+            self.grammars.add(request, message)
+            if request.waiting_for_grammar:
                 self._announce([request])  # its grammar is being compiled
         elif message.grammar or message.thinking is not None or WordRules.are_in(message.params):
             why = "this engine has no grammar backend"
@@ -332,7 +332,7 @@ class EngineCore:
             num_used_tokens=self.pages.num_used * size,
             num_cached_tokens=self.pages.tree.num_free_to_go() * size,
             max_total_tokens=self.pages.num_pages * size,
-            gen_throughput=self.report.throughput,
+            gen_throughput=self.stats_log.throughput,
             num_drafted_tokens=0 if (speculation := self.scheduler.speculation) is None else speculation.num_drafted,
             num_accepted_tokens=0 if speculation is None else speculation.num_accepted,
             num_repaired_pages=self.watch.num_repaired_pages,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from dovetail.engine import report
+from dovetail.engine import stats_log
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.messages import EngineInfo, SamplingParams, Submit
 from dovetail.settings import EngineSettings
@@ -31,7 +31,7 @@ class Serving(Protocol):
 
     settings: EngineSettings
     pages: KVCacheManager
-    report: report.Report
+    stats_log: stats_log.StatsLog
 
     @property
     def info(self) -> EngineInfo:
@@ -53,7 +53,7 @@ def serve_first(core: Serving) -> None:
     length = min(PROMPT_LEN, core.info.context_len - NUM_NEW, core.pages.num_available * core.pages.page_size // 8)
     if length < 1:
         return
-    log = logging.getLogger(report.__name__)
+    log = logging.getLogger(stats_log.__name__)
     was_disabled, log.disabled = log.disabled, True
     try:
         for batch in (*((params,) for params in PARAMS), PARAMS):
@@ -65,4 +65,4 @@ def serve_first(core: Serving) -> None:
     finally:
         log.disabled = was_disabled
     core.pages.flush()
-    core.report = report.Report(core.settings.decode_log_interval)
+    core.stats_log = stats_log.StatsLog(core.settings.decode_log_interval)

@@ -1,6 +1,6 @@
 """`GrammarManager`: structured outputs in the engine. Takes requests in, follows their tokens.
 
-A request with a grammar may prefill while it is compiled; nothing is sampled for it while it is `Request.undecided`.
+A request with a grammar may prefill while it is compiled; nothing is sampled for one that is `waiting_for_grammar`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class WaitingRequest:
     """A request that waits for its grammar.
 
     Attributes:
         request: It.
-        ticket: Its claim.
-        first: Which of its ways the ticket's first is.
+        future: Its claim.
+        first: Which of its ways the future's first is.
         why: What made the way before fail while it was in force; empty where none has.
     """
 
     request: Request
-    ticket: CompileFuture
+    future: CompileFuture
     first: int = 0
     why: str = ""
 
@@ -69,23 +69,23 @@ class GrammarManager:
             timeout_s=settings.grammar_compile_timeout,
             cache_bytes=settings.grammar_cache_bytes,
         )
-        self._undecided: list[Undecided] = []
+        self._waiting: list[WaitingRequest] = []
 
     @property
     def is_waiting(self) -> bool:
         """Whether a request waits for its grammar."""
-        return bool(self._undecided)
+        return bool(self._waiting)
 
-    def take(self, request: Request, message: Submit) -> None:
-        """Take in a request; from now on it is undecided if it has a grammar."""
+    def add(self, request: Request, message: Submit) -> None:
+        """Take in a request; from now on it waits for its grammar, if it has one."""
         has_budget = message.thinking is not None and message.thinking.budget is not None
         if not (message.grammar or has_budget or WordRules.are_in(message.params)):
             return
-        request.undecided = True
+        request.waiting_for_grammar = True
         request.grammar = GrammarRequest(message.grammar, message.owner, message.thinking)
-        self._undecided.append(Undecided(request, *self._ticket(message)))
+        self._waiting.append(WaitingRequest(request, *self._claim(message)))
 
-    def _ticket(self, message: Submit) -> tuple[CompileFuture, int]:
+    def _claim(self, message: Submit) -> tuple[CompileFuture, int]:
         """Claim a grammar; returns the claim, and which of the request's ways is its first."""
         service, steps, at = self.service, message.grammar, message.grammar_option
         if not steps:
@@ -100,7 +100,7 @@ class GrammarManager:
     def again(self, request: Request) -> bool:
         """Claim the next way for a request whose grammar failed while it was in force; False: there is none.
 
-        The request is undecided from now on. What it has said must fit the next way, too.
+        The request waits for it from now on. What it has said must fit the next way, too.
         """
         constraint, wanted = request.constraint, request.grammar
         if constraint is None or constraint.error is None or wanted is None or request.grammar_option is None:
@@ -111,34 +111,34 @@ class GrammarManager:
         if first is None:
             return False
         logger.warning("A grammar failed (%s); it is enforced in another way from here on.", constraint.error)
-        request.undecided = True
-        ticket = self.service.request(wanted.steps[first:], wanted.owner)
-        self._undecided.append(Undecided(request, ticket, first, constraint.error))
+        request.waiting_for_grammar = True
+        future = self.service.request(wanted.steps[first:], wanted.owner)
+        self._waiting.append(WaitingRequest(request, future, first, constraint.error))
         request.constraint = None
         return True
 
     def forget(self, request: Request) -> None:
         """A request was aborted."""
-        for waiting in self._undecided:
-            if waiting.request is request:
-                self.service.release(waiting.ticket)
-        self._undecided = [item for item in self._undecided if item.request is not request]
+        for item in self._waiting:
+            if item.request is request:
+                self.service.release(item.future)
+        self._waiting = [item for item in self._waiting if item.request is not request]
 
     def decide(self) -> list[tuple[Request, Finish]]:
         """Let requests go on whose grammars are ready; return those that cannot be served, with the reason."""
         failed: list[tuple[Request, Finish]] = []
         still = []
-        for item in self._undecided:
-            if not item.ticket.is_ready:
+        for item in self._waiting:
+            if not item.future.is_ready:
                 still.append(item)
-            elif (finish := self._settle(item)) is not None:
+            elif (finish := self._enforce(item)) is not None:
                 failed.append((item.request, finish))
-        self._undecided = still
+        self._waiting = still
         return failed
 
-    def _settle(self, item: Undecided) -> Finish | None:
+    def _enforce(self, item: WaitingRequest) -> Finish | None:
         """Put a request's grammar into force; returns why that cannot be."""
-        request, outcome = item.request, item.ticket.outcome
+        request, outcome = item.request, item.future.outcome
         if isinstance(outcome, Refused):
             if item.why:
                 return Finish("abort", None, item.why, "grammar_failed")
@@ -148,7 +148,7 @@ class GrammarManager:
         error = _follow(constraint, request.ids[request.num_prompt :])
         if error is not None:
             return Finish("abort", None, item.why or error, "grammar_failed")
-        request.undecided = False
+        request.waiting_for_grammar = False
         request.timing.decided()
         request.constraint = constraint
         if outcome is not None:

@@ -40,7 +40,7 @@ def jump(request: Request, tokens: list[int], step: int) -> list[int]:
     """
     taken = []
     for token in tokens:
-        request.take(token)
+        request.append_token(token)
         taken.append(token)
         if request.finish is not None:
             break

@@ -56,6 +56,6 @@ class KVCacheChecker:
                 found.num_lost,
                 found.num_doubled,
                 found.num_stuck,
-                len(found.victims),
+                len(found.affected),
             )
-        return found.victims
+        return found.affected

@@ -31,17 +31,17 @@ from dovetail.engine.states import NEVER, ZEROS, StateGrid
 class Repair:
     """What was wrong: pages without an owner, pages with two, and cached pages that nobody's lock should have held.
 
-    `victims` are requests that shared a page; they own none now, and are to be ended.
+    `affected` are requests that shared a page; they own none now, and are to be ended.
     """
 
     num_lost: int
     num_doubled: int
     num_stuck: int
-    victims: list[Request]
+    affected: list[Request]
 
     def __bool__(self) -> bool:
         """Whether anything was wrong."""
-        return bool(self.num_lost or self.num_doubled or self.num_stuck or self.victims)
+        return bool(self.num_lost or self.num_doubled or self.num_stuck or self.affected)
 
 
 class KVCacheManager:
@@ -188,10 +188,10 @@ class KVCacheManager:
         return all(allocator.num_free >= num for num, allocator in zip(need, self.allocators, strict=True))
 
     def make_room_to_grow(self, num_requests: int) -> bool:
-        """Evict until so many decoding requests can `grow`; False if they cannot."""
+        """Evict until so many decoding requests can `allocate_page`; False if they cannot."""
         return self.make_room([0 if g in self.states.groups else num_requests for g in range(len(self.allocators))])
 
-    def grow(self, request: Request) -> None:
+    def allocate_page(self, request: Request) -> None:
         """Add one page of each group to a decoding request. There is room: the caller made it."""
         for g in self._paged:
             own = request.pages[g]
@@ -200,13 +200,13 @@ class KVCacheManager:
         for g in self.states.groups:
             request.pages[g].append(0)
 
-    def extend(self, request: Request, num_tokens: int) -> bool:
+    def allocate_slots(self, request: Request, num_tokens: int) -> bool:
         """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._full)
 
-    def extend_for_drafts(self, request: Request, num_tokens: int) -> bool:
-        """As `extend`, for tokens that are computed at once, in all groups: whatever comes of them, the pages stay."""
+    def allocate_draft_slots(self, request: Request, num_tokens: int) -> bool:
+        """As `allocate_slots`, for tokens computed at once, in all groups: the pages stay, whatever comes of them."""
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._paged)
 
@@ -321,11 +321,11 @@ class KVCacheManager:
             num_lost += len(set(all_pages) - owned.keys() - set(free))
             freed = (owned.keys() & set(free)) | {page for page, num in Counter(free).items() if num > 1}
             num_doubled += len(shared[g] | freed)
-        victims = [r for r in running if has_any(r.pages, shared) or self._has_wrong_path(r)]
+        affected = [r for r in running if has_any(r.pages, shared) or self._has_wrong_path(r)]
         cached_by_requests = {id(node) for r in running if r.node is not None for node in self.tree.path(r.node)}
         locked = sum(len(node.pages[0]) for node in self.tree.nodes() if id(node) in cached_by_requests)
         num_stuck = max(0, self.tree.num_locked - locked)
-        for request in victims:
+        for request in affected:
             self._strip(request)
         self.tree.cut(shared)
         lost = [r for r in running if r.node is not None and r.node.end and not self.tree.path(r.node)]
@@ -337,7 +337,7 @@ class KVCacheManager:
             cached = [page for node in self.tree.nodes() for page in node.pages[g] if page]
             self.num_held[g] = len(held)
             allocator.reset(set(range(1, allocator.num_pages + 1)) - set(cached) - set(held))
-        return Repair(num_lost, num_doubled, num_stuck, victims + lost)
+        return Repair(num_lost, num_doubled, num_stuck, affected + lost)
 
     def _has_wrong_path(self, request: Request) -> bool:
         """Whether a request reads pages as cached that its place in the tree does not have."""

@@ -48,22 +48,22 @@ class LateMasks:
 
         That is while the device computes the step, or for a moment where nobody else takes part in it.
         """
-        late = [chunk.request for chunk in plan.chunks if chunk.samples and chunk.request.undecided]
+        late = [chunk.request for chunk in plan.chunks if chunk.samples and chunk.request.waiting_for_grammar]
         if not late or self.grammars is None:
             return
         moment = time.monotonic() + (PATIENCE_S if len(late) == len(plan.requests) else 0)
         self._decide()
-        while any(request.undecided and request.finish is None for request in late) and (
+        while any(request.waiting_for_grammar and request.finish is None for request in late) and (
             self.executor.is_computing() or time.monotonic() < moment
         ):
             self.grammars.wait(WATCH_S)
             self._decide()
         for request in late:
-            if not request.undecided and request.row >= 0:
+            if not request.waiting_for_grammar and request.row >= 0:
                 self.scheduler.grammar_ready(request)
 
     def _late(self, plan: StepPlan) -> StepLate:
-        """Fill the masks; those that are still undecided get no token."""
+        """Fill the masks; those that still wait for their grammar get no token."""
         sampled = plan.sampled
         wants = [r.constraint is not None and r.num_output < r.params.min_tokens for r in sampled]
         try:
@@ -73,7 +73,7 @@ class LateMasks:
             logger.error("A grammar failed; its step's requests are tried again.", exc_info=error)
             self._discard(plan)
             raise StepError.of(error, is_memory=isinstance(error, MemoryError)) from error
-        skip = np.fromiter((request.undecided for request in sampled), np.bool_, len(sampled))
+        skip = np.fromiter((request.waiting_for_grammar for request in sampled), np.bool_, len(sampled))
         return StepLate(step=plan.number, mask_of=mask_of, skip=skip, ends_only=ends_only)
 
     def _discard(self, plan: StepPlan) -> None:

@@ -24,8 +24,8 @@ from dovetail.messages import (
     FromEngine,
     ProfileSpec,
     Ready,
+    StepDeltas,
     Submit,
-    Tick,
     ToEngine,
 )
 from dovetail.plugins import PluginPlan
@@ -242,7 +242,7 @@ class ProcessClient(StreamClient):
 
     def _take(self, message: FromEngine) -> None:
         self._num_heard += 1
-        if isinstance(message, Tick):
+        if isinstance(message, StepDeltas):
             self._receive(message)
             if self._tried is not None and has_got_on(self._tried):
                 self._try_next()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from dovetail.engine.limits import Limits
+from dovetail.engine.limits import StepLimits
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import OUT_OF_MEMORY, Finish
@@ -108,5 +108,5 @@ class Recovery:
         return None
 
 
-def _at_most(limits: Limits, max_prefill_tokens: int) -> Limits:
+def _at_most(limits: StepLimits, max_prefill_tokens: int) -> StepLimits:
     return dataclasses.replace(limits, max_prefill_tokens=min(limits.max_prefill_tokens, max_prefill_tokens))

@@ -99,7 +99,7 @@ class Replies:
         try:
             for token in sampled:
                 ids.append(token)
-                request.take(token)
+                request.append_token(token)
                 if request.finish is not None and request.finish.code == "grammar_failed":
                     if self._fell_back(request):
                         request.finish = None  # the mask had allowed the token
@@ -110,7 +110,7 @@ class Replies:
                 if request.finish is not None:
                     break
             forced = forced_tokens(request, len(self.scheduler.running))
-            if forced and self.pages.extend(request, len(forced)):
+            if forced and self.pages.allocate_slots(request, len(forced)):
                 ids += jump(request, forced, self.scheduler.num_launched)
         except Exception as error:  # of a grammar's backend, which is a plugin
             logger.error("A grammar failed; its request is ended.", exc_info=error)

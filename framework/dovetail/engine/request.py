@@ -58,7 +58,7 @@ class Request:
         second: Where the second of its two texts begins; 0: it is one.
         is_announced: Its client knows that it takes part in steps.
         constraint: What it may say next; None for anything.
-        undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
+        waiting_for_grammar: Its grammar is being compiled, or was refused: nothing may be sampled.
         grammar_option: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
         grammar: What it wants enforced.
@@ -100,7 +100,7 @@ class Request:
     second: int = 0
     is_announced: bool = False
     constraint: Constraint | None = None
-    undecided: bool = False
+    waiting_for_grammar: bool = False
     grammar_option: int | None = None
     grammar_ignored: tuple[str, ...] = ()
     grammar: GrammarRequest | None = None
@@ -165,7 +165,7 @@ class Request:
         """Tokens that it may still generate."""
         return self.max_tokens - self.num_output
 
-    def take(self, token: int) -> None:
+    def append_token(self, token: int) -> None:
         """Append a sampled token and decide whether the request has ended."""
         self.ids.append(token)
         if token in self.stop_ids and self.num_output >= self.params.min_tokens:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dovetail.engine.admission import Admission
 from dovetail.engine.kv_cache_manager import KVCacheManager, has_any
-from dovetail.engine.limits import Limits
+from dovetail.engine.limits import StepLimits
 from dovetail.engine.low_priority import LowPriorityThrottle, is_background
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
@@ -54,7 +54,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, pages: KVCacheManager, policy: Policy, limits: Limits, background: LowPriorityThrottle | None = None
+        self, pages: KVCacheManager, policy: Policy, limits: StepLimits, background: LowPriorityThrottle | None = None
     ) -> None:
         self.pages = pages
         self.policy = policy
@@ -105,7 +105,7 @@ class Scheduler:
     def launched(self, plan: StepPlan) -> None:
         """A planned step is under way: its requests move on as far as can be said without its tokens.
 
-        The last token of an undecided request counts once `grammar_ready` is called; else it is computed again.
+        The last token of one that waits for its grammar counts once `grammar_ready` is called; else it is done again.
         """
         self._in_flight.append(plan)
         self.pages.loaded()
@@ -114,7 +114,7 @@ class Scheduler:
             request.in_flight += 1
             request.num_sampled += 1
         for chunk in plan.chunks:
-            is_open = chunk.samples and chunk.request.undecided
+            is_open = chunk.samples and chunk.request.waiting_for_grammar
             chunk.request.computed_len += chunk.num_new - len(chunk.drafts) - is_open
             chunk.request.in_flight += 1
             chunk.request.on_device = chunk.samples and not is_open
@@ -123,7 +123,7 @@ class Scheduler:
                 self.pages.cache_prefix(chunk.request)
 
     def grammar_ready(self, request: Request) -> None:
-        """A request that was undecided when its step was launched is sampled in it after all."""
+        """A request that waited for its grammar when its step was launched is sampled in it after all."""
         request.computed_len += 1
         request.num_sampled += 1
         request.on_device = True
@@ -244,7 +244,7 @@ class Scheduler:
                 break
             retracted.append(self.retract([*ready, *self._background_prompts()]))
         for request in growing:
-            self.pages.grow(request)
+            self.pages.allocate_page(request)
         if retracted:
             before = self.ratio.value
             self.ratio.retracted(self.running)

@@ -17,7 +17,7 @@ from dovetail.plugins.loader import describe
 
 if TYPE_CHECKING:
     from dovetail.engine.kv_cache_manager import KVCacheManager
-    from dovetail.engine.limits import Limits
+    from dovetail.engine.limits import StepLimits
 
 logger = logging.getLogger(__name__)
 KIND = "speculator"
@@ -40,7 +40,7 @@ class Speculation:
         self.num_drafted = 0
         self.num_accepted = 0
 
-    def extend(self, plan: StepPlan, pages: KVCacheManager, limits: Limits) -> None:
+    def extend(self, plan: StepPlan, pages: KVCacheManager, limits: StepLimits) -> None:
         """Let rows of a step that would decode verify drafts instead, as far as tokens, places and pages go."""
         room = min(limits.max_places - len(plan.sampled), limits.max_prefill_tokens - plan.num_prefill_tokens)
         if room <= 0:
@@ -58,7 +58,7 @@ class Speculation:
         found.sort(key=lambda pair: len(pair[1]))
         for i, (request, ids) in enumerate(found):
             share = ids[: room // (len(found) - i)]
-            if share and pages.extend_for_drafts(request, len(share)):
+            if share and pages.allocate_draft_slots(request, len(share)):
                 room -= len(share)
                 start, num = request.computed_len, request.num_pending + len(share)
                 plan.chunks.append(Chunk(request, start, num, samples=True, drafts=share))

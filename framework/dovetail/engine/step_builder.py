@@ -50,7 +50,7 @@ class StepBuilder:
         decode_graph, prefill_graph = self._graphs.choose(plan)
         plan.has_graphs = decode_graph is not None or prefill_graph is not None
         batch = self._batch_of(plan)
-        waits = [r.undecided or r.constraint is not None for r in plan.sampled]
+        waits = [r.waiting_for_grammar or r.constraint is not None for r in plan.sampled]
         changes = self._rows.drain()
         return StepInput(
             step=plan.number,

@@ -30,8 +30,8 @@ from dovetail.messages import (
     FromEngine,
     ProfileSpec,
     Ready,
+    StepDeltas,
     Submit,
-    Tick,
     ToEngine,
     TokenDelta,
 )
@@ -193,7 +193,7 @@ class StreamClient(ABC):
 
     def _receive(self, message: FromEngine) -> None:
         """Take one message from the engine, on the event loop."""
-        if isinstance(message, Tick):
+        if isinstance(message, StepDeltas):
             self._step = message.step
             for delta in message.deltas:
                 entry = self._entries.get(delta.handle)

@@ -216,8 +216,8 @@ class StructuredOutputs:
         """End the process that judges texts, if it was started."""
         self._trimmer.close()
         self._validator.close()
-        for front in self._alone.values():
-            front.close()
+        for outputs in self._alone.values():
+            outputs.close()
 
 
 def _collect() -> bool:

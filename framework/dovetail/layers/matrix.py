@@ -137,9 +137,11 @@ class Matrix(Layer):
         if granule >= self.in_features:
             return Stored(all_columns, 0, all_columns)
         if first % granule or (num % granule and first + num != self.in_features):
+            fix = "give a --tensor-parallel-size that leaves them whole"
+            fix += "" if self.num_experts is None else ", or --expert-parallel, which leaves experts whole"
             raise ModelError(
                 f"{self.path}: {name} has one number for {granule} inputs, and {self.parallel.size} ranks have "
-                f"{num} inputs each: the cut goes through it"
+                f"{num} inputs each: the cut goes through it; {fix}"
             )
         return Stored(all_columns, first // granule, -(-num // granule))
 

@@ -235,7 +235,7 @@ class PackedFactory:
             ModelError: Its parts have different ones.
         """
         if not self.stored.is_known:
-            return dummy
+            return dummy if dummy is None or dummy.fits(in_features) else None
         return form_of(path, self.stored.of(path), in_features)
 
     def linear(

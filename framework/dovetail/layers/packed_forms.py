@@ -60,6 +60,10 @@ class Form(ABC):
     def tensors(self, in_features: int) -> dict[str, tuple[torch.dtype, int]]:
         """Return dtype and inputs a column of each tensor."""
 
+    def fits(self, in_features: int) -> bool:
+        """Whether a checkpoint's matrix of so many inputs stays packed."""
+        return True
+
     @abstractmethod
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Return the matrix `[…, N, K]` that tensors stand for, rounded to `dtype` once: the reference."""
@@ -78,6 +82,9 @@ class Scaled(Form):
 
     def tensors(self, in_features: int) -> dict[str, tuple[torch.dtype, int]]:
         return {"weight": (self.dtype, 1), "weight_scale": (torch.float32, self.group or in_features)}
+
+    def fits(self, in_features: int) -> bool:
+        return self.group is None or in_features % self.group == 0
 
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         weight, scale = tensors["weight"], tensors["weight_scale"]

@@ -77,7 +77,9 @@ def even_share(name: str, what: str, num: int, parallel: Parallel) -> tuple[int,
     """
     each, left = divmod(num, parallel.size)
     if left:
-        raise ModelError(f"{name}: {num} {what} cannot be divided among {parallel.size} ranks")
+        fix = "give a --tensor-parallel-size that divides them"
+        fix += ", or leave out --expert-parallel" if what == "experts" else ""
+        raise ModelError(f"{name}: {num} {what} cannot be divided among {parallel.size} ranks; {fix}")
     return parallel.rank * each, each
 
 

@@ -1,7 +1,7 @@
 """What travels between an engine and its client: msgpack structs, never pickle.
 
 Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Starting` now and then, `Ready` or `Failed` once,
-then `Admitted`, `Tick`s and `ControlReply`s. What goes on between an engine and its devices is in `messages.step`.
+then `Admitted`, `StepDeltas` and `ControlReply`s. What goes on between an engine and its devices is in `messages.step`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.messages.outputs import (
     Ready,
     Starting,
     Stats,
-    Tick,
+    StepDeltas,
     Times,
     TokenDelta,
 )
@@ -70,7 +70,7 @@ __all__ = [
     "Stats",
     "Submit",
     "Thinking",
-    "Tick",
+    "StepDeltas",
     "Times",
     "ToEngine",
     "TokenDelta",

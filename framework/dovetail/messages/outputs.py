@@ -66,7 +66,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     finish: Finish | None = None
 
 
-class Tick(msgspec.Struct, kw_only=True, tag=True, gc=False):
+class StepDeltas(msgspec.Struct, kw_only=True, tag=True, gc=False):
     """All deltas of one engine step. `step` is the step counter, the engine's heartbeat."""
 
     step: int
@@ -153,4 +153,4 @@ class CacheChanged(msgspec.Struct, frozen=True, tag=True):
     events: list[CacheEvent]
 
 
-FromEngine = Starting | Ready | Failed | Admitted | Tick | ControlReply | CacheChanged
+FromEngine = Starting | Ready | Failed | Admitted | StepDeltas | ControlReply | CacheChanged

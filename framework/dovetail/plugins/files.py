@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -42,8 +42,12 @@ def module_name(path: Path) -> str:
     return f"dovetail_plugin_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
 
 
-def digest(path: Path) -> str:
+def digest(path: Path, given: str = "") -> str:
     """Return the start of the SHA-256 of a file, or of a folder's Python files, which serves as its version.
+
+    Args:
+        path: The file or folder.
+        given: How it was given, for messages.
 
     Raises:
         PluginFileError: It cannot be read.
@@ -56,7 +60,8 @@ def digest(path: Path) -> str:
             for file in sorted(path.rglob("*.py")):
                 whole.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
     except OSError as error:
-        raise PluginFileError(f"--plugin-file {str(path)!r}: {error.strerror}; give a readable Python file") from None
+        given = given or f"plugin file {str(path)!r}"
+        raise PluginFileError(f"{given}: {error.strerror}; give a readable Python file") from None
     return whole.hexdigest()[:DIGEST_LEN]
 
 
@@ -76,6 +81,19 @@ def files_in(folder: Path) -> list[Path]:
     found = [path for path in inside if path.name[0] not in "_." and _is_plugin(path)]
     if not found:
         raise PluginError(f"{what}: holds no plugin; put Python files into it, or folders with an __init__.py")
+    return found
+
+
+def given_files(files: Iterable[str], folders: Iterable[str]) -> dict[Path, str]:
+    """Return what `--plugin-file` and `--plugins-dir` name, each once, with how it was given, for messages.
+
+    Raises:
+        PluginError: See `files_in`.
+    """
+    found = {Path(file).resolve(): f"--plugin-file {file!r}" for file in files}
+    for folder in folders:
+        for path in files_in(Path(folder)):
+            found.setdefault(path.resolve(), f"--plugins-dir {folder!r}: {path.name}")
     return found
 
 
@@ -119,8 +137,14 @@ def _forget(name: str) -> None:
         del sys.modules[each]
 
 
-def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_S) -> str | None:
+def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_S, given: str = "") -> str | None:
     """Run a plugin file or folder and register what it defines.
+
+    Args:
+        registry: Where its plugins go.
+        path: The file or folder.
+        timeout_s: What running it may take.
+        given: How it was given, for messages; as a `--plugin-file` if not said.
 
     Returns:
         The name of its hooks plugin, or None where it defines no hook.
@@ -128,27 +152,17 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
     Raises:
         PluginError: It cannot be read or run, defines nothing, or a class of it needs a later minor version.
     """
+    given = given or f"--plugin-file {str(path)!r}"
     path = path.resolve()
     if path.exists() and not _is_plugin(path):
-        raise PluginError(
-            f"--plugin-file {str(path)!r}: is neither a .py file nor a folder with an __init__.py; "
-            "install packages with pip"
-        )
-    version = digest(path)
-    what = f"--plugin-file {path.name}"
-    try:
-        with time_limit(f"{what}: running it", timeout_s):
-            module = load_file(str(path), version)
-    except PluginError:
-        raise
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything; the cause is kept
-        text = f"{what}: running it raised {type(error).__name__}: {error}; correct the file"
-        raise PluginError(" ".join(text.split())) from error
+        raise PluginError(f"{given}: is neither a .py file nor a folder with an __init__.py; install packages with pip")
+    version = digest(path, given)
+    module = _run(path, version, timeout_s, given)
     owner: dict[str, Any] = {"distribution": path.name, "version": version, "file": str(path)}
     classes = list(_classes(module))
     for kind, name, attr in classes:  # before anything can choose or pass over one
         if why := KINDS[kind].too_new(getattr(module, attr)):
-            raise PluginError(f"{what}: {kind} {name!r}: {why}; upgrade dovetail")
+            raise PluginError(f"{given}: {kind} {name!r}: {why}; upgrade dovetail")
     found = [registry.add(kind, name, f"{module.__name__}:{attr}", **owner) for kind, name, attr in classes]
     if _has_hooks(module):
         name = path.stem.replace("_", "-")
@@ -156,8 +170,21 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
         return f"{path.name}:{name}"
     if not found:
         contracts = ", ".join(kind.contract.partition(":")[2] for kind in KINDS.values() if kind.contract)
-        raise PluginError(f"{what}: defines no plugin; subclass one of {contracts}, or write a function with @hookimpl")
+        raise PluginError(
+            f"{given}: defines no plugin; subclass one of {contracts}, or write a function with @hookimpl"
+        )
     return None
+
+
+def _run(path: Path, version: str, timeout_s: float, given: str) -> ModuleType:
+    try:
+        with time_limit(f"{given}: running it", timeout_s):
+            return load_file(str(path), version)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything; the cause is kept
+        text = f"{given}: running it raised {type(error).__name__}: {error}; correct the file"
+        raise PluginError(" ".join(text.split())) from error
 
 
 def _classes(module: ModuleType) -> Iterator[tuple[str, str, str]]:

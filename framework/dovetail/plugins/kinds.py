@@ -23,7 +23,7 @@ KIT_GROUP = "dovetail.conformance"
 """Entry points of this group name conformance classes: a package's own samples and configurations."""
 
 
-class Kind(NamedTuple):
+class PluginKind(NamedTuple):
     """One kind of plugin. All that goes over kinds reads this table: plan, loader, flags, list, scaffold, docs, kit.
 
     Attributes:
@@ -83,10 +83,10 @@ _IN_ENGINE = ("engine", "worker")
 _PARSING = ("dovetail.text.parsing.output", "dovetail.text.json_calls")
 _KIT = "dovetail.testing.conformance"
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, PluginKind] = {
     kind.name: kind
     for kind in (
-        Kind(
+        PluginKind(
             name="model",
             group="dovetail.models",
             roles=_IN_ENGINE,
@@ -98,7 +98,7 @@ KINDS: dict[str, Kind] = {
             watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.checkpoint.weights"),
             minor=5,
         ),
-        Kind(
+        PluginKind(
             name="attention_backend",
             group="dovetail.attention_backends",
             roles=_IN_ENGINE,
@@ -111,7 +111,7 @@ KINDS: dict[str, Kind] = {
             watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.graphs.batch"),
             minor=3,
         ),
-        Kind(
+        PluginKind(
             name="reasoning_parser",
             group="dovetail.reasoning_parsers",
             roles=("api",),
@@ -123,7 +123,7 @@ KINDS: dict[str, Kind] = {
             hook="dovetail_reasoning_parsers",
             watched=_PARSING,
         ),
-        Kind(
+        PluginKind(
             name="tool_parser",
             group="dovetail.tool_parsers",
             roles=("api",),
@@ -135,7 +135,7 @@ KINDS: dict[str, Kind] = {
             hook="dovetail_tool_parsers",
             watched=_PARSING,
         ),
-        Kind(
+        PluginKind(
             name="grammar_backend",
             group="dovetail.grammar_backends",
             roles=("api", "engine", "compiler"),
@@ -147,7 +147,7 @@ KINDS: dict[str, Kind] = {
             setting="grammar_backend",
             hook="dovetail_grammar_backends",
         ),
-        Kind(
+        PluginKind(
             name="quantization",
             group="dovetail.quantizations",
             roles=_IN_ENGINE,
@@ -161,7 +161,7 @@ KINDS: dict[str, Kind] = {
             watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.checkpoint.weights"),
             minor=1,
         ),
-        Kind(
+        PluginKind(
             name="schedule_policy",
             group="dovetail.schedule_policies",
             roles=("engine",),
@@ -174,7 +174,7 @@ KINDS: dict[str, Kind] = {
             hook="dovetail_schedule_policies",
             watched=("dovetail.engine.scheduler", "dovetail.engine.policy"),
         ),
-        Kind(
+        PluginKind(
             name="speculator",
             group="dovetail.speculators",
             roles=("engine",),
@@ -186,7 +186,7 @@ KINDS: dict[str, Kind] = {
             hook="dovetail_speculators",
             watched=("dovetail.engine.scheduler", "dovetail.engine.speculation"),
         ),
-        Kind(
+        PluginKind(
             name="logits_processor",
             group="dovetail.logits_processors",
             roles=("api", *_IN_ENGINE),
@@ -199,7 +199,7 @@ KINDS: dict[str, Kind] = {
             hook="dovetail_logits_processors",
             watched=("dovetail.runtime.sampling.sampler", "dovetail.runtime.sampling.processors"),
         ),
-        Kind(
+        PluginKind(
             name="hooks",
             group="dovetail.hooks",
             roles=("api",),
@@ -215,7 +215,7 @@ KINDS: dict[str, Kind] = {
 _KIND_OF_GROUP = {kind.group: kind for kind in KINDS.values()}
 
 
-def split_group(group: str) -> tuple[Kind | None, int | None]:
+def split_group(group: str) -> tuple[PluginKind | None, int | None]:
     """Split an entry-point group into its kind and API version; None for what is not recognised."""
     base, dot, version = group.rpartition(".v")
     if dot and version.isdecimal():

@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.plugins.kinds import (
     BUILTIN_DISTRIBUTION,
     KINDS,
-    Kind,
+    PluginKind,
     normalise,
     normalise_distribution,
     split_group,
@@ -184,7 +184,7 @@ def facts_without_plugin(installed: Installed, records: list[PluginRecord]) -> I
 
 
 def _static_state(
-    installed: Installed, entry: EntryPoint, kind: Kind | None, api: int | None, rules: Rules
+    installed: Installed, entry: EntryPoint, kind: PluginKind | None, api: int | None, rules: Rules
 ) -> tuple[State, str]:
     if installed.shadowed_by is not None:
         return State.SHADOWED, f"hidden by {installed.name} {installed.shadowed_by}; uninstall one of the two"
@@ -205,5 +205,5 @@ def _static_state(
     return State.FOUND, "" if api == kind.api else f"made for API {api} of {kind.name}; used through an adapter"
 
 
-def _span(kind: Kind) -> str:
+def _span(kind: PluginKind) -> str:
     return str(kind.api) if kind.api == kind.oldest_api else f"{kind.oldest_api} to {kind.api}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.plugins import Registry
-from dovetail.plugins.kinds import KINDS, Kind
+from dovetail.plugins.kinds import KINDS, PluginKind
 
 Classes = Mapping[str, type | list[str | type]]
 """By setting: a class in place of a name, or a list in which some names are classes."""
@@ -36,7 +36,7 @@ def register_classes(registry: Registry, classes: Classes) -> dict[str, str | li
     }
 
 
-def _register(registry: Registry, kind: Kind, setting: str, cls: type) -> str:
+def _register(registry: Registry, kind: PluginKind, setting: str, cls: type) -> str:
     module, _, attribute = (kind.contract or "").partition(":")
     contract: type = getattr(import_module(module), attribute)
     where = f"{setting}={cls.__qualname__}"

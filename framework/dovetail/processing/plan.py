@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from dovetail.errors import ConfigError, PluginError
 from dovetail.gguf.reader import gguf_file
-from dovetail.plugin_settings import ENV_PREFIX, GivenOption, PluginSettings, is_secret
+from dovetail.plugin_settings import ARGUMENT, ENV_PREFIX, OF_THIS_RUN, GivenOption, PluginSettings, is_secret
 from dovetail.plugins import ConfigDraft, HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
-from dovetail.plugins.files import add_file, files_in
+from dovetail.plugins.files import add_file, given_files
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of
 from dovetail.plugins.lock import check_files, read_lock
@@ -160,12 +160,10 @@ def scan(settings: PluginSettings) -> tuple[Registry, HookManager]:
     lock = read_lock(settings.plugins_locked) if settings.plugins_locked is not None else None
     registry = Registry.scan(deny=settings.plugin_deny, allow=settings.plugin_allow, lock=lock)
     names = list(settings.plugin)
-    files = [Path(file) for file in settings.plugin_file]
-    files += [file for folder in settings.plugins_dir for file in files_in(Path(folder))]
-    for file in files:
+    for file, given in given_files(settings.plugin_file, settings.plugins_dir).items():
         if lock is not None:
-            raise PluginError(f"plugin file {str(file)!r}: a file cannot be locked; leave out --plugins-locked")
-        if (found := add_file(registry, file, settings.plugin_timeout)) is not None:
+            raise PluginError(f"{given}: a file cannot be locked; leave out --plugins-locked")
+        if (found := add_file(registry, file, settings.plugin_timeout, given)) is not None:
             names.append(found)
     sections = {
         plugin: {n: given.value for n, given in section.items()} for plugin, section in settings.plugins.items()
@@ -195,15 +193,23 @@ def with_options(plan: PluginPlan, settings: PluginSettings, manager: HookManage
 
 
 def check_sections(plan: PluginPlan, settings: PluginSettings) -> None:
-    """Refuse flags for a plugin that is not selected; the file and the environment may hold them for other runs."""
+    """Refuse options that this run was given for a plugin that is not selected.
+
+    The file and the environment may hold them for other runs.
+
+    Raises:
+        ConfigError: A flag, or `LLM`'s `plugin_options`, names such a plugin.
+    """
     selected = {option_key(plugin.name): plugin.name for plugin in plan.plugins}
     for name, section in settings.plugins.items():
         if name in selected or not section:
             continue
-        source = next(iter(section.values())).source
-        text = f"{source}: plugin {name!r} is not selected; selected: {', '.join(selected.values())}"
-        if source.startswith("--"):
-            raise ConfigError(f"{text}; name it, for example with --plugin {name}")
+        sources = [option.source for option in section.values()]
+        given = [source for source in sources if source.startswith(OF_THIS_RUN)]
+        text = f"{(given or sources)[0]}: plugin {name!r} is not selected; selected: {', '.join(selected.values())}"
+        if given:
+            fix = f"plugins=[{name!r}]" if given[0].startswith(ARGUMENT) else f"--plugin {name}"
+            raise ConfigError(f"{text}; name it, for example with {fix}")
         logger.warning("%s. It has no effect.", text)
 
 

@@ -17,7 +17,7 @@ from dovetail.processing.embeddings import Embedder, TextRules
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big
 from dovetail.processing.reranker import Reranker
-from dovetail.processing.sampling import Limits
+from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
 from dovetail.processing.text_settings import TextSettings
 from dovetail.text.chat.template import ChatTemplate, template_switches
@@ -55,7 +55,7 @@ class ProcessorStart(msgspec.Struct, frozen=True, kw_only=True):
     """How another process gets the same: what a prompt depends on beside its request."""
 
     setup: ProcessorSetup
-    limits: Limits
+    limits: SamplingLimits
     template_defaults: dict[str, Any]
     tasks: Tasks
     rules: TextRules
@@ -106,7 +106,7 @@ class Processor:
         self._template_defaults: Mapping[str, Any] = {}
         self.plugin_states: list[tuple[str, str, str, str]] = []
         """What loading found, as arguments of `Registry.mark`."""
-        self.limits = Limits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
+        self.limits = SamplingLimits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
 
     @classmethod
     def load(cls, settings: TextSettings, plan: PluginPlan) -> Processor:
@@ -183,7 +183,7 @@ class Processor:
             context_len = min(context_len, self.embedder.max_tokens or context_len)
         default_bytes = max(MIN_PROMPT_BYTES, BYTES_PER_TOKEN * context_len)
         defaults = dict(self.tokenizer.default_sampling) if settings.sampling_defaults == "model" else {}
-        self.limits = Limits(
+        self.limits = SamplingLimits(
             vocab_size=info.vocab_size,
             context_len=context_len,
             max_prompt_bytes=settings.max_prompt_bytes or default_bytes,

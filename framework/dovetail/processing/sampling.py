@@ -24,7 +24,7 @@ DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SamplingLimits:
     """What the model and the settings allow. `defaults` are the model's own sampling values."""
 
     vocab_size: int
@@ -87,7 +87,7 @@ class ModelView(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> SamplingLimits: ...
     @property
     def processors(self) -> LogitsRequests: ...
 
@@ -114,7 +114,7 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
         raise RequestError(text, param=param, code="invalid_token_id")
 
 
-def num_top(wanted: int | None, limits: Limits, param: str) -> int | None:
+def num_top(wanted: int | None, limits: SamplingLimits, param: str) -> int | None:
     """Return how many of the most likely tokens a request gets; -1 asks for all.
 
     Raises:
@@ -247,7 +247,7 @@ def logit_bias(given: Mapping[str, float] | Mapping[int, float] | None, vocab_si
 
 
 def fit_output(
-    num_prompt: int, wanted: int | None, default: int | None, limits: Limits, params: tuple[str, str]
+    num_prompt: int, wanted: int | None, default: int | None, limits: SamplingLimits, params: tuple[str, str]
 ) -> int:
     """Return how many tokens may be generated.
 
@@ -273,7 +273,7 @@ def fit_output(
     return wanted
 
 
-def named_ids(ids: Sequence[int] | None, has_logprobs: bool, limits: Limits) -> Sequence[int]:
+def named_ids(ids: Sequence[int] | None, has_logprobs: bool, limits: SamplingLimits) -> Sequence[int]:
     """Return the tokens that a request names for log probabilities.
 
     Raises:

@@ -38,7 +38,7 @@ class DeviceMemory:
         dtype: torch.dtype,
         rank: Rank = ALONE,
         checkpoint: Checkpoint | None = None,
-        packed_dummies: int | None = None,
+        built: int | None = None,
     ) -> None:
         """Check what can be checked without the weights. Ranks of one host share its memory.
 
@@ -56,11 +56,12 @@ class DeviceMemory:
             name,
             device.type,
             dummy=settings.load_format == "dummy",
-            packed_dummies=packed_dummies,
+            built=built,
+            num_ranks=self._num_ranks,
             headers=None if checkpoint is None else checkpoint.headers,
         )
         self._notes = () if checkpoint is None else checkpoint.notes
-        self.plan = self._make_plan(self._weights.num_bytes // self._num_ranks)
+        self.plan = self._make_plan(self._weights.num_bytes)
 
     @property
     def context_len(self) -> int:
@@ -100,7 +101,7 @@ class DeviceMemory:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what loading left in torch's hands is free for the pool
         meeting, left = self._meeting, self._measure().free
-        own = weight_bytes + self._weights.repacked_bytes // self._num_ranks
+        own = weight_bytes + self._weights.repacked_bytes
         plan = self.plan = (
             self._plan_for(own, left)
             if meeting is None

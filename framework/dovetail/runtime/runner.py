@@ -20,7 +20,6 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.contracts.quantization import Quantization, Target
 from dovetail.errors import ConfigError, ModelError, PluginError
-from dovetail.layers.plain import PLAIN
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -32,9 +31,9 @@ from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.quantization import (
     Place,
+    built_bytes,
     choose_quantization,
     converted,
-    dummy_bytes,
     factory_of,
 )
 from dovetail.runtime.checkpoint.weights import fill_dummy, load_checkpoint
@@ -93,19 +92,20 @@ class ModelRunner:
         check_model(plugin, self.config, self.device, settings, self.quantization)
         backends, self.attention_name = choose_backends(plugins, local, self.device, self.dtype, settings)
         _check_speculator(plugins, self.config)
-        if rank.parallel.expert_shard == "expert" and self.config.experts is None:
-            raise ConfigError(f"--expert-parallel: {self.config.architecture} has no experts; leave it out")
         checkpoint = self._checkpoint(plugin, settings, hf, quantization)
-        packed = dummy_bytes(quantization, hf, plugin, self.config, self.dtype) if checkpoint is None else None
-        memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank, checkpoint, packed)
+        headers = None if checkpoint is None else checkpoint.headers
+        factory = factory_of(quantization, hf, plugin.weight_map(self.config), headers)
+        is_built = rank.parallel.size > 1 or (checkpoint is None and quantization is not None)
+        built = built_bytes(plugin, self.config, self.dtype, factory, rank.parallel) if is_built else None
+        memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank, checkpoint, built)
         if self.device.type == "cpu":
             bound_primitive_caches()
         with memory.loading():
             ctx = BuildContext(
-                device=self.device, dtype=self.dtype, factory=PLAIN, parallel=rank.parallel,
+                device=self.device, dtype=self.dtype, factory=factory, parallel=rank.parallel,
                 batch_invariant=settings.batch_invariant,
             )  # fmt: skip
-            self.model, self.weight_bytes = self._load(plugin, checkpoint, hf, quantization, ctx, memory)
+            self.model, self.weight_bytes = self._load(plugin, checkpoint, ctx, memory)
         if self.device.type == "cpu":
             torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes, rank.parallel.size))
         self.pool = memory.make_pool(self.weight_bytes)
@@ -238,15 +238,11 @@ class ModelRunner:
         self,
         plugin: type[ModelPlugin],
         checkpoint: Checkpoint | None,
-        hf: Mapping[str, Any],
-        quantization: type[Quantization] | None,
         ctx: BuildContext,
         memory: DeviceMemory,
     ) -> tuple[CausalLM, int]:
-        rules = plugin.weight_map(self.config)
-        factory = factory_of(quantization, hf, rules, None if checkpoint is None else checkpoint.headers)
         with torch.inference_mode():
-            model = plugin.build(self.config, replace(ctx, factory=factory))
+            model = plugin.build(self.config, ctx)
             if not isinstance(model, nn.Module):
                 raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
             model.eval()
@@ -255,7 +251,7 @@ class ModelRunner:
             if checkpoint is None:
                 fill_dummy(model)
             else:
-                load_checkpoint(model, rules, checkpoint)
+                load_checkpoint(model, plugin.weight_map(self.config), checkpoint)
         return model, size
 
 

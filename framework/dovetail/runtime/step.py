@@ -37,7 +37,7 @@ class StepPart:
         params: What the host knows of them.
         is_banning: Whether any of them may be before its minimum length.
         positions: `[R]` int64, where some rows have drafts: the place of each token among those that its row generates.
-        broken: `[R]` bool where more than the logits was looked at: something computed for the row is not finite.
+        non_finite: `[R]` bool where more than the logits was looked at: something computed for the row is not finite.
         logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
         captured: The decode step that gave the logits, where a graph draws from them.
         tokens: `[R]` int64 on the device once chosen; `BROKEN` where what was computed is not finite.
@@ -52,14 +52,14 @@ class StepPart:
     logits: Tensor | None = None
     tokens: Tensor | None = None
     logprobs: Ranked | None = None
-    broken: Tensor | None = None
+    non_finite: Tensor | None = None
     positions: Tensor | None = None
     captured: Captured | None = None
 
     def choose(self, sampled: Sampled) -> None:
         """Take the sampler's outcome. The tensors of a graph are overwritten by the next replay, so it is copied."""
-        broken = sampled.broken if self.broken is None else sampled.broken | self.broken
-        self.tokens = torch.where(broken, BROKEN, sampled.ids)
+        non_finite = sampled.non_finite if self.non_finite is None else sampled.non_finite | self.non_finite
+        self.tokens = torch.where(non_finite, BROKEN, sampled.ids)
         self.logprobs = sampled.logprobs
         self.logits = self.captured = None
 
@@ -85,9 +85,9 @@ class InFlightStep:
     _pooled: Tensor | None = None
     _copied: torch.cuda.Event | None = None
 
-    def add_silent(self, at: npt.NDArray[np.int64], broken: Tensor) -> None:
-        """Note rows that get no token; `broken` `[S]` bool may be overwritten by the next step."""
-        self.silent.append((at, torch.where(broken, BROKEN, 0)))
+    def add_silent(self, at: npt.NDArray[np.int64], non_finite: Tensor) -> None:
+        """Note rows that get no token; `non_finite` `[S]` bool may be overwritten by the next step."""
+        self.silent.append((at, torch.where(non_finite, BROKEN, 0)))
 
     def start_copy(self) -> None:
         """Send the tokens to the host, and behind them what is told of the silent; every part has been sampled."""

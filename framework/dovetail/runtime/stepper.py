@@ -130,12 +130,12 @@ class Stepper:
             launched.prompt_logprobs += [(want.at, found) for found in self._rank(want, step, hidden)]
         launched.pooled = self._pooler.take(step, hidden)
         has_chunks = batch.num_decode < batch.num_requests
-        broken = self._check(batch.q_starts, hidden) if has_chunks else None  # of a lone token, the logits tell
-        if broken is not None and num < batch.num_requests:
-            launched.add_silent(np.arange(num, batch.num_requests), broken[num:])
+        non_finite = self._check(batch.q_starts, hidden) if has_chunks else None  # of a lone token, the logits tell
+        if non_finite is not None and num < batch.num_requests:
+            launched.add_silent(np.arange(num, batch.num_requests), non_finite[num:])
         if num:
             part, _ = self._part(step, 0, num, batch.rows[:num])
-            part.broken = None if broken is None else broken[:num]
+            part.non_finite = None if non_finite is None else non_finite[:num]
             if step.num_drafts is not None:
                 self._spread(part, step, batch)
             launched.parts.append(part)
@@ -144,9 +144,9 @@ class Stepper:
 
     def _check(self, starts: Tensor, hidden: Tensor) -> Tensor:
         """Find the rows with a token whose hidden state is not finite: `[B]` bool."""
-        broken = torch.zeros(starts.shape[0] - 1, dtype=torch.bool, device=hidden.device)
-        check_tokens(hidden, starts, broken)
-        return broken
+        non_finite = torch.zeros(starts.shape[0] - 1, dtype=torch.bool, device=hidden.device)
+        check_tokens(hidden, starts, non_finite)
+        return non_finite
 
     def _part(self, step: StepInput, first: int, stop: int, rows: Tensor) -> tuple[StepPart, RowFacts]:
         """The rows `first … stop - 1` of a step, once it is noted on the host how long they get."""
@@ -166,7 +166,7 @@ class Stepper:
         part.places = np.arange(len(part.at))
         index = to_device(torch.from_numpy(part.at), part.rows.device)
         part.rows, part.params = part.rows[index], [part.params[at] for at in part.at.tolist()]
-        part.broken = None if part.broken is None else part.broken[index]
+        part.non_finite = None if part.non_finite is None else part.non_finite[index]
         part.positions = batch.positions[batch.last_tokens] + 1 - self._state.params.num_prompt[part.rows]
 
     def _sample(self, part: StepPart, step: StepInput, masked: Masked | None = None) -> None:
@@ -219,11 +219,11 @@ class Stepper:
             self._later(part, done.logits[:num], step)
         elif waits:
             part.logits, part.captured = done.logits[:num], done
-        elif not facts.is_plain:
+        elif not facts.needs_no_adjustment:
             self._draw_adjusted(part, done, None)
         else:
             ids = graphs.draw(done) if facts.is_drawn else done.ids
-            part.choose(Sampled(ids[:num], done.broken[:num]))
+            part.choose(Sampled(ids[:num], done.non_finite[:num]))
         return part
 
     def _draw_adjusted(self, part: StepPart, done: Captured, lines: npt.NDArray[np.int32] | None) -> None:
@@ -235,9 +235,9 @@ class Stepper:
         drawn = graphs.decode.draw_adjusted(done, lines)
         ranked = None
         if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
-            nums = [min(rows[i].params.logprobs or 0, done.logits.shape[1]) for i in asking]
-            ranked = Ranked(drawn.told, asking, asking, nums, MAX_TOP, [()] * len(asking))
-        part.choose(Sampled(drawn.ids[:num], done.broken[:num], ranked))
+            num_top = [min(rows[i].params.logprobs or 0, done.logits.shape[1]) for i in asking]
+            ranked = Ranked(drawn.told, asking, asking, num_top, MAX_TOP, [()] * len(asking))
+        part.choose(Sampled(drawn.ids[:num], done.non_finite[:num], ranked))
 
     def _prefill(self, launched: InFlightStep, graphs: PrefillGraphs, key: PrefillGraph) -> None:
         """Replay a step's prefill chunks."""
@@ -248,16 +248,16 @@ class Stepper:
         self._state.lens[rows] = tokens.lens
         done = graphs.run(tokens, rows, key)
         if stop < end:
-            launched.add_silent(np.arange(stop, end), done.broken[num : end - first])
+            launched.add_silent(np.arange(stop, end), done.non_finite[num : end - first])
         if not num:
             return
         part, facts = self._part(step, first, stop, done.rows[:num])
         launched.parts.append(part)
-        is_greedy = facts.is_plain and not facts.is_drawn
+        is_greedy = facts.needs_no_adjustment and not facts.is_drawn
         if is_greedy and not part.is_banning and not step.waits[first:stop].any():
-            part.choose(Sampled(done.ids[:num], done.broken[:num]))
+            part.choose(Sampled(done.ids[:num], done.non_finite[:num]))
         else:
-            part.broken = done.broken[:num]
+            part.non_finite = done.non_finite[:num]
             self._later(part, done.logits[:num], step)
 
     def _later(self, part: StepPart, logits: Tensor, step: StepInput) -> None:
@@ -268,7 +268,7 @@ class Stepper:
         elif step.decode_graph is not None or step.prefill_graph is not None:
             # The next graph of this step may overwrite its tensors.
             part.rows, part.logits = part.rows.clone(), logits.clone()
-            part.broken = None if part.broken is None else part.broken.clone()
+            part.non_finite = None if part.non_finite is None else part.non_finite.clone()
 
     def _rank(self, want: Want, step: StepInput, hidden: Tensor) -> list[Ranked]:
         """Rank the successors of tokens of a chunk. The chunk's row is one of `step`, its states are in `hidden`."""
@@ -289,9 +289,9 @@ def _without_skipped(part: StepPart, launched: InFlightStep, late: StepLate) -> 
     if not skip.any() or part.logits is None:
         return part
     kept, left = np.flatnonzero(~skip), np.flatnonzero(skip)
-    broken, device = part.broken, part.rows.device
-    if broken is not None:
-        launched.add_silent(part.at[left], broken[upload(left.tolist(), torch.int64, device)])
+    non_finite, device = part.non_finite, part.rows.device
+    if non_finite is not None:
+        launched.add_silent(part.at[left], non_finite[upload(left.tolist(), torch.int64, device)])
     index = upload(kept.tolist(), torch.int64, device)
     return StepPart(
         part.at[kept],
@@ -300,17 +300,19 @@ def _without_skipped(part: StepPart, launched: InFlightStep, late: StepLate) -> 
         [part.params[i] for i in kept],
         part.is_banning,
         part.logits[index],
-        broken=None if broken is None else broken[index],
+        non_finite=None if non_finite is None else non_finite[index],
         positions=None if part.positions is None else part.positions[index],
     )
 
 
 def _join(parts: list[StepPart]) -> StepPart:
     logits = [part.logits for part in parts if part.logits is not None]
-    broken = None
-    if any(part.broken is not None for part in parts):
+    non_finite = None
+    if any(part.non_finite is not None for part in parts):
         no = [torch.zeros(len(part.params), dtype=torch.bool, device=part.rows.device) for part in parts]
-        broken = torch.cat([none if part.broken is None else part.broken for part, none in zip(parts, no, strict=True)])
+        non_finite = torch.cat(
+            [none if part.non_finite is None else part.non_finite for part, none in zip(parts, no, strict=True)]
+        )
     at: npt.NDArray[np.int64] = np.concatenate([part.at for part in parts])
     return StepPart(
         at,
@@ -319,5 +321,5 @@ def _join(parts: list[StepPart]) -> StepPart:
         [row for part in parts for row in part.params],
         any(part.is_banning for part in parts),
         torch.cat(logits),
-        broken=broken,
+        non_finite=non_finite,
     )

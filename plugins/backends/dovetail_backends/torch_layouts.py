@@ -21,7 +21,7 @@ from dovetail.contracts.cache import ScaledDtype
 from dovetail.contracts.config import LayerSpec
 
 
-class Layout(Protocol):
+class CacheLayout(Protocol):
     """Reads and writes one group's cache."""
 
     def plan(self, slots: Tensor) -> None:
@@ -188,7 +188,7 @@ class NoPages:
         return widened(k, width), widened(v, width)
 
 
-def make_layout(spec: LayerSpec, pool: KVPool, device: torch.device) -> Layout:
+def make_layout(spec: LayerSpec, pool: KVPool, device: torch.device) -> CacheLayout:
     """Return the layout of the layers that are like `spec`."""
     if spec.cache_dtype is not None:
         return ScaledRows(pool, spec.cache_dtype)

@@ -72,7 +72,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     """One of some parts."""
 
     parts: tuple[Part, ...]
@@ -87,7 +87,7 @@ class Repeat:
     high: int | None
 
 
-Part = Text | Chars | Rule | Parts | Choice | Repeat
+Part = Text | Chars | Rule | Parts | Alternation | Repeat
 ANY = Chars((), negated=True)
 
 
@@ -161,7 +161,7 @@ def _choice(tokens: _Tokens, depth: int) -> Part:
     while tokens.text == "|" and tokens.kind == "mark":
         tokens.at += 1
         parts.append(_sequence(tokens, depth))
-    return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+    return parts[0] if len(parts) == 1 else Alternation(tuple(parts))
 
 
 def _sequence(tokens: _Tokens, depth: int) -> Part:
@@ -241,7 +241,7 @@ def _walk(part: Part) -> Iterator[Part]:
         yield found
         if isinstance(found, Repeat):
             stack.append(found.part)
-        elif isinstance(found, (Parts, Choice)):
+        elif isinstance(found, (Parts, Alternation)):
             stack += found.parts
 
 
@@ -306,14 +306,14 @@ def _regex(part: Part, made: dict[str, str]) -> str:
         return f"(?:{made[part.name]})"
     if isinstance(part, Parts):
         return "".join(_grouped(item, made) for item in part.parts)
-    if isinstance(part, Choice):
+    if isinstance(part, Alternation):
         return "|".join(_regex(item, made) for item in part.parts)
     return f"(?:{_regex(part.part, made)}){_times(part)}"
 
 
 def _grouped(part: Part, made: dict[str, str]) -> str:
     text = _regex(part, made)
-    return f"(?:{text})" if isinstance(part, Choice) else text
+    return f"(?:{text})" if isinstance(part, Alternation) else text
 
 
 def _times(part: Repeat) -> str:
@@ -336,7 +336,7 @@ def _lark(part: Part, names: dict[str, str]) -> str:
         return names[part.name]
     if isinstance(part, Parts):
         return " ".join(_lark_grouped(item, names) for item in part.parts) or '""'
-    if isinstance(part, Choice):
+    if isinstance(part, Alternation):
         return " | ".join(_lark(item, names) for item in part.parts)
     if part.high == 0:
         return '""'
@@ -346,7 +346,7 @@ def _lark(part: Part, names: dict[str, str]) -> str:
 
 def _lark_grouped(part: Part, names: dict[str, str]) -> str:
     text = _lark(part, names)
-    return f"({text})" if isinstance(part, Choice) else text
+    return f"({text})" if isinstance(part, Alternation) else text
 
 
 def _class(part: Chars) -> str:

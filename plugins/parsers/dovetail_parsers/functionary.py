@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.contracts.output import NewCall, TemplateView, ToolBody
-from dovetail.text.parsing.layout import Phase
+from dovetail.text.parsing.layout import ReplyPhase
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
@@ -54,10 +54,10 @@ class FunctionaryParser(MessagesParser):
         """Say what a message is."""
         name = header.removeprefix(">>>")
         if name == ALL:
-            return Header(Phase.OUT)
+            return Header(ReplyPhase.OUT)
         if name in self._names:
-            return Header(Phase.TOOL, name)
-        return Header(Phase.OUT, stray=written + marker)
+            return Header(ReplyPhase.TOOL, name)
+        return Header(ReplyPhase.OUT, stray=written + marker)
 
     def explains(self, header: str, written: str) -> bool:
         """Whether a header is the beginning of a recipient."""

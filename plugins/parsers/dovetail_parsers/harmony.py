@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from dovetail.contracts.output import Messages, NewCall, ToolBody
-from dovetail.text.parsing.layout import Phase
+from dovetail.text.parsing.layout import ReplyPhase
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
@@ -109,9 +109,9 @@ class HarmonyParser(MessagesParser):
         if recipient and self._reads_calls and not self._priming:
             name = recipient[1].removeprefix("functions.") or recipient[1]
             if "<|constrain|>xml" in header and _TOOL.fullmatch(name):
-                return Header(Phase.TOOL, body=partial(self._tagged, name), stray=stray)
-            return Header(Phase.TOOL, name, stray=stray)
-        return Header(Phase.IN if channels and channels[-1] == "analysis" else Phase.OUT, stray=stray)
+                return Header(ReplyPhase.TOOL, body=partial(self._tagged, name), stray=stray)
+            return Header(ReplyPhase.TOOL, name, stray=stray)
+        return Header(ReplyPhase.IN if channels and channels[-1] == "analysis" else ReplyPhase.OUT, stray=stray)
 
     def _tagged(self, name: str, new_call: NewCall) -> ToolBody:
         """Make the reader of a call's tags."""

@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 
 from dovetail.contracts.output import Messages
-from dovetail.text.parsing.layout import Phase
+from dovetail.text.parsing.layout import ReplyPhase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _NAME = re.compile(r"\s*[\w.:/\-]+\s*")
@@ -67,11 +67,11 @@ class InklingParser(MessagesParser):
         is_named = bool(start) and marker in NAMED and _NAME.fullmatch(name) is not None
         stray = "" if is_named or not name.strip() else written
         if marker == THINKING:
-            return Header(Phase.IN, stray=stray)
+            return Header(ReplyPhase.IN, stray=stray)
         tools = self._spec.tools
         if marker == CALL and tools is not None:
-            return Header(Phase.TOOL, body=tools.body, stray=stray)
-        return Header(Phase.OUT, stray=stray)
+            return Header(ReplyPhase.TOOL, body=tools.body, stray=stray)
+        return Header(ReplyPhase.OUT, stray=stray)
 
     def explains(self, header: str, written: str) -> bool:
         """Whether a header is empty, or holds one name at the end of a reply that was cut."""
@@ -79,7 +79,7 @@ class InklingParser(MessagesParser):
         return not name.strip() or (bool(start) and self._is_cut and _NAME.fullmatch(name) is not None)
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
-        if role is Mark.BODY and self._phase is not Phase.OPEN and not self._is_value(role):
+        if role is Mark.BODY and self._phase is not ReplyPhase.OPEN and not self._is_value(role):
             self._sink_closer()
             self._end_message("")
         return super()._take(role, marker, spelled=spelled)

@@ -30,7 +30,7 @@ from dovetail.contracts.output import (
     ToolEnd,
     ToolEvent,
 )
-from dovetail.text.parsing.layout import Layout, Phase, make_layout
+from dovetail.text.parsing.layout import FormatLayout, ReplyPhase, make_layout
 from dovetail.text.parsing.machine import IncrementalParser, new_call_id
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ class Header(NamedTuple):
         stray: What of the header belongs to none: it is content.
     """
 
-    phase: Phase
+    phase: ReplyPhase
     name: str = ""
     body: Callable[[NewCall], ToolBody] | None = None
     stray: str = ""
@@ -99,7 +99,7 @@ class MessagesParser(IncrementalParser):
                 frozenset(added[text] for text in self.inner if text in added),
             ),
             tokenizer,
-            phase=Phase.OPEN,
+            phase=ReplyPhase.OPEN,
             skip_special_tokens=skip_special_tokens,
             keep_markers=keep_markers,
             make_id=make_id,
@@ -133,37 +133,37 @@ class MessagesParser(IncrementalParser):
     @property
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be part of a marker."""
-        return self._held if self._phase is Phase.OUT else ""
+        return self._held if self._phase is ReplyPhase.OUT else ""
 
     def prime(self, prompt_tail: str) -> State:
         """Take what the template appended: the beginning of a header, or of a message."""
         self._prime(prompt_tail)
         self._written = ""
-        if self._phase is Phase.TOOL:
-            self._phase, self._call, self._body = Phase.OUT, None, None
+        if self._phase is ReplyPhase.TOOL:
+            self._phase, self._call, self._body = ReplyPhase.OUT, None, None
         self._num_calls = 0
-        return {Phase.IN: State.IN, Phase.OPEN: State.OPEN}.get(self._phase, State.OUT)
+        return {ReplyPhase.IN: State.IN, ReplyPhase.OPEN: State.OPEN}.get(self._phase, State.OUT)
 
     def finish(self, reason: str) -> list[Event]:
         """Give out what was held back. The beginning of a marker is none of the text where only a marker may come."""
         in_header = bool(self._written) and self.explains(self._header, self._written)
-        if self._phase is Phase.OPEN and (self._between or in_header):
+        if self._phase is ReplyPhase.OPEN and (self._between or in_header):
             self._held, self._state = "", 0
         return super().finish(reason)
 
     def _finish(self, *, cut: bool) -> None:
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             self._end_call(complete=bool(self._closer) or not cut)
-        elif self._phase is Phase.OPEN:
+        elif self._phase is ReplyPhase.OPEN:
             self._is_cut = cut
             self._end_header()
 
     def _find_passing(self) -> Plain | None:
-        return None if self._phase is Phase.OPEN or self._closer else self._passing_table(self.holds)
+        return None if self._phase is ReplyPhase.OPEN or self._closer else self._passing_table(self.holds)
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         """Act on a marker. False: it is literal text here."""
-        if self._phase is not Phase.OPEN:
+        if self._phase is not ReplyPhase.OPEN:
             if role in (Mark.BODY, Mark.INNER):
                 self._sink_closer()
                 return False
@@ -190,7 +190,7 @@ class MessagesParser(IncrementalParser):
 
     def _is_value(self, role: enum.Enum) -> bool:
         """Whether a marker may be part of a string in a call's arguments."""
-        if self._phase is not Phase.TOOL or (self._closer and role is Mark.START):
+        if self._phase is not ReplyPhase.TOOL or (self._closer and role is Mark.START):
             return False
         return self._arguments.inside if self._body is None else self._body.inside_value
 
@@ -201,11 +201,11 @@ class MessagesParser(IncrementalParser):
             self._sink_call(text)
 
     def _sink(self, text: str) -> None:
-        if self._phase is Phase.OPEN:
+        if self._phase is ReplyPhase.OPEN:
             self._sink_header(text)
-        elif self._phase is Phase.IN:
+        elif self._phase is ReplyPhase.IN:
             self._text(ReasoningDelta, text)
-        elif self._phase is Phase.TOOL:
+        elif self._phase is ReplyPhase.TOOL:
             self._sink_closer()
             self._sink_call(text)
         else:
@@ -230,7 +230,7 @@ class MessagesParser(IncrementalParser):
                 return
             self._between = False
             self._header = self._written = ""
-            self._phase = Phase.OUT
+            self._phase = ReplyPhase.OUT
             self._sink(text.lstrip())
             return
         room = MAX_HEADER - len(self._header)
@@ -241,7 +241,7 @@ class MessagesParser(IncrementalParser):
     def _give_up(self, text: str) -> None:
         """A header is too long to be one: it is content, and so is the text behind it."""
         written, self._header, self._written = self._written, "", ""
-        self._phase = Phase.OUT
+        self._phase = ReplyPhase.OUT
         self._sink(written + text)
 
     def _add(self, text: str) -> None:
@@ -254,14 +254,14 @@ class MessagesParser(IncrementalParser):
         self._between = False
         found = self.read(header, written, marker)
         self._phase = found.phase
-        is_kept = self._keep_markers and self._phase is Phase.IN  # whole, with the marker
+        is_kept = self._keep_markers and self._phase is ReplyPhase.IN  # whole, with the marker
         if found.stray and not (self._priming or is_kept):
             self._event(Malformed("header", found.stray))
-        if self._phase is Phase.TOOL and (self._priming or not self._reads_calls):
-            self._phase = Phase.OUT
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL and (self._priming or not self._reads_calls):
+            self._phase = ReplyPhase.OUT
+        if self._phase is ReplyPhase.TOOL:
             self._begin_call(found)
-        elif self._phase is Phase.IN:
+        elif self._phase is ReplyPhase.IN:
             self._trim(written + marker)
 
     def _begin_call(self, found: Header) -> None:
@@ -274,11 +274,11 @@ class MessagesParser(IncrementalParser):
         self._event(start)
 
     def _end_message(self, marker: str) -> None:
-        if self._phase is Phase.IN:
+        if self._phase is ReplyPhase.IN:
             self._trim(marker)
-        elif self._phase is Phase.TOOL:
+        elif self._phase is ReplyPhase.TOOL:
             self._end_call(complete=True)
-        self._phase = Phase.OPEN
+        self._phase = ReplyPhase.OPEN
 
     def _end_call(self, *, complete: bool) -> None:
         self._closer = ""
@@ -335,7 +335,7 @@ class Strings:
 @lru_cache(maxsize=32)
 def _layout(
     marks: tuple[tuple[str, Mark], ...], token_ids: tuple[tuple[str, int], ...], kept: frozenset[int]
-) -> Layout:
+) -> FormatLayout:
     """Every marker counts everywhere."""
     roles: dict[str, enum.Enum] = dict(marks)
-    return make_layout(dict.fromkeys(Phase, roles), token_ids, kept)
+    return make_layout(dict.fromkeys(ReplyPhase, roles), token_ids, kept)

@@ -32,7 +32,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from dovetail.contracts.output import Messages
-from dovetail.text.parsing.layout import Phase
+from dovetail.text.parsing.layout import ReplyPhase
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.tool_calls.tagged_calls import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
@@ -47,7 +47,7 @@ _FIRST = r"\A(?s:(?!\bto=[^\s<]).)*"
 _BEFORE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """What may stand before a recipient."""
 _MAX_TAIL = 256
-_PHASES = {"self": Phase.IN, "developer": Phase.IN, "user": Phase.OUT, "commentary": Phase.OUT}
+_PHASES = {"self": ReplyPhase.IN, "developer": ReplyPhase.IN, "user": ReplyPhase.OUT, "commentary": ReplyPhase.OUT}
 
 MARKS: Mapping[str, Mark] = {
     "<|start|>": Mark.START,
@@ -104,7 +104,7 @@ class MuseParser(MessagesParser):
 
     marks = MARKS
     holds = _BEFORE + "t"
-    unaddressed: ClassVar[Phase] = Phase.OUT
+    unaddressed: ClassVar[ReplyPhase] = ReplyPhase.OUT
     _tail = ""
     """Text at the end of a message that may be the recipient of the next; `_last` is what stands before it."""
     _last = " "
@@ -115,7 +115,7 @@ class MuseParser(MessagesParser):
         found = _RECIPIENT.search(header)
         if found is None:
             return Header(self.unaddressed, stray=stray)
-        phase = _PHASES.get(found[1], Phase.TOOL)
+        phase = _PHASES.get(found[1], ReplyPhase.TOOL)
         tools = self._spec.tools
         return Header(phase, body=None if tools is None else tools.body, stray=stray)
 
@@ -128,13 +128,13 @@ class MuseParser(MessagesParser):
     @property
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be a header, or part of a marker."""
-        return self._tail + self._held if self._phase is Phase.OUT else ""
+        return self._tail + self._held if self._phase is ReplyPhase.OUT else ""
 
     def _find_passing(self) -> Plain | None:
         return None if self._tail or self._last.isspace() else super()._find_passing()
 
     def _sink(self, text: str) -> None:
-        if self._phase is Phase.OPEN or self._priming:
+        if self._phase is ReplyPhase.OPEN or self._priming:
             super()._sink(text)
             return
         if not self._tail and "t" not in text:
@@ -177,7 +177,7 @@ class MuseParser(MessagesParser):
 class SparkParser(MuseParser):
     """As Muse Spark: a message to nobody is reasoning."""
 
-    unaddressed = Phase.IN
+    unaddressed = ReplyPhase.IN
 
 
 def _is_recipient(word: str) -> bool:

@@ -115,7 +115,7 @@ class DeletedMessageBatch(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["message_batch_deleted"] = "message_batch_deleted"
 
 
-class Reply(msgspec.Struct):
+class LineResponse(msgspec.Struct):
     """Part of a result line."""
 
     status_code: int
@@ -133,7 +133,7 @@ class ResultLine(msgspec.Struct):
     """A line of an output or error file."""
 
     custom_id: str
-    response: Reply | None
+    response: LineResponse | None
     error: Lost | None
 
 

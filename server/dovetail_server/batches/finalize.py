@@ -31,7 +31,7 @@ from dovetail_server.storage.disk import (
     sync_folder,
 )
 from dovetail_server.storage.files import FileStore
-from dovetail_server.storage.paths import Layout, result_file_id
+from dovetail_server.storage.paths import StoragePaths, result_file_id
 from dovetail_server.storage.tables import batch_lines, batches, files
 
 CHUNK_LINES = 1000
@@ -46,7 +46,13 @@ class BatchFinalizer:
     """Does what happens once per batch. The caller holds the batch's lease, which every transaction here compares."""
 
     def __init__(
-        self, store: BatchStore, lines: LineStore, file_store: FileStore, layout: Layout, max_lines: int, max_line: int
+        self,
+        store: BatchStore,
+        lines: LineStore,
+        file_store: FileStore,
+        layout: StoragePaths,
+        max_lines: int,
+        max_line: int,
     ) -> None:
         """Wrap the stores."""
         self.store = store
@@ -213,7 +219,7 @@ class BatchFinalizer:
 class Results:
     """Puts the output and error file of a batch together from its segments, in the order of the input."""
 
-    def __init__(self, layout: Layout, lease: Lease, status: str) -> None:
+    def __init__(self, layout: StoragePaths, lease: Lease, status: str) -> None:
         """Write nothing yet."""
         self.layout = layout
         self.lease = lease

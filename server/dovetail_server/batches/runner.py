@@ -25,7 +25,7 @@ from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
 from dovetail_server.origin import ORIGIN, Origin
 from dovetail_server.storage.disk import PASSING, free_bytes, read_at
-from dovetail_server.storage.paths import Layout
+from dovetail_server.storage.paths import StoragePaths
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
@@ -47,7 +47,7 @@ class Runner:
     """One per process. The database says what is to do; `wake` says that there is something new."""
 
     def __init__(
-        self, state: ReadingContext, store: BatchStore, lines: LineStore, writer: Writer, layout: Layout
+        self, state: ReadingContext, store: BatchStore, lines: LineStore, writer: Writer, layout: StoragePaths
     ) -> None:
         """Prepare; `run` does the work."""
         self.state = state

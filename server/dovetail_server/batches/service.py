@@ -21,12 +21,12 @@ from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
 from dovetail_server.openai.batches import Batch, BatchRequest
-from dovetail_server.responses.background import Background
+from dovetail_server.responses.background import BackgroundResponses
 from dovetail_server.responses.store import ResponseStore
 from dovetail_server.storage.completions import CompletionStore
 from dovetail_server.storage.database import Database, connect, database_url, migrate
 from dovetail_server.storage.files import FileStore
-from dovetail_server.storage.paths import Layout, storage_folder
+from dovetail_server.storage.paths import StoragePaths, storage_folder
 from dovetail_server.storage.process_lease import ProcessLease
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ AGAIN_S = 1.0
 class BatchService:
     """One per server process. Used from its event loop, but for `prepare`."""
 
-    def __init__(self, state: ReadingContext, layout: Layout, database: Database) -> None:
+    def __init__(self, state: ReadingContext, layout: StoragePaths, database: Database) -> None:
         """Put the parts together; `start` sets them going."""
         settings = state.settings
         self.layout = layout
@@ -61,7 +61,7 @@ class BatchService:
         self.runner.advance = self.care.look
         self.responses = ResponseStore(settings, database, self.owner, state.tasks)
         self.completions = CompletionStore(settings, database)
-        self.background = Background(state.tasks)
+        self.background = BackgroundResponses(state.tasks)
         self._tasks = state.tasks
         self._services: list[Service] = []
         self._problems: dict[str, str] = {}
@@ -75,7 +75,7 @@ class BatchService:
             ConfigError: `--database-url` names something else.
         """
         settings = state.settings
-        layout = Layout(storage_folder(settings))
+        layout = StoragePaths(storage_folder(settings))
         try:
             layout.create()
         except OSError as error:

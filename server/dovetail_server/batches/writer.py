@@ -13,7 +13,7 @@ from dovetail_server.batches.lines import Leased, LineStore, Written
 from dovetail_server.batches.result import Result
 from dovetail_server.errors import ServiceError
 from dovetail_server.storage.disk import append, exists, free_bytes, make_folder
-from dovetail_server.storage.paths import Layout
+from dovetail_server.storage.paths import StoragePaths
 
 logger = logging.getLogger("dovetail.server")
 GATHER_S = 0.02
@@ -26,7 +26,7 @@ Item = tuple[Leased, Result, "asyncio.Future[None]"]
 class Writer:
     """Saves results in groups, so that many share one sync and one transaction."""
 
-    def __init__(self, lines: LineStore, layout: Layout, min_free: int, on_saved: Callable[[], None]) -> None:
+    def __init__(self, lines: LineStore, layout: StoragePaths, min_free: int, on_saved: Callable[[], None]) -> None:
         """Prepare; `run` does the work. `on_saved` is called after each group."""
         self.lines = lines
         self.layout = layout

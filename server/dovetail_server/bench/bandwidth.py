@@ -18,8 +18,8 @@ REPEATS = 8
 TIMEOUT_S = 120.0
 
 
-def copy_bandwidth(device: str) -> tuple[float, str]:
-    """Return bytes a second of a large copy, reads and writes counted, and the device's name.
+def copy_bandwidth(device: str) -> tuple[float, str | None]:
+    """Return bytes a second of a large copy, reads and writes counted, and the GPU's name; None on a CPU.
 
     Args:
         device: `cpu`, `cuda`, or `auto` for CUDA if there is one. On CUDA a server may hold most of the memory: the
@@ -40,7 +40,7 @@ def copy_bandwidth(device: str) -> tuple[float, str]:
         target.copy_(source)
         _wait(kind)
         times.append(time.perf_counter() - started)
-    name = torch.cuda.get_device_name() if kind == "cuda" else "host memory"
+    name = torch.cuda.get_device_name() if kind == "cuda" else None
     return 2 * size / statistics.median(times[2:]), name
 
 
@@ -67,7 +67,10 @@ async def measure(device: str) -> Bandwidth | str:
         last = (err.decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
         return f"the copy bandwidth could not be measured ({last}); give --bandwidth"
     found = json.loads(out)
-    return Bandwidth(bytes_per_s=found["bytes_per_s"], origin=f"copy measured on {found['device']}")
+    device = found["device"]
+    return Bandwidth(
+        bytes_per_s=found["bytes_per_s"], origin=f"copy measured on {device or 'host memory'}", device=device
+    )
 
 
 def main() -> int:

@@ -36,6 +36,9 @@ class Figures:
         num_short: Replies with fewer tokens than asked for.
         concurrency: Requests in flight, on average.
         client_busy: Share of a core that the busiest client process used.
+        sampling: How replies were sampled, in words.
+        since_ready_s: From the moment that a server that was started here was ready to the workload's first request,
+            warm-up included.
     """
 
     workload: Workload
@@ -65,6 +68,8 @@ class Figures:
     decode_of_floor: float | None = None
     client_workers: int = 1
     client_busy: float = 0.0
+    sampling: str = ""
+    since_ready_s: float | None = None
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

@@ -62,10 +62,15 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth:
-    """Bytes a second of a large copy, reads and writes counted, and where the figure comes from."""
+    """Bytes a second of a large copy, reads and writes counted, and where the figure comes from.
+
+    Attributes:
+        device: Name of the GPU that was measured, if one was.
+    """
 
     bytes_per_s: float
     origin: str
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,11 +155,11 @@ class MaskBench:
         """End threads and processes."""
         self.service.close()
 
-    def _settle(self, ticket: CompileFuture) -> Enforced | Refused | None:
-        """Wait for a ticket as the engine does, without its other work."""
-        while not ticket.is_ready:
+    def _settle(self, future: CompileFuture) -> Enforced | Refused | None:
+        """Wait for a future as the engine does, without its other work."""
+        while not future.is_ready:
             self.service.wait(0.002)
-        return ticket.outcome
+        return future.outcome
 
     def _time_known(self, steps: Any) -> float:
         started = time.thread_time()

@@ -15,6 +15,8 @@ class ServeOptions:
 
     workloads: Sequence[Workload]
     seed: int
+    suite: str | None = None
+    """Whose workloads these are; None: one workload of the options."""
     base_url: str | None = None
     model_path: Path | None = None
     serve_flags: Sequence[str] = ()

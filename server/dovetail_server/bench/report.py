@@ -30,7 +30,7 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def share(value: float | None) -> str:
-    """Write a share of the floor in percent."""
+    """Write a share in percent."""
     return DASH if value is None else f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
 
 
@@ -58,6 +58,7 @@ COLUMNS: tuple[Column, ...] = (
     ("end to end ms\np50 / p99", lambda f: points(f.e2e_ms, "p50", "p99")),
     ("prompt\ntok/s", lambda f: number(f.prompt_tok_s)),
     ("tok/\nevent", lambda f: number(f.tokens_per_event, 2)),
+    ("cached", lambda f: share(f.cached_tokens / f.prompt_tokens) if f.prompt_tokens else DASH),
 )
 """The compact table, a row per workload."""
 
@@ -82,6 +83,7 @@ LINES: tuple[Column, ...] = (
     ("decode tok/s per stream, p50", lambda f: with_floor(f.decode_tok_s, f.decode_of_floor)),
     ("prompt tok/s until the first token", lambda f: number(f.prompt_tok_s)),
     ("tokens per event", lambda f: number(f.tokens_per_event, 2)),
+    ("sampling", lambda f: f.sampling or DASH),
     ("client", lambda f: f"{f.client_workers} processes, the busiest at {f.client_busy:.0%} of a core"),
 )
 """The table of one workload, a line per figure."""

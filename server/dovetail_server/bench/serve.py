@@ -27,7 +27,8 @@ from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.target import Target, clean_url, discover, probe
 from dovetail_server.bench.wire import Prompt, Sampling
 from dovetail_server.bench.worker import open_session
-from dovetail_server.bench.workloads import Workload
+from dovetail_server.bench.workloads import Workload, sampling_text
+from dovetail_server.kernel_cache import CacheLook
 
 FIRST_PROMPT = list(range(1, 9))
 """What a server that was just started is asked first: ids that every vocabulary has."""
@@ -35,10 +36,20 @@ FIRST_PROMPT = list(range(1, 9))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How long our own server took to start, in seconds."""
+    """How our own server started: how long it took, in seconds, and what its kernel cache held before.
+
+    Attributes:
+        ready_at: When it was ready, by the clock of `time.monotonic`.
+    """
 
     ready_s: float
     first_answer_s: float
+    ready_at: float
+    cache: CacheLook
+
+    def kernel_cache(self, target: Target) -> str | None:
+        """Say what the server found of its kernels; None on a device that needs none."""
+        return self.cache.state() if target.device == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +83,9 @@ async def run(options: ServeOptions) -> int:
         session = await stack.enter_async_context(open_session(options.headers, options.timeout_s))
         server, start = None, None
         if options.base_url is None:
+            cache = CacheLook.now()
             server = await stack.enter_async_context(launched(str(options.model_path), options.serve_flags))
-            start = await first_answer(server, session, options)
+            start = await first_answer(server, session, options, cache)
         base_url = server.base_url if server is not None else clean_url(options.base_url or "")
         target = await discover(session, base_url, options.model)
         facts = model_facts(options, target)
@@ -81,12 +93,14 @@ async def run(options: ServeOptions) -> int:
         supports = await probe_all(session, target, options, material)
         floor = await find_floor(options, target, facts)
         found = await measure_all(options, target, supports, material, floor, start)
-    about = describe(target, floor, start, options) + report.compared(found)
+    about = describe(target, floor, start, options, found) + report.compared(found)
     report.show(report.console(), f"{target.model} at {target.base_url}", found, about)
     return 1 if any(figures.num_failed for figures in found) else 0
 
 
-async def first_answer(server: Launched, session: aiohttp.ClientSession, options: ServeOptions) -> Start:
+async def first_answer(
+    server: Launched, session: aiohttp.ClientSession, options: ServeOptions, cache: CacheLook
+) -> Start:
     """Wait for a server that was just started and let it answer one short request.
 
     Raises:
@@ -96,7 +110,8 @@ async def first_answer(server: Launched, session: aiohttp.ClientSession, options
     ready_s = await server.wait_ready(session, options.start_timeout_s)
     target = await discover(session, server.base_url, options.model)
     await probe(session, target, "completions", FIRST_PROMPT, Sampling(model=target.model, stream=False))
-    return Start(ready_s=ready_s, first_answer_s=time.monotonic() - server.started)
+    answered_s, ready_at = time.monotonic() - server.started, server.started + ready_s
+    return Start(ready_s=ready_s, first_answer_s=answered_s, ready_at=ready_at, cache=cache)
 
 
 async def measure_all(
@@ -115,7 +130,10 @@ async def measure_all(
     )
     found: list[Figures] = []
     for workload in options.workloads:
-        found.append(await measure(workload, setup, material, floor))
+        since_ready_s = time.monotonic() - start.ready_at if start is not None else None
+        figures = await measure(workload, setup, material, floor)
+        sampling = sampling_text(workload, options.temperature, target.defaults)
+        found.append(replace(figures, sampling=sampling, since_ready_s=since_ready_s))
         report.save(options.json, as_report(target, floor, start, options, found))
         if len(options.workloads) > 1:
             print(report.brief(found[-1]), file=sys.stderr, flush=True)
@@ -214,17 +232,23 @@ async def measure(workload: Workload, run: Run, material: Material, floor: Floor
     return figures_of(workload, seen, floor, wanted)
 
 
-def describe(target: Target, floor: Floor, start: Start | None, options: ServeOptions) -> list[str]:
-    """Say in lines what was measured and what the floor rests on."""
+def describe(
+    target: Target, floor: Floor, start: Start | None, options: ServeOptions, found: Sequence[Figures]
+) -> list[str]:
+    """Say in lines what was measured, under which conditions, and what the floor rests on."""
     version = f" {target.version}" if target.version else ""
     prompts_are = f"from {options.dataset}" if options.dataset else "text" if options.sends_text else "token ids"
-    lines = [
-        f"server: {target.kind}{version}; {options.endpoint}, prompts: {prompts_are}; seed {options.seed}, "
-        f"temperature {options.temperature:g} where a workload has none of its own"
-    ]
-    lines += [f"{w.name}: {w.about}" for w in options.workloads if w.extra]
+    lines = [f"server: {target.kind}{version}; {options.endpoint}, prompts: {prompts_are}; seed {options.seed}"]
+    by_words: dict[str, list[str]] = {}
+    for figures in found:
+        by_words.setdefault(figures.sampling, []).append(figures.workload.name)
+    lines += [f"sampling: {words} ({', '.join(names)})" for words, names in by_words.items()]
     if start is not None:
-        lines.append(f"start to ready {start.ready_s:.1f} s, to the first answer {start.first_answer_s:.1f} s")
+        kernels = start.kernel_cache(target)
+        lines.append(
+            f"start to ready {start.ready_s:.1f} s, to the first answer {start.first_answer_s:.1f} s; the first load "
+            f"{found[0].since_ready_s or 0:.1f} s after ready; kernel cache: {kernels or 'none needed on this device'}"
+        )
     lines.append(floor.describe())
     return lines
 
@@ -242,9 +266,13 @@ def as_report(
             "kind": target.kind,
             "version": target.version,
             "endpoint": options.endpoint,
+            "device": target.device,
+            "device_name": floor.bandwidth.device if floor.bandwidth is not None else None,
+            "num_devices": target.num_devices,
             "engine": target.engine,
         },
         "options": {
+            "suite": options.suite,
             "seed": options.seed,
             "temperature": options.temperature,
             "ignore_eos": options.ignore_eos,
@@ -252,7 +280,15 @@ def as_report(
             "dataset": str(options.dataset) if options.dataset else None,
             "serve_flags": list(options.serve_flags),
         },
-        "start": None if start is None else {"ready_s": start.ready_s, "first_answer_s": start.first_answer_s},
+        "start": None
+        if start is None
+        else {
+            "ready_s": start.ready_s,
+            "first_answer_s": start.first_answer_s,
+            "kernel_cache": start.kernel_cache(target),
+            "num_kernels_before": len(start.cache.before),
+            "num_kernels_compiled": start.cache.num_new,
+        },
         "floor": floor.as_dict(),
         "workloads": [figures.as_dict() for figures in found],
     }

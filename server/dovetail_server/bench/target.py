@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +31,8 @@ class Target:
         vocab_size: Where the server tells.
         device: `cpu` or `cuda`, where the server tells.
         dtype: Of the weights, where the server tells.
+        num_devices: That its model is spread over, where the server tells.
+        defaults: What it samples by where a request says nothing, as far as it tells.
     """
 
     base_url: str
@@ -41,6 +44,8 @@ class Target:
     vocab_size: int | None = None
     device: str | None = None
     dtype: str | None = None
+    num_devices: int | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
 
 
@@ -70,6 +75,7 @@ async def discover(session: aiohttp.ClientSession, base_url: str, model: str | N
     if model is not None and names and model not in names:
         raise ConfigError(f"--model {model!r}: not served at {base_url}; served: {', '.join(names)}")
     info = await _get(session, base_url, "/get_server_info")
+    about = await _get(session, base_url, "/get_model_info")
     entry = next((e for e in entries if e["id"] == model), entries[0] if entries else {})
     engine = info.get("engine") if isinstance(info.get("engine"), dict) else {}
     is_ours = "weight_bytes" in (engine or {})
@@ -85,8 +91,15 @@ async def discover(session: aiohttp.ClientSession, base_url: str, model: str | N
         vocab_size=engine.get("vocab_size") if engine else None,
         device=str(engine["device"]).split(":")[0] if engine and engine.get("device") else None,
         dtype=engine.get("dtype") if engine else None,
+        num_devices=_product(info.get("tensor_parallel_size"), info.get("data_parallel_size")) if is_ours else None,
+        defaults=about["preferred_sampling_params"] if isinstance(about.get("preferred_sampling_params"), dict) else {},
         engine=engine or {},
     )
+
+
+def _product(*sizes: object) -> int | None:
+    """Return how many devices that makes; None if a size is not told."""
+    return prod(size for size in sizes if isinstance(size, int)) if all(isinstance(s, int) for s in sizes) else None
 
 
 async def _get(session: aiohttp.ClientSession, base_url: str, path: str, *, needed: bool = False) -> dict[str, Any]:

@@ -188,3 +188,38 @@ USER = (
 SUITES: Mapping[str, tuple[Workload, ...]] = {"standard": STANDARD, "user": USER}
 CHAT_SUITES = frozenset({"user"})
 """Suites whose workloads are conversations: their fields are those of chat completions."""
+
+WORDS = {
+    "top_p": "top-p {}",
+    "top_k": "top-k {}",
+    "frequency_penalty": "frequency penalty {}",
+    "presence_penalty": "presence penalty {}",
+    "top_logprobs": "{} log probabilities",
+    "response_format": "a JSON schema",
+    "tools": "a tool that must be called",
+}
+"""How a field of a request is told."""
+UNTOLD = frozenset({"temperature", "logprobs", "tool_choice"})
+"""Fields that others tell already."""
+OF_DRAWS = frozenset({"temperature", "top_p", "top_k", "min_p"})
+"""Fields that mean nothing where the likeliest token is taken."""
+
+
+def sampling_text(workload: Workload, temperature: float, defaults: Mapping[str, Any]) -> str:
+    """Say how a workload's replies are sampled.
+
+    Args:
+        workload: Whose `extra` fields are told.
+        temperature: Of workloads that have none of their own.
+        defaults: What the server takes from the model where a request says nothing.
+    """
+    asked = {"temperature": temperature, **workload.extra}
+    heat = asked["temperature"]
+    own = {name: value for name, value in defaults.items() if name not in asked and (heat or name not in OF_DRAWS)}
+    told = [_told(name, value) for name, value in asked.items() if name not in UNTOLD]
+    told += [f"{_told(name, value)} of the model's own" for name, value in sorted(own.items())]
+    return ", ".join([f"temperature {heat:g}" if heat else "greedy", *told])
+
+
+def _told(name: str, value: object) -> str:
+    return WORDS.get(name, f"{name} {{}}").format(value)

@@ -123,6 +123,7 @@ def options_from(args: argparse.Namespace, flags: Sequence[str]) -> ServeOptions
     return ServeOptions(
         workloads=suite_from(args) if args.suite is not None else [workload_from(args)],
         seed=args.seed if args.seed is not None else secrets.randbelow(1 << 31),
+        suite=args.suite,
         base_url=args.base_url,
         model_path=args.model_path,
         serve_flags=tuple(flags),

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.errors import ConfigError
 
@@ -29,8 +29,8 @@ and CUDA graphs, and how many requests the KV cache holds. Reads config.json and
 
 The options of `dovetail serve` that concern memory can be given too: --device, --dtype, --context-length,
 --mem-fraction-static, --gpu-memory-utilization, --max-total-tokens, --max-running-requests, --chunked-prefill-size,
---page-size, --disable-cuda-graph, --load-format dummy, --quantization, --tensor-parallel-size (the plan is that of one
-rank).
+--page-size, --disable-cuda-graph, --load-format dummy, --quantization, --tensor-parallel-size, --expert-parallel (the
+plan is that of one rank).
 `dovetail serve --help=all` explains them.
 """
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -110,35 +110,54 @@ def plan(wish: Args) -> MemoryPlan:
 
     config = with_cache_dtype(config_of(settings.folder, architecture, settings.model_impl), settings)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    read = quantised(settings, architecture, config, dtype, device.kind)
-    packed = {"packed_dummies": read} if isinstance(read, int) else {"headers": None if read is None else read.headers}
-    is_dummy = settings.load_format == "dummy"
-    size = weight_size(settings.folder, config, dtype, device.kind, dummy=is_dummy, **packed)
-    has_graphs, ranks = device.kind == "cuda" and not settings.disable_cuda_graph, settings.tensor_parallel_size
-    share = config.of_rank(ranks), dtype, device.of_rank(ranks), size.num_bytes // ranks
-    made = plan_memory(settings, *share, has_graphs=has_graphs)
-    return made if read is None or isinstance(read, int) else dataclasses.replace(made, weight_notes=read.notes)
+    ranks, is_dummy = settings.tensor_parallel_size, settings.load_format == "dummy"
+    local = config.of_rank(ranks)
+    read = as_read(settings, architecture, config, dtype, device.kind)
+    size = weight_size(
+        settings.folder, config, dtype, device.kind, dummy=is_dummy, built=read.built, num_ranks=ranks,
+        headers=None if read.checkpoint is None else read.checkpoint.headers,
+    )  # fmt: skip
+    has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
+    made = plan_memory(settings, local, dtype, device.of_rank(ranks), size.num_bytes, has_graphs=has_graphs)
+    return made if read.checkpoint is None else dataclasses.replace(made, weight_notes=read.checkpoint.notes)
 
 
-def quantised(
-    settings: ServeSettings, architecture: str, config: ModelConfig, dtype: str, device: str
-) -> Checkpoint | int | None:
-    """Return the checkpoint as a quantisation has it read, or the bytes of its dummies; None where nothing is packed.
+class Reading(NamedTuple):
+    """How a model's weights are read.
+
+    Attributes:
+        checkpoint: What a quantisation has read; None: nothing is converted, or nothing is read.
+        built: Bytes of a rank's parameters where only building the model tells; None: the headers do, or the config.
+    """
+
+    checkpoint: Checkpoint | None = None
+    built: int | None = None
+
+
+def as_read(settings: ServeSettings, architecture: str, config: ModelConfig, dtype: str, device: str) -> Reading:
+    """Find out how the engine would read the weights; without torch for a plain model on one rank.
 
     Raises:
-        ConfigError: No plugin reads it, or it lacks tensors that belong to others.
+        ConfigError: No plugin reads them, tensors that belong to others are not there, or the ranks cannot divide it.
     """
     from dovetail.runtime.hf_config import quant_method, read_config
 
     hf = read_config(settings.folder)
-    named = settings.quantization not in (None, "auto")
-    if not (named or quant_method(hf)):
-        return None
+    named, ranks = settings.quantization not in (None, "auto"), settings.tensor_parallel_size
+    if not (named or quant_method(hf) or ranks > 1):
+        return Reading()
     import torch
 
+    from dovetail.contracts.layers import Parallel
     from dovetail.contracts.quantization import Target
     from dovetail.plugins import Registry, load, make_plan
-    from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted, dummy_bytes
+    from dovetail.runtime.checkpoint.quantization import (
+        Place,
+        built_bytes,
+        choose_quantization,
+        converted,
+        factory_of,
+    )
 
     plugins = load(
         make_plan(
@@ -153,9 +172,15 @@ def quantised(
     chosen = choose_quantization(plugins, hf)
     model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
     quantization = None if chosen is None else chosen[1]
-    if settings.load_format == "dummy":
-        return dummy_bytes(quantization, hf, model, config, getattr(torch, dtype))
-    return converted(quantization, hf, model, config, Place(settings.folder, Target(dtype, device)))
+    is_read = settings.load_format != "dummy"
+    at = Place(settings.folder, Target(dtype, device))
+    checkpoint = converted(quantization, hf, model, config, at) if is_read else None
+    if ranks == 1 and (is_read or quantization is None):
+        return Reading(checkpoint)
+    headers = None if checkpoint is None else checkpoint.headers
+    factory = factory_of(quantization, hf, model.weight_map(config), headers)
+    first = Parallel(size=ranks, all_reduce=lambda share: share, expert_shard=settings.expert_shard)
+    return Reading(checkpoint, built_bytes(model, config, getattr(torch, dtype), factory, first))
 
 
 def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from dovetail import log
 from dovetail.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
+from dovetail_server.kernel_cache import cache_folder, kernels_in
 
 if TYPE_CHECKING:
     from dovetail.messages import EngineInfo
@@ -56,7 +56,7 @@ def warm(settings: ServeSettings) -> int:
     """Check what `serve` checks of the model, start the engine until it has all its kernels, and say what was done.
 
     Raises:
-        ConfigError: A flag, the model or the device is at fault.
+        ConfigError: A flag, the model, the device or the environment is at fault.
         EngineError: The engine could not start.
     """
     from dovetail.processing.prepare import prepare
@@ -72,6 +72,8 @@ def warm(settings: ServeSettings) -> int:
     if settings.disable_compile_ahead:
         raise ConfigError("--disable-compile-ahead: then a server compiles at first use; leave it out to warm a cache")
     folder = cache_folder()
+    if folder is None:
+        raise ConfigError("triton is not installed, which compiles the kernels; `pip install triton`")
     before, started = kernels_in(folder), time.perf_counter()
     info = asyncio.run(start_once(settings.model_copy(update={"wait_for_kernels": True}), prepared.plan))
     print(told(info, before, kernels_in(folder), folder, time.perf_counter() - started))
@@ -87,24 +89,6 @@ async def start_once(settings: ServeSettings, plan: PluginPlan) -> EngineInfo:
         return await engine.start()
     finally:
         await engine.close()
-
-
-def cache_folder() -> Path:
-    """Return where Triton keeps compiled kernels, as Triton finds it."""
-    import triton
-
-    return Path(triton.knobs.cache.dir)
-
-
-def kernels_in(folder: Path) -> dict[str, int]:
-    """Return the compiled kernels of a cache: their files' names below it, and the bytes of each."""
-    found = {}
-    for root, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith((".cubin", ".hsaco")):
-                path = os.path.join(root, name)
-                found[os.path.relpath(path, folder)] = os.path.getsize(path)
-    return found
 
 
 def told(info: EngineInfo, before: Mapping[str, int], after: Mapping[str, int], folder: Path, seconds: float) -> str:

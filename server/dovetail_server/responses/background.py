@@ -21,7 +21,7 @@ MAX_LOGS = 256
 
 
 @dataclass(slots=True)
-class Live:
+class LiveResponse:
     """A response in the background. Its events stay until some time after its end."""
 
     owner: str
@@ -67,15 +67,15 @@ class Live:
                 await changed.wait()
 
 
-class Background:
+class BackgroundResponses:
     """All background responses of one server process."""
 
     def __init__(self, tasks: Supervisor) -> None:
         """Begin with none."""
         self._tasks = tasks
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveResponse] = {}
 
-    async def start(self, owner: str, job: ResponsesJob) -> Live:
+    async def start(self, owner: str, job: ResponsesJob) -> LiveResponse:
         """Write the response down and begin to generate.
 
         Raises:
@@ -85,12 +85,12 @@ class Background:
             raise RuntimeError("a background response needs a store")
         await job.keeper.finish(job.head, job.items)
         self._forget()
-        live = Live(owner, job, job.head)
+        live = LiveResponse(owner, job, job.head)
         self._live[job.head.id] = live
         live.task = self._tasks.start("background response", self._run(live, job))
         return live
 
-    async def _run(self, live: Live, job: ResponsesJob) -> None:
+    async def _run(self, live: LiveResponse, job: ResponsesJob) -> None:
         try:
             async with aclosing(guarded(job)) as events:
                 async for batch in events:
@@ -103,7 +103,7 @@ class Background:
             live.end()
 
     @staticmethod
-    async def _cut_off(live: Live, job: ResponsesJob) -> ro.StreamEvent:
+    async def _cut_off(live: LiveResponse, job: ResponsesJob) -> ro.StreamEvent:
         if live.is_cancelled:
             response = replace(job.head, status="cancelled")
         else:
@@ -115,19 +115,19 @@ class Background:
         """Return the responses that run or ended a short while ago."""
         return set(self._live)
 
-    def get(self, owner: str, response_id: str) -> Live | None:
+    def get(self, owner: str, response_id: str) -> LiveResponse | None:
         """Return a response that runs, or that ended a short while ago."""
         live = self._live.get(response_id)
         return live if live is not None and live.owner == owner else None
 
-    async def cancel(self, live: Live) -> ro.ResponseObject:
+    async def cancel(self, live: LiveResponse) -> ro.ResponseObject:
         """End a response, and return it as it is now."""
         if not live.is_ended:
             live.is_cancelled = True
             await self._stop(live)
         return live.response
 
-    async def _stop(self, live: Live) -> None:
+    async def _stop(self, live: LiveResponse) -> None:
         if live.task is not None:
             live.task.cancel()
             await asyncio.gather(live.task, return_exceptions=True)
@@ -160,7 +160,7 @@ class Background:
         await asyncio.gather(*(self._stop(live) for live in self._live.values() if not live.is_ended))
 
 
-def check_log(live: Live | None, response_id: str) -> Live:
+def check_log(live: LiveResponse | None, response_id: str) -> LiveResponse:
     """Return the response whose events are wanted.
 
     Raises:

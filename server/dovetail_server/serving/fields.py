@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.processing.sampling import Limits
+from dovetail.processing.sampling import SamplingLimits
 from dovetail_server import errors
 from dovetail_server.openai.common import PromptFields, ServiceFields
 
@@ -17,7 +17,7 @@ def refuse_stream_mix(request: ServiceFields, prompt_logprobs: int | None) -> No
         raise errors.unsupported("prompt_logprobs", "a stream does not carry them; leave out stream")
 
 
-def truncated(ids: list[int], request: PromptFields, max_tokens: int | None, limits: Limits) -> list[int]:
+def truncated(ids: list[int], request: PromptFields, max_tokens: int | None, limits: SamplingLimits) -> list[int]:
     """Return a prompt cut as the request asks for, with room for `max_tokens`: by default it is not."""
     wanted = request.truncate_prompt_tokens
     if wanted is None or wanted == 0:

@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from dovetail.errors import ConfigError
 from dovetail_server.errors import ServiceError, draining
 from dovetail_server.storage.disk import touch, waiting_lock
-from dovetail_server.storage.paths import DATABASE, Layout
+from dovetail_server.storage.paths import DATABASE, StoragePaths
 from dovetail_server.storage.paths import MIGRATION_LOCK as MIGRATION_LOCK_FILE
 
 logger = logging.getLogger("dovetail.server")
@@ -205,7 +205,7 @@ def begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
 
 
-def migrate(url: str, layout: Layout) -> None:
+def migrate(url: str, layout: StoragePaths) -> None:
     """Bring the tables up to date; called in a worker thread.
 
     Raises:

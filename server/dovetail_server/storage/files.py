@@ -16,7 +16,7 @@ from dovetail_server.errors import ServiceError
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.disk import age_of, disk_full, free_bytes, names_in, publish, remove, write_failed
-from dovetail_server.storage.paths import Layout, new_id
+from dovetail_server.storage.paths import StoragePaths, new_id
 from dovetail_server.storage.tables import files
 
 LEFT_AGE_S = 24 * 3600.0
@@ -29,7 +29,7 @@ CHUNK = 500
 class FileStore:
     """All files of one storage folder. `owner` is whose files a caller may see."""
 
-    def __init__(self, settings: ServeSettings, layout: Layout, database: Database) -> None:
+    def __init__(self, settings: ServeSettings, layout: StoragePaths, database: Database) -> None:
         """Wrap an open database."""
         self.settings = settings
         self.layout = layout

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.settings import ServeSettings
-from dovetail_server.storage.paths import Layout, storage_folder
+from dovetail_server.storage.paths import StoragePaths, storage_folder
 
 logger = logging.getLogger("dovetail.server")
 RETRY_S = 5.0
@@ -62,7 +62,7 @@ class LazyStorage(Generic[S]):
     def is_in_use(self) -> bool:
         """Tell whether an earlier run may have left work."""
         settings = self._settings
-        return settings.database_url is not None or Layout(storage_folder(settings)).database.exists()
+        return settings.database_url is not None or StoragePaths(storage_folder(settings)).database.exists()
 
     async def get(self) -> S:
         """Return the open service.

@@ -33,7 +33,7 @@ def result_file_id(batch_id: str, kind: str, epoch: int) -> str:
     return "file-" + hashlib.sha256(f"{batch_id}:{kind}:{epoch}".encode()).hexdigest()[:40]
 
 
-class Layout:
+class StoragePaths:
     """The folder's parts."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from dovetail_server.storage.disk import lock_file, remove
-from dovetail_server.storage.paths import Layout
+from dovetail_server.storage.paths import StoragePaths
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -28,7 +28,7 @@ def machine() -> str:
 class ProcessLease:
     """This process, as leases name it. Whoever holds something notes the name under which it was taken."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StoragePaths) -> None:
         """Take a fresh name and its lock."""
         self.machine = machine()
         self.layout = layout

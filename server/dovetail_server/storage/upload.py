@@ -29,7 +29,7 @@ def bad_form(message: str, param: str | None = None, code: str = "invalid_value"
 
 
 @dataclass(slots=True)
-class Part:
+class FormField:
     """One field while it is read."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class FormReader:
         self.filename: str | None = None
         self.num_file_bytes = 0
         self.is_finished = False
-        self._part = Part()
+        self._part = FormField()
         self._out: list[bytes] = []
         self._parser = MultipartParser(
             boundary,
@@ -92,7 +92,7 @@ class FormReader:
         return self._out
 
     def _begin(self) -> None:
-        self._part = Part()
+        self._part = FormField()
         if len(self.fields) >= MAX_FIELDS:
             raise bad_form(f"the form has more than {MAX_FIELDS} fields", code="invalid_multipart")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
 from dovetail_server.terminal.client import Server
-from dovetail_server.terminal.conversation import KINDS, Conversation, Reply, read_json
+from dovetail_server.terminal.conversation import KINDS, Conversation, ShownReply, read_json
 from dovetail_server.terminal.interrupt import Interrupt
 from dovetail_server.terminal.show import Screen
 
@@ -71,9 +71,9 @@ class Chat:
             if not reply.calls or not self.take_results(reply):
                 return
 
-    def receive(self) -> Reply | None:
+    def receive(self) -> ShownReply | None:
         """Show one reply; None if nothing came of it. Ctrl-C stops the reply and keeps what came."""
-        reply, note = Reply(sent=time.monotonic()), ""
+        reply, note = ShownReply(sent=time.monotonic()), ""
         self.screen.begin()
         try:
             with self.interrupt.armed(), closing(self.server.chat(self.conversation.body())) as chunks:
@@ -95,7 +95,7 @@ class Chat:
             reply.calls.clear()  # half of one cannot be answered
         return reply if has_come else None
 
-    def take(self, reply: Reply, chunk: dict[str, Any]) -> None:
+    def take(self, reply: ShownReply, chunk: dict[str, Any]) -> None:
         """Add and show one chunk."""
         reply.usage = chunk.get("usage") or reply.usage
         for choice in chunk.get("choices", ()):
@@ -112,7 +112,7 @@ class Chat:
             reply.report = choice.get("structured_output") or reply.report
             reply.finish = choice.get("finish_reason") or reply.finish
 
-    def take_results(self, reply: Reply) -> bool:
+    def take_results(self, reply: ShownReply) -> bool:
         """Ask for what the called tools give back; False if somebody would rather not say."""
         results = []
         try:

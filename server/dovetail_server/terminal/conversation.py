@@ -25,7 +25,7 @@ KINDS: dict[str, type] = {
 
 
 @dataclass(slots=True)
-class Reply:
+class ShownReply:
     """One reply as it comes; times are of a monotonic clock."""
 
     sent: float

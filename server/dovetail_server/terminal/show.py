@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dovetail_server.terminal.conversation import Reply
+from dovetail_server.terminal.conversation import ShownReply
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Everything that moves a cursor, renames a window or turns the order of text; line feeds and tabs stay."""
@@ -38,7 +38,7 @@ class Screen:
         self._style = style
         self.console.print(safe(piece), end="", style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def end(self, reply: Reply, seconds: float, note: str = "") -> None:
+    def end(self, reply: ShownReply, seconds: float, note: str = "") -> None:
         """Write what stands under a reply."""
         if self._style:
             self.console.print()
@@ -72,7 +72,7 @@ def report_line(report: dict[str, Any]) -> str:
     return f"{report['enforcement'].replace('_', ' ')}{verdict} ({report['backend']}){ignored}"
 
 
-def figures(reply: Reply, seconds: float) -> str:
+def figures(reply: ShownReply, seconds: float) -> str:
     """Tokens and pace of a reply."""
     tokens = (reply.usage or {}).get("completion_tokens")
     if tokens is None or reply.first is None:

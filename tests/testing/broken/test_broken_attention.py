@@ -147,6 +147,15 @@ class EightRows(Right):
             out[8:] = out[:1]
 
 
+class SevenRows(Right):
+    """Has a way of its own for seven rows, and for their multiples."""
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        super().forward_decode(q, k, v, layer, batch, out)
+        if batch.num_decode % 7 == 0:
+            out[6] = out[0]
+
+
 class PlansOnce(Right):
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         if len(self.lens) != batch.num_requests:
@@ -388,6 +397,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "after a step with other common prefixes",
     ),
     "wrong beyond eight rows": (EightRows, "test_every_number_of_rows", "9 decode rows: wrong result at request 8"),
+    "wrong at seven rows": (SevenRows, "test_every_number_of_rows", "7 decode rows: wrong result at request 6"),
     "plans every replay": (
         PlansEveryReplay,
         "test_a_replay_needs_no_plan",

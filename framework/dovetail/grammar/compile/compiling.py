@@ -76,9 +76,9 @@ class Compiler:
         return self._pool.pids if self._pool is not None else []
 
     @property
-    def template_pid(self) -> int | None:
+    def fork_server_pid(self) -> int | None:
         """Id of the process that those are forked from; None while there is none."""
-        return self._pool.template_pid if self._pool is not None else None
+        return self._pool.fork_server_pid if self._pool is not None else None
 
     @property
     def is_ready(self) -> bool:

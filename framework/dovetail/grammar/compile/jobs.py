@@ -57,15 +57,15 @@ class CompileFuture:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A grammar under way to its ticket.
+    """A grammar under way to its future.
 
     Attributes:
         steps: The ways to enforce it.
         key: What stands for them.
-        ticket: To be filled.
+        future: To be filled.
         owner: Who asked first.
         asked: When.
-        deadline: When the ticket is filled at the latest; later where only a process can compile it, and the first one
+        deadline: When the future is filled at the latest; later where only a process can compile it, and the first one
             is not there yet.
         patience_s: What it has.
         began: When a compilation began; None while it waits for its first.
@@ -78,7 +78,7 @@ class Job:
 
     steps: Steps
     key: bytes
-    ticket: CompileFuture
+    future: CompileFuture
     owner: str
     asked: float
     deadline: float

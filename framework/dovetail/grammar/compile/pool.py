@@ -41,7 +41,7 @@ class WorkerPool:
         self._working: set[int] = set()
 
     @property
-    def template_pid(self) -> int | None:
+    def fork_server_pid(self) -> int | None:
         """Id of the process that forks the others; None while there is none."""
         return self._template.pid
 

@@ -38,11 +38,11 @@ MAX_SLOW, MAX_SWIFT, SWIFT_S = 2, 1, 0.7
 there: what takes longer waits for one of the others, so that plain grammars do not wait behind hard ones."""
 EARLY_WAY_S = 2.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
-VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
+WARM_PAUSE_S, WARM_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
 AGAIN = 12
 """Times as long may compiling take after a restart of the engine, when all grammars are compiled anew at once."""
-MAX_VISITS = 8
+MAX_WARMING = 8
 """Grammars that wait for that: with more, there is no time for any."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
 
@@ -83,7 +83,7 @@ class GrammarService:
         self._inline = Workers("dovetail-grammar", NUM_THREADS)
         self._outside = Workers("dovetail-grammar-child", MAX_SLOW)
         self._swift = Workers("dovetail-grammar-swift", MAX_SWIFT)
-        self._beside = Workers("dovetail-grammar-visit", 1)
+        self._warmup_pool = Workers("dovetail-grammar-warm", 1)
         self._trimmer = Trimmer(self._let_go)
         self._making = threading.Lock()
         self._sets: TokenSets | None = None
@@ -94,9 +94,9 @@ class GrammarService:
         return self._compiler.pids
 
     @property
-    def template_pid(self) -> int | None:
+    def fork_server_pid(self) -> int | None:
         """Id of the process that those are forked from; None while there is none."""
-        return self._compiler.template_pid
+        return self._compiler.fork_server_pid
 
     @property
     def num_waiting(self) -> int:
@@ -104,7 +104,7 @@ class GrammarService:
         return len(self._pending)
 
     def request(self, steps: Steps, owner: str = "", *, again: bool = False) -> CompileFuture:
-        """Claim a grammar. The ticket of one that is known is filled at once, and that of one too many, too.
+        """Claim a grammar. The future of one that is known is filled at once, and that of one too many, too.
 
         Args:
             steps: The ways to enforce it.
@@ -117,15 +117,15 @@ class GrammarService:
             known = self._cache.get(key)
             if known is not None:
                 return CompileFuture(known)
-            ticket = self._pending.get(key)
-            if ticket is not None:
-                ticket.num_claims += 1
-                return ticket
+            future = self._pending.get(key)
+            if future is not None:
+                future.num_claims += 1
+                return future
             now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
             job = Job(
                 steps=steps,
                 key=key,
-                ticket=CompileFuture(),
+                future=CompileFuture(),
                 owner=owner,
                 asked=now,
                 deadline=now + patience_s,
@@ -135,10 +135,10 @@ class GrammarService:
             refused = None if again else self._waiting.refuse(job, self._bounds)
             if refused is not None:
                 return CompileFuture(refused)
-            self._pending[key] = job.ticket
+            self._pending[key] = job.future
             self._waiting.add(job)
         self._inline.put(owner, partial(self._work, job, Place.HERE))
-        return job.ticket
+        return job.future
 
     def known(self, steps: Steps, at: int) -> CompileFuture | None:
         """Claim a grammar that was asked for in several ways, if it is in force in way number `at`."""
@@ -146,22 +146,22 @@ class GrammarService:
             found = self._cache.get(key_of(steps))
         return CompileFuture(found) if isinstance(found, Enforced) and found.step == at else None
 
-    def release(self, ticket: CompileFuture) -> None:
+    def release(self, future: CompileFuture) -> None:
         """Give a claim back. A grammar that nobody waits for any more is not compiled, if that has not begun."""
         with self._lock:
-            ticket.num_claims -= 1
+            future.num_claims -= 1
 
     def prepare(self) -> CompileFuture:
         """Claim the vocabulary: a thinking budget needs its token sets, and making them takes a while at first."""
-        ticket = CompileFuture()
+        future = CompileFuture()
         if self._sets is not None:
-            ticket.fill(None)
+            future.fill(None)
         else:
-            self._inline.put("", partial(self._prepare, ticket))
-        return ticket
+            self._inline.put("", partial(self._prepare, future))
+        return future
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a ticket is filled, at most `timeout_s`."""
+        """Sleep until a future is filled, at most `timeout_s`."""
         self._finished.wait(timeout_s)
         self._finished.clear()
 
@@ -190,20 +190,20 @@ class GrammarService:
         self._inline.put("", self._warm_up)
 
     def close(self) -> None:
-        """End threads and processes; tickets that are still open stay so."""
+        """End threads and processes; futures that are still open stay so."""
         self._inline.close()
         self._outside.close()
         self._swift.close()
-        self._beside.close()
+        self._warmup_pool.close()
         self._trimmer.close()
         self._compiler.close()
 
-    def _prepare(self, ticket: CompileFuture) -> None:
+    def _prepare(self, future: CompileFuture) -> None:
         try:
             self.token_sets()
-            ticket.fill(None)
+            future.fill(None)
         except Exception as error:  # ends the one request
-            ticket.fill(_refusal(error))
+            future.fill(_refusal(error))
         self._finished.set()
 
     def _warm_up(self) -> None:
@@ -234,7 +234,7 @@ class GrammarService:
             logger.debug("grammar backend %s is not prepared: %s", step.backend, error)
 
     def _work(self, job: Job, place: Place) -> None:
-        """Bring a job on, whatever its backends do: a ticket that is never filled is waited for without end."""
+        """Bring a job on, whatever its backends do: a future that is never filled is waited for without end."""
         try:
             self._try_ways(job, place)
         except Exception as error:
@@ -338,11 +338,11 @@ class GrammarService:
     def _was_left(self, job: Job) -> bool:
         """Take a job out that nobody waits for any more: who comes from now on is served by another."""
         with self._lock:
-            if job.ticket.num_claims > 0:
+            if job.future.num_claims > 0:
                 return False
             del self._pending[job.key]
             self._waiting.add(job, -1)
-            job.ticket.fill(Refused("nobody waits for it any more", BUSY))
+            job.future.fill(Refused("nobody waits for it any more", BUSY))
             return True
 
     def _is_inline(self, step: GrammarOption) -> bool:
@@ -367,22 +367,22 @@ class GrammarService:
                 self._cache.put(job.key, outcome, num_bytes)
             if self._pending.pop(job.key, None) is not None:
                 self._waiting.add(job, -1)
-            job.ticket.fill(outcome)
+            job.future.fill(outcome)
         self._finished.set()
         self._trimmer.soon()
-        if isinstance(outcome, Enforced) and len(self._beside.queue) < MAX_VISITS:
-            self._beside.put(job.owner, partial(self._visit, outcome))
+        if isinstance(outcome, Enforced) and len(self._warmup_pool.queue) < MAX_WARMING:
+            self._warmup_pool.put(job.owner, partial(self._warm, outcome))
 
     def _let_go(self) -> bool:
         with self._lock:
             return self._cache.let_go()
 
-    def _visit(self, outcome: Enforced) -> None:
+    def _warm(self, outcome: Enforced) -> None:
         """Let a backend prepare a grammar that is in force already, once the engine has gone on."""
-        time.sleep(VISIT_PAUSE_S)
+        time.sleep(WARM_PAUSE_S)
         try:
             made = outcome.compiled
-            outcome.backend.warm_up(made.inner if isinstance(made, UniqueGrammar) else made, VISIT_S)
+            outcome.backend.warm_up(made.inner if isinstance(made, UniqueGrammar) else made, WARM_S)
         except Exception:
             # The grammar works without; the log is the only place to say it.
             logger.exception("preparing a grammar failed")

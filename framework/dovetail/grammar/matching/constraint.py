@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, new_row, only_one, set_bit
-from dovetail.grammar.matching.reasoning_gate import MAX_LEAD, WHITESPACE, ReasoningGate
+from dovetail.grammar.matching.reasoning_gate import MAX_LEADING_WHITESPACE, WHITESPACE, ReasoningGate
 from dovetail.grammar.matching.words import WordRules
 from dovetail.grammar.spec.unique.matcher import UniqueMatcher
 
@@ -23,7 +23,7 @@ class TokenSets:
     Attributes:
         eos: The ids that end a reply.
         not_eos: All others.
-        lead: By n - 1: the tokens that are one to n whitespace characters.
+        leading_whitespace: By n - 1: the tokens that are one to n whitespace characters.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -33,14 +33,14 @@ class TokenSets:
         self.full = full_row(vocabulary.size)
         self.eos = new_row(vocabulary.size, (i for i in vocabulary.eos_ids if i < vocabulary.size))
         self.not_eos = self.full & ~self.eos
-        self.lead_len = {
+        self.space_len = {
             i: len(token)
             for i, token in enumerate(vocabulary.tokens)
-            if 0 < len(token) <= MAX_LEAD and _is_space(token)
+            if 0 < len(token) <= MAX_LEADING_WHITESPACE and _is_space(token)
         }
-        self.lead = [
-            new_row(vocabulary.size, (i for i, length in self.lead_len.items() if length <= n + 1))
-            for n in range(MAX_LEAD)
+        self.leading_whitespace = [
+            new_row(vocabulary.size, (i for i, length in self.space_len.items() if length <= n + 1))
+            for n in range(MAX_LEADING_WHITESPACE)
         ]
         self._non_eos_masks: dict[frozenset[int], Words] = {frozenset(): self.not_eos}
 
@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 
     num_taken: int
     num_matched: int
-    lead: int
+    leading_whitespace: int
     tail: tuple[int, ...]
 
 
@@ -91,7 +91,7 @@ class Constraint:
         self.was_forced = False
         self._stuck_at = -1
         self._sets = sets
-        self._lead = 0
+        self._leading_whitespace = 0
         self._num_taken = self._num_matched = 0
         self._non_eos_mask = sets.non_eos_mask(frozenset(stop_ids) - sets.eos_ids)
 
@@ -109,7 +109,7 @@ class Constraint:
     def matching(self) -> GrammarMatcher | None:
         """The backend's matcher, where its own mask is needed for the next token."""
         gate = self.gate
-        if gate is not None and not gate.whole and (gate.free or gate.only is not None):
+        if gate is not None and not gate.covers_reply and (gate.free or gate.forced_ids is not None):
             return None
         return self.matcher.inner if isinstance(self.matcher, UniqueMatcher) else self.matcher
 
@@ -122,7 +122,7 @@ class Constraint:
         """
         written = self._fill(row, matched)
         gate = self.gate
-        if self.rules is None or (gate is not None and gate.only is not None):
+        if self.rules is None or (gate is not None and gate.forced_ids is not None):
             return written
         if not written:
             row[:] = self._sets.full
@@ -137,21 +137,21 @@ class Constraint:
         if matched and isinstance(self.matcher, UniqueMatcher):
             self.matcher.narrow(row)
         if gate is not None:
-            only = gate.only
+            forced = gate.forced_ids
             # A grammar of the whole reply may be in the middle of a character, which it wants to be finished first.
-            if only is not None and not (gate.whole and matched and not any(has_bit(row, i) for i in only)):
+            if forced is not None and not (gate.covers_reply and matched and not any(has_bit(row, i) for i in forced)):
                 row[:] = 0
-                for token_id in only:
+                for token_id in forced:
                     set_bit(row, token_id)
                 return True
-            if gate.free and not gate.whole and self.matcher is not None:
+            if gate.free and not gate.covers_reply and self.matcher is not None:
                 row[:] = sets.non_eos_mask(gate.forbidden_ids)
                 return True
-            if matched and gate.offered is not None:
-                set_bit(row, gate.offered)
-            matched = self._ban(row, gate.banned, matched)
-        if matched and self._lead > 0:
-            np.bitwise_or(row, sets.lead[self._lead - 1], out=row)
+            if matched and gate.extra_id is not None:
+                set_bit(row, gate.extra_id)
+            matched = self._ban(row, gate.forbidden_id, matched)
+        if matched and self._leading_whitespace > 0:
+            np.bitwise_or(row, sets.leading_whitespace[self._leading_whitespace - 1], out=row)
         self.was_forced = matched and only_one(row)
         return matched
 
@@ -162,8 +162,8 @@ class Constraint:
             matcher is None
             or self.matching is None
             or self.rules is not None
-            or self._lead
-            or (self.gate is not None and self.gate.offered is not None)
+            or self._leading_whitespace
+            or (self.gate is not None and self.gate.extra_id is not None)
         ):
             return []
         return matcher.forced()
@@ -187,28 +187,28 @@ class Constraint:
         self._num_taken += 1
         if self.rules is not None:
             self.rules.accept(token_id)
-        if gate is not None and gate.accept(token_id) and not gate.whole:
+        if gate is not None and gate.accept(token_id) and not gate.covers_reply:
             if gate.free:
                 return None
-            self._lead = gate.lead
-            return self._take_rest(gate.rest)
+            self._leading_whitespace = gate.leading_whitespace
+            return self._take_rest(gate.text_after_marker)
         matcher = self.matcher
         if matcher is None:
             return None
         if matcher.accept([token_id]) == 1:
             self._num_matched += 1
-            self._lead = 0
+            self._leading_whitespace = 0
             return matcher.error
-        length = self._sets.lead_len.get(token_id, 0)
-        if 0 < length <= self._lead:
-            self._lead -= length
+        length = self._sets.space_len.get(token_id, 0)
+        if 0 < length <= self._leading_whitespace:
+            self._leading_whitespace -= length
             return None
         return matcher.error or f"the grammar does not allow token {token_id} here"
 
     def mark(self) -> Mark:
         """Return the present place, for `back_to`."""
         tail = () if self.rules is None else tuple(self.rules.tail)
-        return Mark(self._num_taken, self._num_matched, self._lead, tail)
+        return Mark(self._num_taken, self._num_matched, self._leading_whitespace, tail)
 
     def back_to(self, mark: Mark) -> None:
         """Take back what was accepted since a mark: at most `MAX_ROLLBACK` tokens, all of them without an error."""
@@ -219,7 +219,7 @@ class Constraint:
         if self.rules is not None:
             self.rules.tail.clear()
             self.rules.tail.extend(mark.tail)
-        self._num_taken, self._num_matched, self._lead, _ = mark
+        self._num_taken, self._num_matched, self._leading_whitespace, _ = mark
 
     def only_ends(self, row: Words) -> bool:
         """Whether a filled row allows nothing but ends of the reply and stop tokens."""
@@ -229,8 +229,8 @@ class Constraint:
         """Text behind the end marker in the marker's last token: no mask was applied to it."""
         if self.matcher is None or not rest:
             return None
-        if len(rest) <= self._lead and _is_space(rest):
-            self._lead -= len(rest)
+        if len(rest) <= self._leading_whitespace and _is_space(rest):
+            self._leading_whitespace -= len(rest)
             return None
         return "the answer began in the middle of the token that ended thinking, where no grammar can be enforced"
 

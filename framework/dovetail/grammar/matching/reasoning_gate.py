@@ -19,7 +19,7 @@ from dovetail.messages import MarkedThinking, MessageThinking, Thinking
 
 MAX_ROLLBACK = 256
 """Most tokens that `rollback` takes back at once."""
-MAX_LEAD = 4
+MAX_LEADING_WHITESPACE = 4
 """Whitespace characters allowed between the end of thinking and the grammar's text: templates put newlines there,
 and forbidding them costs quality."""
 WHITESPACE = b" \t\r\n"
@@ -38,15 +38,15 @@ class ReasoningGate(ABC):
 
     Attributes:
         reasoning_tokens: Tokens accepted inside thinking, markers excluded.
-        rest: After the token that ended thinking: its bytes behind the marker, where the marker is spelled as text.
-        whole: The grammar describes the whole reply, thinking included; the gate only keeps the budget.
+        text_after_marker: Of the token that ended thinking: its bytes behind a marker that is spelled as text.
+        covers_reply: The grammar describes the whole reply, thinking included; the gate only keeps the budget.
         forbidden_ids: Tokens that must not come while the grammar does not hold: they would end thinking otherwise.
-        lead: Whitespace characters that may stand before the grammar's text.
+        leading_whitespace: Whitespace characters that may stand before the grammar's text.
     """
 
-    whole = False
+    covers_reply = False
     forbidden_ids: frozenset[int] = frozenset()
-    lead = 0
+    leading_whitespace = 0
     _SAVED: tuple[str, ...] = ()
 
     def __init__(self, thinking: Thinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
@@ -58,7 +58,7 @@ class ReasoningGate(ABC):
             constrained: Whether a grammar waits for the answer.
         """
         self.reasoning_tokens = 0
-        self.rest = b""
+        self.text_after_marker = b""
         self._budget = thinking.budget
         self._tokens = tokens
         self._constrained = constrained
@@ -76,16 +76,16 @@ class ReasoningGate(ABC):
 
     @property
     @abstractmethod
-    def only(self) -> tuple[int, ...] | None:
+    def forced_ids(self) -> tuple[int, ...] | None:
         """The tokens of which one must come, whatever the grammar says; None for no such demand."""
 
     @property
-    def offered(self) -> int | None:
+    def extra_id(self) -> int | None:
         """Beside what the grammar allows: the token that opens thinking."""
         return None
 
     @property
-    def banned(self) -> int | None:
+    def forbidden_id(self) -> int | None:
         """Past the budget: the token that would open thinking."""
         return None
 
@@ -97,7 +97,7 @@ class ReasoningGate(ABC):
     def accept(self, token_id: int) -> bool:
         """Take a token. True: it belongs to thinking, its markers or headers; False: it is the answer's."""
         self._past.append(tuple([getattr(self, name) for name in self._SAVED]))
-        self.rest = b""
+        self.text_after_marker = b""
         return self._take(token_id)
 
     def rollback(self, num_tokens: int) -> None:
@@ -132,8 +132,8 @@ class MarkerGate(ReasoningGate):
         state: `open`, `in` or `out`.
     """
 
-    lead = MAX_LEAD
-    _SAVED = ("state", "reasoning_tokens", "rest", "_at", "_tail", "_begun")
+    leading_whitespace = MAX_LEADING_WHITESPACE
+    _SAVED = ("state", "reasoning_tokens", "text_after_marker", "_at", "_tail", "_begun")
 
     def __init__(self, thinking: MarkedThinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
         """Start at the prompt's end."""
@@ -162,7 +162,7 @@ class MarkerGate(ReasoningGate):
         return self.state == "in" or (self.state == "open" and self._at > 0)
 
     @property
-    def only(self) -> tuple[int, ...] | None:
+    def forced_ids(self) -> tuple[int, ...] | None:
         """In the middle of the start marker its next token, past the budget the end marker's."""
         if self.state == "open" and self._at and self._constrained:
             return (self._start.ids[self._at],)
@@ -171,14 +171,14 @@ class MarkerGate(ReasoningGate):
         return None
 
     @property
-    def offered(self) -> int | None:
+    def extra_id(self) -> int | None:
         """Until the answer begins."""
         if self.state != "open" or self._begun or self._budget == 0 or not self._start.ids:
             return None
         return self._start.ids[0]
 
     @property
-    def banned(self) -> int | None:
+    def forbidden_id(self) -> int | None:
         """With a budget of nothing."""
         return self._start.ids[0] if self.state == "open" and self._budget == 0 and len(self._start.ids) == 1 else None
 
@@ -225,7 +225,7 @@ class MarkerGate(ReasoningGate):
         if len(self._end.ids) > 1:
             place = text.find(self._end_bytes)
             if place >= 0:
-                self.rest = text[place + len(self._end_bytes) :]
+                self.text_after_marker = text[place + len(self._end_bytes) :]
                 return True
         if any(marker in text for marker in self._break_bytes):
             return True
@@ -248,7 +248,7 @@ class MessageGate(ReasoningGate):
     def __init__(self, thinking: MessageThinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
         """Start at the prompt's end."""
         super().__init__(thinking, tokens, constrained=constrained)
-        self.whole = thinking.whole
+        self.covers_reply = thinking.whole
         self._thinking = thinking
         opens = (thinking.start, *thinking.parts)
         self._marks = {mark.ids[0]: mark.text for mark in (*opens, *thinking.inner, thinking.body, *thinking.bodies)}
@@ -276,11 +276,11 @@ class MessageGate(ReasoningGate):
         return self.phase != "answer"
 
     @property
-    def only(self) -> tuple[int, ...] | None:
+    def forced_ids(self) -> tuple[int, ...] | None:
         """Past the budget the end of thinking and the answer's header; beside a grammar every header."""
         if self.phase == "think" and self.exhausted:
             return (self._thinking.ends[0],)
-        if self.phase != "header" or self.whole:
+        if self.phase != "header" or self.covers_reply:
             return None
         if self._constrained:
             paths = self._paths[1:] if self.exhausted else self._paths
@@ -289,7 +289,7 @@ class MessageGate(ReasoningGate):
         return (self._paths[1][:1] or None) if self.exhausted and not self._thinking.calls else None
 
     @property
-    def banned(self) -> int | None:
+    def forbidden_id(self) -> int | None:
         """Past the budget, where calls may come: where the header of thinking parts from the answer's."""
         if self.phase != "header" or not self.exhausted:
             return None

@@ -23,7 +23,7 @@ from dovetail.contracts.layers import Act
 from dovetail.layers.ops.nibbles import BLOCK, e2m1_bytes, e2m1_eighths
 from dovetail.layers.ops.packed_row import RowTile
 from dovetail.layers.ops.packed_tiles import block_scales
-from dovetail.layers.ops.packed_weight import Kind, PackedWeight
+from dovetail.layers.ops.packed_weight import PackedKind, PackedWeight
 from dovetail.layers.ops.pdl import interpreted, launch_options
 from dovetail.layers.ops.silu import act_gated
 
@@ -135,7 +135,7 @@ def _integers_kernel(
     tl.store(scale + m * blocks + block, by, mask=block < blocks)
 
 
-def integers(x: Tensor, kind: Kind, norm: Tensor | None = None, eps: float = 0.0, *, is_halved: bool) -> Integers:
+def integers(x: Tensor, kind: PackedKind, norm: Tensor | None = None, eps: float = 0.0, *, is_halved: bool) -> Integers:
     """Return rows `[M, K]` in bfloat16 or float16, or their RMS norm with weight `norm` `[K]`, as integers.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.layers.ops.nibbles import BLOCK, exponents_of, in_planes
 
-Kind = Literal["scaled", "int4", "mxfp4"]
+PackedKind = Literal["scaled", "int4", "mxfp4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PackedWeight:
         num_in: K.
     """
 
-    kind: Kind
+    kind: PackedKind
     numbers: Tensor
     scale: Tensor | None
     offset: Tensor | None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear
+from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear, Parallel
 from dovetail.contracts.model import ModelPlugin, WeightRule
 from dovetail.contracts.quantization import FileTensor, Quantization, Stored, StoredTensor, Target
 from dovetail.errors import ModelError, PluginError
@@ -117,21 +117,23 @@ def matrices_of(plugin: type[ModelPlugin], config: ModelConfig) -> Mapping[str, 
     return asked.inputs
 
 
-def dummy_bytes(
-    chosen: type[Quantization] | None,
-    hf: Mapping[str, Any],
-    plugin: type[ModelPlugin],
-    config: ModelConfig,
-    dtype: torch.dtype,
-) -> int | None:
-    """Return what a model's weights take in bytes where they are filled and packed; None: nothing packs them.
+def built_bytes(
+    plugin: type[ModelPlugin], config: ModelConfig, dtype: torch.dtype, factory: LayerFactory, parallel: Parallel
+) -> int:
+    """Return what a rank's weights take in bytes; the model is built without memory to find out.
 
-    It is built without memory to find out.
+    Args:
+        plugin: The model's.
+        config: Its facts.
+        dtype: The engine's.
+        factory: Makes its matrices.
+        parallel: The rank; all have as much.
+
+    Raises:
+        ModelError: The ranks cannot divide the model.
     """
-    if chosen is None:
-        return None
-    factory = factory_of(chosen, hf, plugin.weight_map(config), None)
-    model: Any = plugin.build(config, BuildContext(device=torch.device("meta"), dtype=dtype, factory=factory))
+    ctx = BuildContext(device=torch.device("meta"), dtype=dtype, factory=factory, parallel=parallel)
+    model: Any = plugin.build(config, ctx)
     return sum(int(param.numel() * param.element_size()) for param in model.parameters())
 
 

@@ -61,10 +61,11 @@ def weight_size(
     device: str,
     *,
     dummy: bool = False,
-    packed_dummies: int | None = None,
+    built: int | None = None,
+    num_ranks: int = 1,
     headers: Sequence[TensorHeader] | None = None,
 ) -> WeightSize:
-    """Size the weights: from the safetensors headers, or from the config where there are none to read.
+    """Size the weights: from the safetensors headers, from the config where there are none to read, or as `built`.
 
     Args:
         folder: The model's.
@@ -72,7 +73,8 @@ def weight_size(
         dtype: Name of the engine's dtype.
         device: `cpu` or `cuda`.
         dummy: The engine fills the weights itself.
-        packed_dummies: Bytes that these take where a quantisation packs them; None: they are plain.
+        built: Bytes of the model's parameters, which only building it tells of packed dummies and of a rank's share.
+        num_ranks: Ranks that divide the model; what is returned is one rank's.
         headers: Of what is loaded, where a quantisation converts the checkpoint; None: of its files.
 
     Raises:
@@ -81,10 +83,11 @@ def weight_size(
     item = ITEM_BYTES[dtype]
     # Where CPU layers are repacked, a tied output head becomes a copy: the embedding stays for its rows.
     packed_head = config.tie_word_embeddings and config.generates and device == "cpu" and dtype == "bfloat16"
-    extra = config.vocab_size * config.hidden_size * item if packed_head else 0
+    extra = -(-config.vocab_size // num_ranks) * config.hidden_size * item if packed_head else 0
+    if built is not None:
+        return WeightSize(built + extra, extra)
     if dummy:
-        made = dense_numel(config) * item if packed_dummies is None else packed_dummies
-        return WeightSize(made + extra, extra)
+        return WeightSize(dense_numel(config) * item + extra, extra)
     numel = packed = 0
     for header in checkpoint_headers(folder) if headers is None else headers:
         if config.tie_word_embeddings and header.name.startswith("lm_head."):

@@ -38,7 +38,7 @@ class SampleRow:
     """Made on first use, where tokens are counted."""
 
     @property
-    def is_plain(self) -> bool:
+    def needs_no_adjustment(self) -> bool:
         """Whether its tokens come from the raw logits by temperature and filters, but for masks and stop ids."""
         p = self.params
         return not (p.looks_back or p.logit_bias or p.logprobs is not None)
@@ -68,14 +68,14 @@ class RowFacts:
 
     Attributes:
         rows: What the host knows of each.
-        is_plain: Their tokens come from the raw logits by temperature and filters, but for masks and stop ids.
+        needs_no_adjustment: Their tokens come of raw logits by temperature and filters, masks and stop ids aside.
         is_drawn: Some of them are not greedy.
         may_ban: Some of them may have stop ids banned.
         fits_graph: All of them are drawn in a graph.
     """
 
     rows: list[SampleRow]
-    is_plain: bool
+    needs_no_adjustment: bool
     is_drawn: bool
     may_ban: bool
     fits_graph: bool
@@ -174,11 +174,11 @@ class RowParams:
 
 
 def _facts(rows: list[SampleRow], *, apart: bool = False) -> RowFacts:
-    is_plain = all(row.is_plain for row in rows)
+    needs_no_adjustment = all(row.needs_no_adjustment for row in rows)
     return RowFacts(
         rows,
-        is_plain=is_plain,
+        needs_no_adjustment=needs_no_adjustment,
         is_drawn=any(row.params.temperature > 0 for row in rows),
         may_ban=any(row.is_banning for row in rows),
-        fits_graph=all(row.fits_graph for row in rows) and (is_plain or not apart),
+        fits_graph=all(row.fits_graph for row in rows) and (needs_no_adjustment or not apart),
     )

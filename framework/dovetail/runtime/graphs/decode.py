@@ -75,7 +75,7 @@ class GraphPool:
 
 @dataclass(slots=True, eq=False)
 class Captured:
-    """One bucket's graph and its static tensors: `rows` `[B]` in; `logits` `[B, V]`, `ids` and `broken` `[B]` out.
+    """One bucket's graph and its static tensors: `rows` `[B]` in; `logits` `[B, V]`, `ids` and `non_finite` `[B]` out.
 
     `read` are the others that a replay reads: they are kept, as a graph knows addresses only.
     """
@@ -85,7 +85,7 @@ class Captured:
     read: tuple[Tensor, ...]
     logits: Tensor
     ids: Tensor
-    broken: Tensor
+    non_finite: Tensor
     current: Ints | None = None
     draw: PlainDraw | None = None
     adjusted: AdjustedDraw | None = None
@@ -216,8 +216,8 @@ class DecodeGraphs:
 
     def _capture(self, key: DecodeGraph) -> Captured:
         rows, starts, last = self._inputs(key.rows)
-        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
-        self._captured[key] = captured = Captured(graph, rows, (starts, last), logits, ids, broken)
+        graph, (logits, ids, non_finite) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
+        self._captured[key] = captured = Captured(graph, rows, (starts, last), logits, ids, non_finite)
         ids.zero_()  # the graph has not run yet, and the draw reads which tokens are the best
         self._capture_draws(captured)
         return captured
@@ -250,8 +250,8 @@ class DecodeGraphs:
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)
         logits = self._model.lm_head(self._model.forward(inputs.ids, batch))
-        ids, broken = finish(logits, rows, inputs.lens, self._state)
-        return logits, ids, broken
+        ids, non_finite = finish(logits, rows, inputs.lens, self._state)
+        return logits, ids, non_finite
 
 
 def _is_same(rows: Ints, last: Ints | None) -> bool:

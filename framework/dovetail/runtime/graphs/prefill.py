@@ -35,7 +35,7 @@ class CapturedPrefill:
     """The graph of a size of T tokens and C chunks.
 
     `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. `logits` `[C, V]`
-    and `ids` `[C]` out, of the last tokens, and `broken` `[C]`, of all tokens.
+    and `ids` `[C]` out, of the last tokens, and `non_finite` `[C]`, of all tokens.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -43,7 +43,7 @@ class CapturedPrefill:
     rows: Tensor
     logits: Tensor
     ids: Tensor
-    broken: Tensor
+    non_finite: Tensor
 
 
 def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, padding_row: int) -> npt.NDArray[np.int64]:
@@ -136,9 +136,9 @@ class PrefillGraphs:
 
     def _capture(self, size: PrefillGraph) -> None:
         inputs = self._inputs(size)
-        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(inputs, size))
+        graph, (logits, ids, non_finite) = self._pool.capture(lambda: self._step(inputs, size))
         rows = inputs[3 * size.tokens : 3 * size.tokens + size.chunks]
-        self._captured[size] = CapturedPrefill(graph, inputs, rows, logits, ids, broken)
+        self._captured[size] = CapturedPrefill(graph, inputs, rows, logits, ids, non_finite)
 
     def _inputs(self, size: PrefillGraph) -> Tensor:
         """What a graph reads, all of it padding."""
@@ -167,9 +167,9 @@ class PrefillGraphs:
         self._attention.plan_in_graph(batch)
         hidden = self._model.forward(ids, batch)
         logits = self._keep(self._model.lm_head(hidden.index_select(0, last)))
-        chosen, broken = finish(logits, rows, lens, self._state)
-        check_tokens(hidden, starts, broken)
-        return logits, chosen, broken
+        chosen, non_finite = finish(logits, rows, lens, self._state)
+        check_tokens(hidden, starts, non_finite)
+        return logits, chosen, non_finite
 
     def _keep(self, logits: Tensor) -> Tensor:
         """Put the logits of several chunks where those of all such graphs stand: each for itself would be too many."""

@@ -59,25 +59,25 @@ def finish_reference(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceSt
     return ids, ~torch.isfinite(best)
 
 
-def check_tokens(hidden: Tensor, starts: Tensor, broken: Tensor) -> None:
-    """Note in `broken` which requests have a token whose final hidden state is not finite.
+def check_tokens(hidden: Tensor, starts: Tensor, non_finite: Tensor) -> None:
+    """Note in `non_finite` which requests have a token whose final hidden state is not finite.
 
     Args:
         hidden: `[T, H]`; tokens from the last entry of `starts` on belong to nobody.
         starts: `[B + 1]` int32, first token of each request.
-        broken: `[B]` bool, changed: what is set stays set.
+        non_finite: `[B]` bool, changed: what is set stays set.
     """
     if hidden.is_cuda:
         from dovetail.runtime.graphs import step_triton  # as above
 
-        step_triton.check_tokens(hidden, starts, broken)
+        step_triton.check_tokens(hidden, starts, non_finite)
     else:
-        check_tokens_reference(hidden, starts, broken)
+        check_tokens_reference(hidden, starts, non_finite)
 
 
-def check_tokens_reference(hidden: Tensor, starts: Tensor, broken: Tensor) -> None:
+def check_tokens_reference(hidden: Tensor, starts: Tensor, non_finite: Tensor) -> None:
     """As `check_tokens`, in torch."""
     least, most = hidden.aminmax(dim=-1)
     bad = ~(torch.isfinite(least) & torch.isfinite(most))
     before = torch.nn.functional.pad(bad.cumsum(0), (1, 0))[starts.long()]
-    broken |= before[1:] != before[:-1]
+    non_finite |= before[1:] != before[:-1]

@@ -61,7 +61,7 @@ def _best_kernel(logits, values, places, V, stride, num_blocks, BLOCK: tl.conste
 
 @triton.jit
 def _finish_kernel(
-    values, places, rows, lens, ids, broken, next_ids, seq_lens, spare, V, num_blocks, BLOCKS: tl.constexpr,
+    values, places, rows, lens, ids, non_finite, next_ids, seq_lens, spare, V, num_blocks, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
     at = tl.arange(0, BLOCKS)
@@ -73,7 +73,7 @@ def _finish_kernel(
     best = tl.max(x, 0)
     token = tl.min(tl.where((x == best) & inside, place, V - 1), 0).to(tl.int64)
     tl.store(ids + i, token)
-    tl.store(broken + i, is_nan | (tl.abs(best) == float("inf")))
+    tl.store(non_finite + i, is_nan | (tl.abs(best) == float("inf")))
     row = tl.load(rows + i)
     if row != spare:
         tl.store(next_ids + row, token)
@@ -87,18 +87,18 @@ def finish(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceState) -> tu
     values = torch.empty(num, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(num, num_blocks, dtype=torch.int32, device=logits.device)
     ids = torch.empty(num, dtype=torch.int64, device=logits.device)
-    broken = torch.empty(num, dtype=torch.bool, device=logits.device)
+    non_finite = torch.empty(num, dtype=torch.bool, device=logits.device)
     _best_kernel[(num, num_blocks)](logits, values, places, vocab, logits.stride(0), num_blocks, BLOCK=BLOCK)
     _finish_kernel[(num,)](
-        values, places, rows, lens, ids, broken, state.next_ids, state.seq_lens, state.padding_row, vocab, num_blocks,
-        BLOCKS=triton.next_power_of_2(num_blocks),
+        values, places, rows, lens, ids, non_finite, state.next_ids, state.seq_lens, state.padding_row,
+        vocab, num_blocks, BLOCKS=triton.next_power_of_2(num_blocks),
     )  # fmt: skip
-    return ids, broken
+    return ids, non_finite
 
 
 @triton.jit(do_not_specialize=["num"])
-def _check_kernel(hidden, starts, broken, num, H, stride, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """One token: if a number of its hidden state is not finite, its request is broken."""
+def _check_kernel(hidden, starts, non_finite, num, H, stride, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """One token: if a number of its hidden state is not finite, its request is non_finite."""
     token = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     num_bad = 0
@@ -108,13 +108,13 @@ def _check_kernel(hidden, starts, broken, num, H, stride, CHUNKS: tl.constexpr, 
     request = tl.arange(0, CHUNKS)
     ends = tl.load(starts + 1 + request, mask=request < num, other=0)
     mine = tl.sum(((ends <= token) & (request < num)).to(tl.int32), 0)
-    tl.store(broken + mine, True, mask=(num_bad > 0) & (mine < num))
+    tl.store(non_finite + mine, True, mask=(num_bad > 0) & (mine < num))
 
 
-def check_tokens(hidden: Tensor, starts: Tensor, broken: Tensor) -> None:
+def check_tokens(hidden: Tensor, starts: Tensor, non_finite: Tensor) -> None:
     """See `step_ops.check_tokens`."""
-    num = broken.shape[0]
+    num = non_finite.shape[0]
     _check_kernel[(hidden.shape[0],)](
-        hidden, starts, broken, num, hidden.shape[1], hidden.stride(0),
+        hidden, starts, non_finite, num, hidden.shape[1], hidden.stride(0),
         CHUNKS=triton.next_power_of_2(num), BLOCK=HIDDEN_BLOCK,
     )  # fmt: skip

@@ -368,6 +368,8 @@ def plan_memory(
         ModelError: Its layers need a cache of a kind that there is not.
     """
     check_settings(settings, device.kind)
+    if settings.expert_shard == "expert" and config.experts is None:
+        raise ConfigError(f"--expert-parallel: {config.architecture} has no experts; leave it out")
     if (reason := unserved(config)) is not None:
         raise ModelError(reason)
     item = ITEM_BYTES[dtype]
@@ -554,10 +556,12 @@ def _with_context(settings: EngineSettings, plan: MemoryPlan) -> MemoryPlan:
 
 def _does_not_fit(plan: MemoryPlan) -> str:
     device = plan.device
+    ways = "stop what else runs there, or use a smaller model"
+    ways += ", or more GPUs (--tensor-parallel-size)" if device.kind == "cuda" else ""
+    ways += ", or --dtype bfloat16" if plan.dtype == "float32" else ""
     return (
         f"the model does not fit on {device.name}: its weights take {gib(plan.weight_bytes)} in {plan.dtype}, and "
-        f"{gib(device.free)} of {gib(device.total)} are free; stop what else runs there, or use a smaller model"
-        + (", or --dtype bfloat16" if plan.dtype == "float32" else "")
+        f"{gib(device.free)} of {gib(device.total)} are free; {ways}"
     )
 
 

@@ -52,10 +52,10 @@ class SampleBatch:
 
 @dataclass(slots=True, eq=False)
 class Sampled:
-    """Outcome of a step. `ids` is `[R]` int64 on the device; `broken` rows had logits that are not finite."""
+    """Outcome of a step. `ids` is `[R]` int64 on the device; `non_finite` rows had logits that are not finite."""
 
     ids: Tensor
-    broken: Tensor
+    non_finite: Tensor
     logprobs: Ranked | None = None
 
 
@@ -85,17 +85,17 @@ def sample(
     in_place = in_place and not asked
     adjusted = adjust(raw, batch, masked, counts, in_place=in_place)
     top, greedy = _best(raw)
-    broken = ~torch.isfinite(top)
+    non_finite = ~torch.isfinite(top)
     if asked and processors is not None:
         processed = processors.apply(raw, asked, batch.at, batch.positions)
-        broken |= ~(_best(processed)[0] < math.inf)  # NaN is not, either
+        non_finite |= ~(_best(processed)[0] < math.inf)  # NaN is not, either
         processed = adjust(processed, batch, masked, counts)
         # Where a processor leaves nothing to say, its step goes without it.
         adjusted = torch.where(_best(processed)[0][:, None] == -math.inf, adjusted, processed)
     if in_place and masked is not None:
         # A mask that allows nothing is the grammar's error.
         at = masked.tokens.rows
-        broken[at] &= top[at] != -math.inf
+        non_finite[at] &= top[at] != -math.inf
     if adjusted is not raw:
         greedy = _best(adjusted)[1]
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
@@ -109,7 +109,7 @@ def sample(
     count(ids, rows)
     if asked and processors is not None:
         processors.drawn(ids, asked, batch.at, batch.positions)
-    return Sampled(ids, broken, token_logprobs(raw, ids, rows))
+    return Sampled(ids, non_finite, token_logprobs(raw, ids, rows))
 
 
 class FloatScratch:
@@ -219,12 +219,12 @@ def count(ids: Tensor, rows: list[SampleRow]) -> None:
 
 
 def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | None:
-    """Log probabilities of the chosen tokens and their rivals, for the rows that want them; None if none does."""
+    """Log probabilities of the chosen tokens and of the most likely, for the rows that want them; None if none does."""
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     if not wanted:
         return None
-    nums = [rows[i].params.logprobs or 0 for i in wanted]
+    num_top = [rows[i].params.logprobs or 0 for i in wanted]
     if len(wanted) < len(rows):
         index = upload(wanted, torch.int64, raw.device)
         raw, ids = raw[index], ids[index]
-    return rank_logprobs(raw, ids, nums, wanted, [rows[i].params.logprob_token_ids for i in wanted])
+    return rank_logprobs(raw, ids, num_top, wanted, [rows[i].params.logprob_token_ids for i in wanted])

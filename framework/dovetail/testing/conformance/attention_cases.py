@@ -18,8 +18,8 @@ DECODE = ((7, 1), (33, 1), (1, 1), (16, 1), (15, 1))
 PREFILL = ((0, 9), (0, 1), (0, 33), (5, 4), (16, 16), (31, 2), (15, 1))
 MIXED = ((7, 1), (40, 1), (0, 9), (13, 4), (20, 1))
 WHOLE = ((0, 9), (0, 1), (0, 33), (0, 300), (0, 16))
-ROWS = (1, 2, 3, 5, 8, 9, 13, 16, 17, 33, 64, 100, 129, 255, 256)
-"""Numbers of decode rows: powers of two, their neighbours, and others."""
+ROWS = (*range(1, 18), 21, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 250, 255, 256)
+"""Numbers of decode rows: small ones, powers of two and their neighbours, and others; multiples of all small primes."""
 COMMON = ((150, 1), (200, 1), (131, 1), (129, 1), (3, 1), (70, 1), (300, 1), (64, 1))
 COMMON_TOKENS = (
     (0, 150, 150, 150, 0, 0, 70, 64),

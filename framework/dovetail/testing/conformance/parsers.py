@@ -19,7 +19,7 @@ from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance import parsing
 from dovetail.testing.conformance.base import Conformance
 from dovetail.testing.conformance.growth import grows_linearly, time_grows_linearly
-from dovetail.testing.conformance.parsing import Reply, Way
+from dovetail.testing.conformance.parsing import ParsedReply, Way
 from dovetail.testing.conformance.tool_events import check_events
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.samples import Sample
@@ -135,7 +135,7 @@ class ParserConformance(Conformance):
         for sample in self.samples:
             for way in self._ways()[:2]:
                 got = self._parse(way, [way.whole(sample.text)], sample.prompt_tail)
-                want = Reply(sample.reasoning, sample.content, tuple(sample.tool_calls), got.reasoning_tokens, "")
+                want = ParsedReply(sample.reasoning, sample.content, tuple(sample.tool_calls), got.reasoning_tokens, "")
                 right = got.visible == want.visible
                 check(right, f"sample {sample.text!r} {way.name} gives {got}; it declares {want}")
 
@@ -256,20 +256,20 @@ class ParserConformance(Conformance):
 
     # Helpers.
 
-    def _parse(self, way: Way, chunks: parsing.Chunks, tail: str | None, reason: str = "stop") -> Reply:
+    def _parse(self, way: Way, chunks: parsing.Chunks, tail: str | None, reason: str = "stop") -> ParsedReply:
         return parsing.parse(self.output_parser, way, chunks, tail, reason)
 
     def _cases(self, num_soup: int, seed: int) -> list[tuple[Way, Sample]]:
         texts = [*self._texts(), *self._soup(num_soup, seed)]
         return [(way, sample) for way in self._ways() for sample in texts]
 
-    def _compare(self, way: Way, sample: Sample, chunks: parsing.Chunks, want: Reply, how: str) -> None:
+    def _compare(self, way: Way, sample: Sample, chunks: parsing.Chunks, want: ParsedReply, how: str) -> None:
         got = self._parse(way, chunks, sample.prompt_tail)
         if got.visible != want.visible:
             what = parsing.difference(got, want)
             fail(f"{what} where the stream is cut: {sample.text!r} ({way.name}) {how} gives {got}, in one piece {want}")
 
-    def _interleaved(self, way: Way, samples: Sequence[Sample]) -> list[Reply]:
+    def _interleaved(self, way: Way, samples: Sequence[Sample]) -> list[ParsedReply]:
         made = [parsing.primed(self.output_parser, way, sample.prompt_tail) for sample in samples]
         rows = [parsing.singly(way.whole(sample.text)) for sample in samples]
         events: list[list[Any]] = [[] for _ in samples]
@@ -439,7 +439,7 @@ def _begins(whole: str, arguments: str, written: str) -> bool:
         return False
 
 
-def check_truncated(spec: FormatSpec, written: str, got: Reply, full: Reply) -> None:
+def check_truncated(spec: FormatSpec, written: str, got: ParsedReply, full: ParsedReply) -> None:
     """Check the reply of an output that was cut off behind `written`; `full` is that of the whole."""
     markers = parsing.markers_of(spec)
     may_be_call = _may_be_call(spec, written)

@@ -29,7 +29,7 @@ Chunks = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ParsedReply:
     """What a client receives, in comparable form; `in_order` is all text in the order in which it was given out."""
 
     reasoning: str | None
@@ -103,7 +103,7 @@ def events_of(parser: OutputParser, chunks: Chunks, reason: str = "stop") -> lis
     return events
 
 
-def reply_of(parser: OutputParser, events: Sequence[Event]) -> Reply:
+def reply_of(parser: OutputParser, events: Sequence[Event]) -> ParsedReply:
     """Fold events, tolerating calls that were never started: other tests name those."""
     reasoning, content, in_order = [], [], []
     calls: dict[int, list[str]] = {}
@@ -121,12 +121,12 @@ def reply_of(parser: OutputParser, events: Sequence[Event]) -> Reply:
             calls.setdefault(event.index, ["", ""])[1] += event.json
             in_order.append(event.json)
     named = tuple((name, arguments) for name, arguments in calls.values())
-    return Reply(
+    return ParsedReply(
         "".join(reasoning) or None, "".join(content) or None, named, parser.reasoning_tokens, "".join(in_order)
     )
 
 
-def parse(make: MakeParser, way: Way, chunks: Chunks, tail: str | None = None, reason: str = "stop") -> Reply:
+def parse(make: MakeParser, way: Way, chunks: Chunks, tail: str | None = None, reason: str = "stop") -> ParsedReply:
     """Parse an output that arrives in these pieces, and ends for a reason, with a fresh parser."""
     parser = primed(make, way, tail)
     return reply_of(parser, events_of(parser, chunks, reason))
@@ -143,7 +143,7 @@ def primed(make: MakeParser, way: Way, tail: str | None) -> OutputParser:
     return parser
 
 
-def difference(got: Reply, want: Reply) -> str:
+def difference(got: ParsedReply, want: ParsedReply) -> str:
     """Name how a reply differs from the one expected: text dropped, repeated, or in another place."""
     if got.calls != want.calls and len(got.calls) != len(want.calls):
         return f"{len(got.calls)} tool calls instead of {len(want.calls)}"

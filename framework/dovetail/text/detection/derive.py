@@ -51,7 +51,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SampleReply:
     """A reply to render and to read back."""
 
     reasoning: str | None = None
@@ -74,13 +74,13 @@ class Reply:
 
 
 _ONE, _TWO = Call(NAMES[0], FIRST), Call(NAMES[1], SECOND)
-TWICE = Reply(calls=(_ONE, _TWO))
-THOUGHTS = (Reply(THOUGHT, ANSWER),)
-CALLED = (Reply(calls=(_ONE,)), TWICE)
-ANSWERED_AND_CALLED = Reply(content=ANSWER, calls=(_ONE,))
+TWICE = SampleReply(calls=(_ONE, _TWO))
+THOUGHTS = (SampleReply(THOUGHT, ANSWER),)
+CALLED = (SampleReply(calls=(_ONE,)), TWICE)
+ANSWERED_AND_CALLED = SampleReply(content=ANSWER, calls=(_ONE,))
 
 
-def tools_of(replies: Sequence[Reply]) -> list[dict[str, Any]] | None:
+def tools_of(replies: Sequence[SampleReply]) -> list[dict[str, Any]] | None:
     """Return tools that fit the calls of replies; None where there are none."""
     found = {call.name: call.arguments for reply in replies for call in reply.calls}
     return [
@@ -116,7 +116,7 @@ class Rendered:
     tail: str
 
 
-def rendered(template: ChatTemplate, reply: Reply, switches: Mapping[str, Any]) -> Rendered | None:
+def rendered(template: ChatTemplate, reply: SampleReply, switches: Mapping[str, Any]) -> Rendered | None:
     """Render a reply behind the prompt for it; None where the template refuses or fails.
 
     Every parser is asked whether it reads the same few replies back: a template writes each of them once.
@@ -181,7 +181,7 @@ def _after(text: str, begin: int, part: str) -> int:
 @lru_cache(maxsize=8)
 def turn_end(template: ChatTemplate) -> str:
     """Return what the template writes behind an answer; empty where it shows none."""
-    plain = rendered(template, Reply(content=ANSWER), {})
+    plain = rendered(template, SampleReply(content=ANSWER), {})
     return "" if plain is None else plain.whole.rpartition(ANSWER)[2] if ANSWER in plain.whole else ""
 
 
@@ -241,7 +241,7 @@ def _with_declared(template: ChatTemplate) -> Derived:
 
 @lru_cache(maxsize=8)
 def _derive(template: ChatTemplate) -> Derived:
-    plain = rendered(template, Reply(content=ANSWER), {})
+    plain = rendered(template, SampleReply(content=ANSWER), {})
     if plain is None or plain.output is None or ANSWER not in plain.whole:
         return Derived()
     head, _, turn_end = plain.whole.rpartition(ANSWER)
@@ -255,7 +255,7 @@ def _derive(template: ChatTemplate) -> Derived:
 def _thinking(template: ChatTemplate, head: str, turn_end: str) -> tuple[Markers | None, Markers | None]:
     """Read the markers of thinking, and of an answer if it has any, off a reply with both."""
     for switches in SWITCHES:
-        shown = rendered(template, Reply(THOUGHT, ANSWER), switches)
+        shown = rendered(template, SampleReply(THOUGHT, ANSWER), switches)
         if shown is None:
             continue
         before, found, rest = shown.whole.partition(THOUGHT)
@@ -332,7 +332,7 @@ def _answer(start: str, turn_end: str) -> Markers | None:
 def _calls(template: ChatTemplate, head: str, found: Derived) -> CallShape | None:
     """Read the shape of calls off two of them, or one, behind an answer or alone; None where none reads them back."""
     for calls in (TWICE.calls, TWICE.calls[:1]):
-        for reply in (Reply(content=ANSWER, calls=calls), Reply(calls=calls)):
+        for reply in (SampleReply(content=ANSWER, calls=calls), SampleReply(calls=calls)):
             shown = rendered(template, reply, {})
             if shown is None:
                 continue
@@ -346,7 +346,7 @@ def _calls(template: ChatTemplate, head: str, found: Derived) -> CallShape | Non
     return None
 
 
-def _from_calls(shown: Rendered, reply: Reply, head: str) -> str:
+def _from_calls(shown: Rendered, reply: SampleReply, head: str) -> str:
     """Return what the template writes from the first call on, as far as can be told."""
     if reply.content and 0 <= shown.whole.rfind(reply.content) < shown.whole.rfind(NAMES[0]):
         return shown.whole.rpartition(reply.content)[2]
@@ -360,7 +360,7 @@ def _from_calls(shown: Rendered, reply: Reply, head: str) -> str:
 
 
 def read_back(
-    template: ChatTemplate, spec: FormatSpec, reply: Reply, switches: Mapping[str, Any] | None = None
+    template: ChatTemplate, spec: FormatSpec, reply: SampleReply, switches: Mapping[str, Any] | None = None
 ) -> bool | None:
     """Say whether a format reads back a reply that the template renders; None where the template does not show it."""
     results = [_read_back(template, spec, reply, each) for each in ((switches,) if switches is not None else SWITCHES)]
@@ -368,14 +368,16 @@ def read_back(
 
 
 def reads_all(
-    template: ChatTemplate, spec: FormatSpec, replies: Sequence[Reply], switches: Mapping[str, Any] | None = None
+    template: ChatTemplate, spec: FormatSpec, replies: Sequence[SampleReply], switches: Mapping[str, Any] | None = None
 ) -> bool | None:
     """Whether a format reads back every one of the replies that the template shows; None where it shows none."""
     results = [read_back(template, spec, reply, switches) for reply in replies]
     return False if False in results else True if True in results else None
 
 
-def _read_back(template: ChatTemplate, spec: FormatSpec, reply: Reply, switches: Mapping[str, Any]) -> bool | None:
+def _read_back(
+    template: ChatTemplate, spec: FormatSpec, reply: SampleReply, switches: Mapping[str, Any]
+) -> bool | None:
     shown = rendered(template, reply, switches)
     if shown is None or not shown.output:
         return None
@@ -387,7 +389,7 @@ def _read_back(template: ChatTemplate, spec: FormatSpec, reply: Reply, switches:
     parser = make_parser(spec)
     parser.prime(shown.tail)
     got = parse_full(parser, text=_ended(shown.output, wanted, turn_end(template) if reply.calls else ""))
-    return _agrees(got, Reply(reply.reasoning, content, reply.calls), shown.whole)
+    return _agrees(got, SampleReply(reply.reasoning, content, reply.calls), shown.whole)
 
 
 def _ended(output: str, parts: Sequence[str | None], end: str) -> str:
@@ -397,7 +399,7 @@ def _ended(output: str, parts: Sequence[str | None], end: str) -> str:
     return output if place < 0 else output[:place]
 
 
-def _agrees(got: Folded, reply: Reply, whole: str) -> bool:
+def _agrees(got: Folded, reply: SampleReply, whole: str) -> bool:
     """Whether what was read is the reply, but for what ends the turn."""
     if reply.reasoning is not None and got.reasoning != reply.reasoning:
         return False

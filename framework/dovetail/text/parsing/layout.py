@@ -35,7 +35,7 @@ _SIGN = re.compile(r"[^\w\s]|_")
 """What a special token inside a marker begins or ends with."""
 
 
-class Phase(enum.Enum):
+class ReplyPhase(enum.Enum):
     """Where a reply stands. The first three are `contracts.output.State`."""
 
     OPEN = "open"
@@ -80,7 +80,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FormatLayout:
     """A compiled format.
 
     Attributes:
@@ -91,14 +91,14 @@ class Layout:
         marker_text: The markers' text by id.
     """
 
-    by_ids: Mapping[Phase, View]
-    by_text: Mapping[Phase, View]
+    by_ids: Mapping[ReplyPhase, View]
+    by_text: Mapping[ReplyPhase, View]
     marker_ids: frozenset[int]
     kept: frozenset[int]
     marker_text: Mapping[int, str]
 
 
-def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> Layout:
+def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> FormatLayout:
     """Compile a format for a vocabulary. A marker that is an added token is matched by its id only."""
     reasoning, tools, answer = spec.reasoning, spec.tools, spec.answer
     texts = [] if reasoning is None else [reasoning.start, reasoning.end]
@@ -133,44 +133,44 @@ def _compile(
     dropped: tuple[str, ...],
     token_ids: tuple[tuple[str, int], ...],
     kept: frozenset[int],
-) -> Layout:
-    phases: dict[Phase, dict[str, enum.Enum]] = {phase: {} for phase in Phase}
+) -> FormatLayout:
+    phases: dict[ReplyPhase, dict[str, enum.Enum]] = {phase: {} for phase in ReplyPhase}
     if reasoning is not None:
-        for phase in (Phase.OPEN, Phase.IN):
+        for phase in (ReplyPhase.OPEN, ReplyPhase.IN):
             phases[phase].update({reasoning.start: Role.START, reasoning.end: Role.END})
             for start, end in reasoning.also:
                 phases[phase].update({start: Role.START, end: Role.END})
         if tools is None:
-            phases[Phase.IN].update(dict.fromkeys(reasoning.ended_by, Role.BREAK))
-    for phase in (Phase.OPEN, Phase.OUT):
+            phases[ReplyPhase.IN].update(dict.fromkeys(reasoning.ended_by, Role.BREAK))
+    for phase in (ReplyPhase.OPEN, ReplyPhase.OUT):
         phases[phase].update(dict.fromkeys(dropped, Role.DROPPED))
     if answer is not None:
-        for phase in (Phase.OPEN, Phase.OUT):
+        for phase in (ReplyPhase.OPEN, ReplyPhase.OUT):
             phases[phase].update({answer.start: Role.ANSWER_START, answer.end: Role.ANSWER_END})
         if reasoning is not None and reasoning.ended_by_answer:
-            phases[Phase.IN].update({answer.start: Role.ANSWER_START, **dict.fromkeys(dropped, Role.DROPPED)})
-            phases[Phase.OUT].setdefault(reasoning.end, Role.END)
+            phases[ReplyPhase.IN].update({answer.start: Role.ANSWER_START, **dict.fromkeys(dropped, Role.DROPPED)})
+            phases[ReplyPhase.OUT].setdefault(reasoning.end, Role.END)
     if tools is not None:
         start, end, also, bare = tools
-        for phase in (Phase.OPEN, Phase.OUT):
+        for phase in (ReplyPhase.OPEN, ReplyPhase.OUT):
             phases[phase].update(dict.fromkeys(bare, Role.TOOL_BARE))
             phases[phase].update(dict.fromkeys(also, Role.TOOL_TEXT))
             phases[phase].update({start: Role.TOOL_START} if start else {})
         if reasoning is not None and reasoning.ended_by_tools:
-            phases[Phase.IN].update(dict.fromkeys(also, Role.TOOL_TEXT))
-            phases[Phase.IN].update({start: Role.TOOL_START} if start else {})
-            phases[Phase.OUT].setdefault(reasoning.end, Role.END)
-            phases[Phase.TOOL][reasoning.end] = Role.END
-        phases[Phase.TOOL].update({start: Role.TOOL_START} if start else {})
-        phases[Phase.TOOL].update({end: Role.TOOL_END} if end else {})
+            phases[ReplyPhase.IN].update(dict.fromkeys(also, Role.TOOL_TEXT))
+            phases[ReplyPhase.IN].update({start: Role.TOOL_START} if start else {})
+            phases[ReplyPhase.OUT].setdefault(reasoning.end, Role.END)
+            phases[ReplyPhase.TOOL][reasoning.end] = Role.END
+        phases[ReplyPhase.TOOL].update({start: Role.TOOL_START} if start else {})
+        phases[ReplyPhase.TOOL].update({end: Role.TOOL_END} if end else {})
     return make_layout(phases, token_ids, kept)
 
 
 def make_layout(
-    phases: Mapping[Phase, Mapping[str, enum.Enum]],
+    phases: Mapping[ReplyPhase, Mapping[str, enum.Enum]],
     token_ids: Sequence[tuple[str, int]],
     kept: frozenset[int] = frozenset(),
-) -> Layout:
+) -> FormatLayout:
     """Make the views of each phase.
 
     Args:
@@ -179,7 +179,7 @@ def make_layout(
         kept: Tokens that are parts of markers.
     """
     ids = dict(token_ids)
-    return Layout(
+    return FormatLayout(
         {phase: _view(markers, ids) for phase, markers in phases.items()},
         {phase: _view(markers, {}) for phase, markers in phases.items()},
         frozenset(ids.values()),

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, State, ToolStart
 from dovetail.identity import token_hex
-from dovetail.text.parsing.layout import Layout, Phase, View
+from dovetail.text.parsing.layout import FormatLayout, ReplyPhase, View
 from dovetail.text.parsing.plain import Plain, plain_tokens
 from dovetail.text.tokenizer.detokenizer import Detokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -44,10 +44,10 @@ class IncrementalParser(ABC):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: FormatLayout,
         tokenizer: Tokenizer | None,
         *,
-        phase: Phase,
+        phase: ReplyPhase,
         skip_special_tokens: bool = True,
         keep_markers: bool = False,
         make_id: Callable[[], str] = new_call_id,
@@ -58,10 +58,10 @@ class IncrementalParser(ABC):
         self._by_ids = layout.by_ids
         self.marker_ids = layout.marker_ids
         self._decoder = None
-        self._plain: dict[Phase, Plain] = {}
+        self._plain: dict[ReplyPhase, Plain] = {}
         self._passing: Plain | None = None
         """The tokens that go out as they are, while nothing is held back anywhere; None: none does."""
-        self._passing_tables: dict[Phase, Plain] = {}
+        self._passing_tables: dict[ReplyPhase, Plain] = {}
         self._tokenizer = tokenizer
         if tokenizer is not None:
             self._decoder = Detokenizer(
@@ -90,7 +90,7 @@ class IncrementalParser(ABC):
     @property
     def in_reasoning(self) -> bool:
         """Whether what comes next is reasoning, as far as known."""
-        return self._phase is Phase.IN
+        return self._phase is ReplyPhase.IN
 
     @property
     @abstractmethod
@@ -122,7 +122,7 @@ class IncrementalParser(ABC):
                 self._token(token_id, decoder)
                 continue
             self.num_chars += len(piece)
-            if self._phase is Phase.IN:
+            if self._phase is ReplyPhase.IN:
                 self.reasoning_tokens += 1
             self._sink(piece)
         if not (self._held or self._starts or decoder.pending):
@@ -136,9 +136,9 @@ class IncrementalParser(ABC):
     def _pass(self, piece: str) -> list[Event]:
         """Return the events of a token that means nothing but text."""
         self.num_chars += len(piece)
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             return self._pass_call(piece)
-        if self._phase is not Phase.IN:
+        if self._phase is not ReplyPhase.IN:
             return [ContentDelta(piece)]
         self.reasoning_tokens += 1
         num_tokens, self._reported = self.reasoning_tokens - self._reported, self.reasoning_tokens
@@ -166,7 +166,7 @@ class IncrementalParser(ABC):
         piece = decoder.push(token_id)
         self.num_chars += len(piece)
         if view.matcher is None and not view.bare:
-            if self._phase is Phase.IN:
+            if self._phase is ReplyPhase.IN:
                 self.reasoning_tokens += 1
             if piece:
                 self._sink(piece)
@@ -181,7 +181,7 @@ class IncrementalParser(ABC):
         self._release()
         while self._starts:
             self._starts.popleft()
-            self.reasoning_tokens += self._phase is Phase.IN
+            self.reasoning_tokens += self._phase is ReplyPhase.IN
         self._finish(cut=reason != "stop")
         return self._drain()
 
@@ -314,7 +314,7 @@ class IncrementalParser(ABC):
         """Give text up to offset `end` of the output to the phase's sink, and attribute its tokens."""
         while self._starts and self._starts[0] < end:
             self._starts.popleft()
-            self.reasoning_tokens += self._phase is Phase.IN
+            self.reasoning_tokens += self._phase is ReplyPhase.IN
         if text:
             self._sink(text)
 

@@ -34,7 +34,7 @@ from dovetail.contracts.output import (
     ToolEvent,
     ToolStart,
 )
-from dovetail.text.parsing.layout import Phase, Role, compile_layout
+from dovetail.text.parsing.layout import ReplyPhase, Role, compile_layout
 from dovetail.text.parsing.machine import IncrementalParser, new_call_id
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.parsing.reply import Folded, ToolCall, fold
@@ -70,7 +70,7 @@ class FormatParser(IncrementalParser):
         super().__init__(
             compile_layout(spec, {} if tokenizer is None else tokenizer.added_tokens),
             tokenizer,
-            phase=Phase.OUT if spec.reasoning is None else Phase(spec.initial.value),
+            phase=ReplyPhase.OUT if spec.reasoning is None else ReplyPhase(spec.initial.value),
             skip_special_tokens=skip_special_tokens,
             keep_markers=keep_markers,
             make_id=make_id,
@@ -83,7 +83,7 @@ class FormatParser(IncrementalParser):
         self._trailing = (spec.tools.before_start if spec.tools else "") or (
             spec.answer.before_end if spec.answer else ""
         )
-        self._skip = self._markers.after_start if self._phase is Phase.IN else ""
+        self._skip = self._markers.after_start if self._phase is ReplyPhase.IN else ""
         self._begun = False
         self._unclosed = False
         self._tail = ""
@@ -99,23 +99,23 @@ class FormatParser(IncrementalParser):
     @property
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be part of a marker or its newlines."""
-        if self._lead is not None or self._phase in (Phase.IN, Phase.TOOL):
+        if self._lead is not None or self._phase in (ReplyPhase.IN, ReplyPhase.TOOL):
             return ""
         return self._tail + self._held
 
     def prime(self, prompt_tail: str) -> State:
         """Take what the template appended to the prompt, before anything is fed. Tool markers there mean nothing."""
         if self._markers.start:
-            self._phase, self._skip = Phase.OPEN, ""
+            self._phase, self._skip = ReplyPhase.OPEN, ""
         self._lead = self._new_lead()
         self._prime(prompt_tail)
         self._tail, self._lead = "", self._new_lead()
         return State(self._phase.value)
 
     def _finish(self, *, cut: bool) -> None:
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             self._close_section("".join(self._closer[:1]), cut=cut and not self._closer)
-        elif self._phase is Phase.IN:
+        elif self._phase is ReplyPhase.IN:
             self._text(ReasoningDelta, self._tail)
         else:
             if self._lead and not self._num_calls:
@@ -130,11 +130,11 @@ class FormatParser(IncrementalParser):
     def _find_passing(self) -> Plain | None:
         if self._skip:
             return None
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             return None if self._closer else self._passing_table()
-        if self._lead is not None or self._tail or (self._phase is Phase.IN and not self._begun):
+        if self._lead is not None or self._tail or (self._phase is ReplyPhase.IN and not self._begun):
             return None
-        return self._passing_table(self._held_in if self._phase is Phase.IN else self._trailing)
+        return self._passing_table(self._held_in if self._phase is ReplyPhase.IN else self._trailing)
 
     def _pass_call(self, piece: str) -> list[Event]:
         events = self._body.feed(piece) if self._body is not None else []
@@ -165,13 +165,13 @@ class FormatParser(IncrementalParser):
                 self._leave_thinking()
             return False
         if role is Role.DROPPED:
-            if self._phase is Phase.IN:
+            if self._phase is ReplyPhase.IN:
                 self._leave_thinking()
             self._skip = ""
             return True
         if self._priming:
             return False
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             if self._body is not None and self._body.inside_value and not (self._closer and role is Role.TOOL_START):
                 self._take_inside_value(role, marker)
                 return True
@@ -202,36 +202,36 @@ class FormatParser(IncrementalParser):
             self._tool_events(self._body.feed(text))
 
     def _take_start(self, marker: str) -> bool:
-        if self._phase is Phase.IN and self._begun:
+        if self._phase is ReplyPhase.IN and self._begun:
             return False
-        if self._phase is Phase.OPEN:
+        if self._phase is ReplyPhase.OPEN:
             self._text(ContentDelta, self._tail)
             self._trim("".join(self._lead or ()))
         self._trim(marker)
-        self._phase, self._skip, self._begun = Phase.IN, self._markers.after_start, False
+        self._phase, self._skip, self._begun = ReplyPhase.IN, self._markers.after_start, False
         self._tail, self._lead = "", None
         return True
 
     def _take_end(self, marker: str) -> bool:
-        if self._phase is Phase.OPEN and (self._lead is None or self._answered) and not self._priming:
+        if self._phase is ReplyPhase.OPEN and (self._lead is None or self._answered) and not self._priming:
             return False
-        if self._phase in (Phase.OUT, Phase.TOOL) and not self._unclosed:
+        if self._phase in (ReplyPhase.OUT, ReplyPhase.TOOL) and not self._unclosed:
             return False
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             if self._body is not None and self._body.inside_value:
                 return False
             self._close_section("")
         self._unclosed = False
-        if self._phase is Phase.IN and not self._keep_markers:
+        if self._phase is ReplyPhase.IN and not self._keep_markers:
             self._text(ReasoningDelta, self._tail[: max(len(self._tail) - len(self._markers.before_end), 0)])
         self._trim(self._tail + "".join(self._lead or ()) + marker)
-        self._phase, self._skip = Phase.OUT, self._markers.after_end
+        self._phase, self._skip = ReplyPhase.OUT, self._markers.after_end
         self._tail, self._lead = "", self._new_lead()
         return True
 
     def _take_answer(self, role: enum.Enum) -> bool:
         """Drop a marker around the answer. Text that was held as its newlines goes with it."""
-        if self._phase is Phase.IN:
+        if self._phase is ReplyPhase.IN:
             self._leave_thinking()
         if self._answer is None or (role is Role.ANSWER_START and self._lead is None and not self._priming):
             return False
@@ -245,20 +245,20 @@ class FormatParser(IncrementalParser):
 
     def _leave_thinking(self) -> None:
         """End thinking that was not closed: something came that stands in no thinking. A late end marker is dropped."""
-        self._phase, self._skip, self._unclosed = Phase.OUT, "", True
+        self._phase, self._skip, self._unclosed = ReplyPhase.OUT, "", True
         self._tail, self._lead = "", self._new_lead()
 
     def _open_section(self, marker: str) -> None:
         """Begin a tool section. What was dropped before it comes back if the section holds no call."""
         if self._tools is None:
             raise RuntimeError("a tool marker matched without a tool format")
-        self._opening = ("" if self._phase is Phase.IN else "".join(self._lead or ()) + self._tail) + marker
-        self._unclosed = self._unclosed or self._phase is Phase.IN
+        self._opening = ("" if self._phase is ReplyPhase.IN else "".join(self._lead or ()) + self._tail) + marker
+        self._unclosed = self._unclosed or self._phase is ReplyPhase.IN
         self._tail, self._lead, self._skip = "", None, ""
         self._explained = self._broken = False
         self._noise_len = 0
         self._body = self._tools.body(self._new_call)
-        self._phase = Phase.TOOL
+        self._phase = ReplyPhase.TOOL
 
     def _close_section(self, marker: str, *, cut: bool = False) -> None:
         self._closer = []
@@ -269,7 +269,7 @@ class FormatParser(IncrementalParser):
         if marker and self._broken and not self._explained:
             self._event(Malformed("tool_call", marker))
         self._body = None
-        self._phase = Phase.OUT
+        self._phase = ReplyPhase.OUT
         self._lead = self._new_lead()
 
     def _newlines_in_thinking(self) -> str:
@@ -294,7 +294,7 @@ class FormatParser(IncrementalParser):
             else:
                 self._sink_pending()
                 self._feed_body(text)
-        elif self._phase is Phase.IN:
+        elif self._phase is ReplyPhase.IN:
             self._begun = True
             self._text(ReasoningDelta, self._hold_tail(text, self._held_in))
         else:
@@ -331,7 +331,7 @@ class FormatParser(IncrementalParser):
     def _new_lead(self) -> list[str] | None:
         """Begin a stretch of content: whitespace at its start is held while it may stand before a marker."""
         marked = self._tools is not None or self._answer is not None
-        if self._phase is Phase.OPEN or (self._phase is Phase.OUT and marked):
+        if self._phase is ReplyPhase.OPEN or (self._phase is ReplyPhase.OUT and marked):
             return []
         return None
 

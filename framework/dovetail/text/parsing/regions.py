@@ -37,7 +37,7 @@ from dovetail.contracts.output import (
     ToolFormat,
     ToolStart,
 )
-from dovetail.text.parsing.layout import Phase, make_layout
+from dovetail.text.parsing.layout import ReplyPhase, make_layout
 from dovetail.text.parsing.machine import IncrementalParser, new_call_id
 from dovetail.text.parsing.stop_regex import Credit, TooSlowError
 from dovetail.text.tokenizer.detokenizer import Detokenizer
@@ -148,8 +148,8 @@ class RegionParser(IncrementalParser):
     ) -> None:
         """Prepare; arguments as for `FormatParser`. Special tokens give their text: patterns may name them."""
         kept = frozenset() if tokenizer is None else frozenset(tokenizer.special_ids)
-        layout = make_layout({phase: {} for phase in Phase}, (), kept)
-        super().__init__(layout, tokenizer, phase=Phase.OUT, keep_markers=keep_markers, make_id=make_id)
+        layout = make_layout({phase: {} for phase in ReplyPhase}, (), kept)
+        super().__init__(layout, tokenizer, phase=ReplyPhase.OUT, keep_markers=keep_markers, make_id=make_id)
         self._plain = dict.fromkeys(self._plain, _NoPlainTokens())  # type: ignore[arg-type]
         body = None if spec.tools is None else spec.tools.body
         self._tools = body.tools if isinstance(body, OfferedTools) else None
@@ -167,7 +167,7 @@ class RegionParser(IncrementalParser):
     @property
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be part of a marker, or space before one."""
-        return self._tail + self._held if self._phase is Phase.OUT else ""
+        return self._tail + self._held if self._phase is ReplyPhase.OUT else ""
 
     def prime(self, prompt_tail: str) -> State:
         """Take what the template appended, from the reply's beginning on."""
@@ -184,9 +184,9 @@ class RegionParser(IncrementalParser):
         self._drain()
         self._priming = False
         self._tail, self._num_calls, self._is_told = "", 0, False
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             self._enter(self._implicit)
-        return State.IN if self._phase is Phase.IN else State.OUT
+        return State.IN if self._phase is ReplyPhase.IN else State.OUT
 
     def finish(self, reason: str) -> list[Event]:
         """Give out what was held back; what may have grown is what it is."""
@@ -204,7 +204,7 @@ class RegionParser(IncrementalParser):
             self._give(self._give_up(), self._seen)
 
     def _finish(self, *, cut: bool) -> None:
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             self._end_call("", cut=cut)
         elif not self._at_start:
             self._text(self._kind, self._tail)
@@ -314,7 +314,7 @@ class RegionParser(IncrementalParser):
     # Station 3.
 
     def _enter(self, region: Region) -> None:
-        phases = {"thinking": Phase.IN, "tool_calls": Phase.TOOL, "content": Phase.OUT}
+        phases = {"thinking": ReplyPhase.IN, "tool_calls": ReplyPhase.TOOL, "content": ReplyPhase.OUT}
         self._region, self._phase = region, phases[region.part]
         self._at_start = region.strips
         self._watched = [*self._edges(region)]
@@ -330,7 +330,7 @@ class RegionParser(IncrementalParser):
                 yield field, field.open
 
     def _leave(self, marker: str) -> None:
-        if self._phase is Phase.TOOL:
+        if self._phase is ReplyPhase.TOOL:
             self._end_call(marker, cut=False)
         elif self._region.part == "thinking":
             self._trim(self._tail + marker)
@@ -358,7 +358,7 @@ class RegionParser(IncrementalParser):
 
     @property
     def _kind(self) -> type[ReasoningDelta] | type[ContentDelta]:
-        return ReasoningDelta if self._phase is Phase.IN else ContentDelta
+        return ReasoningDelta if self._phase is ReplyPhase.IN else ContentDelta
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         """There are no other markers."""
@@ -368,7 +368,7 @@ class RegionParser(IncrementalParser):
         if self._body is not None:
             self._tool_events(self._body.feed(text))
             return
-        if self._keep_markers and self._phase is Phase.IN:
+        if self._keep_markers and self._phase is ReplyPhase.IN:
             self._text(ReasoningDelta, text)
             return
         if self._at_start:
@@ -378,9 +378,9 @@ class RegionParser(IncrementalParser):
             if not inner:
                 return
             # Space before an answer is none of it, but between two parts of one.
-            text = text if self._is_told and self._phase is Phase.OUT else inner
+            text = text if self._is_told and self._phase is ReplyPhase.OUT else inner
             self._at_start = False
-            self._is_told = self._is_told or self._phase is Phase.OUT
+            self._is_told = self._is_told or self._phase is ReplyPhase.OUT
         text, self._tail = self._tail + text, ""
         kept = len(text.rstrip()) if self._region.strips else len(text)
         self._tail = text[kept:]

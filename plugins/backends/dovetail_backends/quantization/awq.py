@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Int4
-from dovetail_backends.quantization.integers import Integers, Layout, integers, unpacked
+from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped, uniform
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -52,7 +52,7 @@ class Awq(Packed):
             groups = -(-num_in // group)
             module.check(".scales", (groups, num_out), why=f"group_size {size}")
             module.check(".qzeros", (groups, words), why=f"group_size {size}")
-            layout = Layout((num_out, num_in), group, 4, module.need(".scales"), False, True)
+            layout = IntegerLayout((num_out, num_in), group, 4, module.need(".scales"), False, True)
             yield integers(module, layout, target, partial(read, group))
         yield from dropped(tensors)
 

@@ -18,6 +18,7 @@ read November 2026.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -29,12 +30,16 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
-from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8
-from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
+from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
+from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
 from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, eight_bits, grouped, uniform
 
 METHOD = "compressed-tensors"
 PACKED = (".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale")
+NOT_EXPERTS = tuple(
+    f"model.layers.0.{name}_proj" for name in ("self_attn.o", "mlp.gate", "mlp.down", "mlp.shared_experts.up")
+)
+"""Matrices of every model of experts that are not theirs: those without a dummy are those that `ignore` names."""
 TYPES = {"int": (4, 8), "float": (4, 8)}
 
 
@@ -92,15 +97,29 @@ class CompressedTensors(Packed):
         yield from dropped(left)
 
     def dummy(self) -> Form | None:
+        """Return the form of experts where other matrices are not left out."""
+        return None if leaves_out(self.config, NOT_EXPERTS) else self.dummy_experts()
+
+    def dummy_experts(self) -> Form | None:
         """Return the form of the first scheme."""
         scheme = next(iter(weights_of(self.config)))
         size = scheme.get("group_size")
         group = size if scheme.get("strategy") == "group" else None
         if scheme.get("type", "int") != "int":
-            return ROWS if scheme["num_bits"] == 8 else None
+            block = scheme.get("block_structure")
+            return None if scheme["num_bits"] != 8 else scaled_by(block[1]) if block else ROWS
         return (
             Int4(group, has_zero=not scheme.get("symmetric", True)) if scheme["num_bits"] == 4 else Scaled(group=group)
         )
+
+
+def leaves_out(config: Mapping[str, Any], modules: Iterable[str]) -> bool:
+    """Whether `ignore` names all of some modules: as they are, or by an expression after `re:` for their beginning."""
+    ignored = [name for name in config.get("ignore") or () if isinstance(name, str)]
+    return all(
+        any(re.match(name[3:], module) if name.startswith("re:") else name == module for name in ignored)
+        for module in modules
+    )
 
 
 def weights_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -163,7 +182,7 @@ def int_quantized(tensors: Mapping[str, FileTensor], target: Target) -> Iterator
             yield from eight_bits(module, tensor.shape, group, target, scale=".weight_scale")
         else:
             module.check(".weight_zero_point", scales)
-            layout = Layout((num_out, num_in), group[1], 8, module.need(".weight_scale"), False, True)
+            layout = IntegerLayout((num_out, num_in), group[1], 8, module.need(".weight_scale"), False, True)
             yield integers(module, layout, target, partial(_shifted, group[1]))
 
 
@@ -202,7 +221,7 @@ def pack_quantized(module: Module, bits: set[int], target: Target) -> Iterator[C
         module.check(".weight_zero_point", (-(-num_out * width // 32), groups))
     if has_order:
         module.check(".weight_g_idx", (num_in,))
-    layout = Layout((num_out, num_in), group, width, scale, not has_zero, not has_order)
+    layout = IntegerLayout((num_out, num_in), group, width, scale, not has_zero, not has_order)
 
     def read(tensors: Mapping[str, Tensor]) -> Integers:
         said = tensors.get(".weight_shape")

@@ -23,7 +23,7 @@ import torch
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Form, Scaled
+from dovetail.layers.packed_forms import FP8_GROUP, Form, Scaled
 from dovetail_backends.quantization.modules import MADE, Module, Packed, Reads, blocks_of, dropped, eight_bits
 from dovetail_backends.quantization.on_load import quantised, rows_of
 
@@ -68,8 +68,13 @@ class Fp8(Packed):
             yield from dropped(tensors)
 
     def dummy(self) -> Form | None:
-        """Return rows of fp8."""
-        return ROWS
+        """Return fp8 with a scale for as many inputs as the checkpoint's, for rows where it is made here."""
+        return scaled_by(block_of(self.config)[1]) if self.config else ROWS
+
+
+def scaled_by(num_in: int) -> Form | None:
+    """Return the form of fp8 with a scale for so many inputs; None where such numbers are written out."""
+    return Scaled(torch.float8_e4m3fn, num_in) if num_in % FP8_GROUP == 0 else None
 
 
 def block_of(config: Mapping[str, Any]) -> tuple[int, int]:

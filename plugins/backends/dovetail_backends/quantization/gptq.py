@@ -20,7 +20,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
-from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
+from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
 from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, grouped, uniform
 
 SUFFIXES = (".qzeros", ".scales", ".g_idx")
@@ -66,7 +66,7 @@ class Gptq(Packed):
         return Int4(group) if self.config.get("bits") == 4 else Scaled(group=group)
 
 
-def layout_of(module: Module, config: Mapping[str, Any]) -> Layout:
+def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
     """Return what a module's tensors say.
 
     Raises:
@@ -85,14 +85,16 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> Layout:
         module.check(".g_idx", (num_in,))
     is_ordered = not config.get("desc_act") or groups == 1 or ".g_idx" not in module.tensors
     is_symmetric, group = bool(config.get("sym")), num_in if size == -1 else size
-    return Layout((num_out, num_in), group, bits, module.need(".scales"), is_symmetric, is_ordered)
+    return IntegerLayout((num_out, num_in), group, bits, module.need(".scales"), is_symmetric, is_ordered)
 
 
-def _reader(module: Module, config: Mapping[str, Any], layout: Layout) -> Callable[[Mapping[str, Tensor]], Integers]:
+def _reader(
+    module: Module, config: Mapping[str, Any], layout: IntegerLayout
+) -> Callable[[Mapping[str, Tensor]], Integers]:
     return partial(read, module.weight, layout, 0 if config.get("checkpoint_format") == "gptq_v2" else 1)
 
 
-def read(name: str, layout: Layout, less: int, tensors: Mapping[str, Tensor]) -> Integers:
+def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tensor]) -> Integers:
     """Return the integers of a module; its zeros are stored as so much less.
 
     Raises:

@@ -53,7 +53,7 @@ class Integers(NamedTuple):
         return (values if values.dtype == torch.uint8 else unpacked(values, 4, 1)).float()
 
 
-class Layout(NamedTuple):
+class IntegerLayout(NamedTuple):
     """What a module's integers are, as far as headers tell.
 
     Attributes:
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
 
 
 def integers(
-    module: Module, layout: Layout, target: Target, read: Callable[[Mapping[str, Tensor]], Integers]
+    module: Module, layout: IntegerLayout, target: Target, read: Callable[[Mapping[str, Tensor]], Integers]
 ) -> Conversion:
     """Return what a module becomes: packed in one of the shared forms, or written out.
 
@@ -104,7 +104,7 @@ def integers(
     return Conversion(tuple(suffix_of), results, convert)
 
 
-def _results(module: Module, layout: Layout) -> Iterator[FileTensor]:
+def _results(module: Module, layout: IntegerLayout) -> Iterator[FileTensor]:
     num_out, num_in = layout.shape
     scales = (num_out, num_in // layout.group)
     if layout.bits == 8:
@@ -117,7 +117,7 @@ def _results(module: Module, layout: Layout) -> Iterator[FileTensor]:
         yield FileTensor(module.weight + "_zero", "U8", scales, module.path)
 
 
-def _tensors(made: Integers, layout: Layout) -> Iterator[Tensor]:
+def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
     if layout.bits == 8:
         yield (made.values.to(torch.int16) - 128).to(torch.int8)
         yield made.scale.float().contiguous()

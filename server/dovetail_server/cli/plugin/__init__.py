@@ -141,12 +141,10 @@ def add_files(registry: Registry, files: Sequence[str], folders: Sequence[str]) 
     Raises:
         PluginError: One cannot be used.
     """
-    from pathlib import Path
+    from dovetail.plugins.files import add_file, given_files  # packages are listed without what runs plugins
 
-    from dovetail.plugins.files import add_file, files_in  # packages are listed without what runs plugins
-
-    for file in [*map(Path, files), *(file for folder in folders for file in files_in(Path(folder)))]:
-        add_file(registry, file)
+    for file, given in given_files(files, folders).items():
+        add_file(registry, file, given=given)
 
 
 def table(records: Sequence[PluginRecord]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dovetail import __version__
 from dovetail.errors import PluginError
-from dovetail.plugins.kinds import KINDS, Kind
+from dovetail.plugins.kinds import KINDS, PluginKind
 
 USAGE = {
     "model": "MODEL_FOLDER",
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_kind(name: str) -> Kind:
+def check_kind(name: str) -> PluginKind:
     """Return the kind that a user means; `reasoning-parser` is `reasoning_parser`.
 
     Raises:
@@ -42,7 +42,7 @@ def check_kind(name: str) -> Kind:
     return KINDS[key]
 
 
-def values_for(kind: Kind, name: str) -> dict[str, str]:
+def values_for(kind: PluginKind, name: str) -> dict[str, str]:
     """Return what the templates' placeholders stand for.
 
     Raises:
@@ -74,7 +74,7 @@ def values_for(kind: Kind, name: str) -> dict[str, str]:
     }
 
 
-def write(folder: Path, kind: Kind, values: dict[str, str]) -> list[str]:
+def write(folder: Path, kind: PluginKind, values: dict[str, str]) -> list[str]:
     """Fill the kind's templates into `folder`, which must be empty or absent, and return the files' names.
 
     Raises:

@@ -15,7 +15,7 @@ from dovetail.grammar.spec.expressions import characters
 from dovetail.grammar.spec.expressions.characters import WORD, Chars
 from dovetail.grammar.spec.expressions.reading import (
     ANYTHING,
-    Choice,
+    Alternation,
     Edge,
     Look,
     One,
@@ -76,7 +76,7 @@ class Meaning:
         """Return the texts of an expression that does not look around."""
         if isinstance(tree, One):
             return self.terms.chars(self._mask(tree.chars))
-        if isinstance(tree, Choice):
+        if isinstance(tree, Alternation):
             return self.terms.alt(map(self._plain, tree.options))
         if isinstance(tree, Repeat):
             return self.terms.repeat(self._plain(tree.part), tree.least, tree.most)
@@ -106,7 +106,7 @@ class Meaning:
         part = parts[at]
         if isinstance(part, Parts):
             return self._after([*front, *part.parts, *behind], rest, before)
-        if isinstance(part, Choice):
+        if isinstance(part, Alternation):
             ways = (self._after([*front, option, *behind], rest, before) for option in part.options)
             return self.terms.alt(list(ways))
         if isinstance(part, Repeat):
@@ -202,7 +202,7 @@ def _last(tree: Tree) -> set[str]:
     if isinstance(tree, One):
         parts = ((IN_WORD, WORD), (OUTSIDE, characters.others(WORD)))
         return {kind for kind, members in parts if characters.both(tree.chars, members)}
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternation):
         return set().union(*map(_last, tree.options))
     if isinstance(tree, Repeat):
         return _last(tree.part) if tree.most else set()
@@ -212,7 +212,7 @@ def _last(tree: Tree) -> set[str]:
 def _children(tree: Tree) -> Sequence[Tree]:
     if isinstance(tree, (Repeat, Look)):
         return (tree.part,)
-    return tree.options if isinstance(tree, Choice) else tree.parts if isinstance(tree, Parts) else ()
+    return tree.options if isinstance(tree, Alternation) else tree.parts if isinstance(tree, Parts) else ()
 
 
 def _sets(tree: Tree) -> Iterable[Chars]:

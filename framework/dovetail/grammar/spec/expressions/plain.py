@@ -18,7 +18,7 @@ from dovetail.grammar.spec.expressions.characters import RARE, Chars
 from dovetail.grammar.spec.expressions.meaning import Meaning
 from dovetail.grammar.spec.expressions.reading import (
     ANYTHING,
-    Choice,
+    Alternation,
     Edge,
     Look,
     Repeat,
@@ -155,8 +155,8 @@ def _unbounded(tree: Tree, most: float) -> Tree:
         return Repeat(part, tree.least, math.inf if is_far else tree.most)
     if isinstance(tree, Look):
         return replace(tree, part=_unbounded(tree.part, most))
-    if isinstance(tree, Choice):
-        return Choice(tuple(_unbounded(option, most) for option in tree.options))
+    if isinstance(tree, Alternation):
+        return Alternation(tuple(_unbounded(option, most) for option in tree.options))
     return Sequence(tuple(_unbounded(part, most) for part in tree.parts)) if isinstance(tree, Sequence) else tree
 
 

@@ -37,7 +37,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternation:
     """One of several."""
 
     options: tuple[Tree, ...]
@@ -78,7 +78,7 @@ class Edge:
     kind: str
 
 
-Tree = One | Sequence | Choice | Repeat | Look | Edge
+Tree = One | Sequence | Alternation | Repeat | Look | Edge
 ANYTHING = Repeat(One(((0, 0x10FFFF),)), 0, math.inf)
 
 
@@ -94,7 +94,7 @@ def lengths(tree: Tree) -> tuple[float, float]:
     if isinstance(tree, Sequence):
         spans = [lengths(part) for part in tree.parts]
         return sum(low for low, _ in spans), sum(high for _, high in spans)
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternation):
         spans = [lengths(part) for part in tree.options]
         return min(low for low, _ in spans), max(high for _, high in spans)
     if isinstance(tree, Repeat):
@@ -151,7 +151,7 @@ class _Reader:
         while self._takes("|"):
             options.append(self._sequence())
         self._depth -= 1
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else Alternation(tuple(options))
 
     def _sequence(self) -> Tree:
         parts: list[Tree] = []

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Row
 
 from dovetail.grammar.spec.expressions.characters import Chars, union, usual, written
-from dovetail.grammar.spec.expressions.reading import Choice, One, Repeat, Sequence, Tree
+from dovetail.grammar.spec.expressions.reading import Alternation, One, Repeat, Sequence, Tree
 from dovetail.grammar.spec.expressions.terms import Automaton, TooLargeError
 
 MAX_WRITTEN = 6000
@@ -171,11 +171,11 @@ def text_of(tree: Tree, without: Chars) -> str:
     """Write an expression that does not look around."""
     if isinstance(tree, One):
         return written(usual(tree.chars, without))
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternation):
         return f"(?:{'|'.join(text_of(option, without) for option in tree.options)})"
     if isinstance(tree, Repeat):
         body = text_of(tree.part, without)
-        body = body if isinstance(tree.part, (One, Choice)) else f"(?:{body})"
+        body = body if isinstance(tree.part, (One, Alternation)) else f"(?:{body})"
         return body + _counted(tree.least, tree.most)
     return "".join(text_of(part, without) for part in tree.parts) if isinstance(tree, Sequence) else ""
 

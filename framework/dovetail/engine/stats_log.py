@@ -12,7 +12,7 @@ from dovetail.engine.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 
-class Report:
+class StatsLog:
     """Logs prefill steps, and every `interval`-th decode step with the throughput since the last such line."""
 
     def __init__(self, interval: int) -> None:
