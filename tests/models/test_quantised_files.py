@@ -319,6 +319,37 @@ WRONG: dict[str, tuple[str, str, Any, str]] = {
 """What is wrong: the way, the tensor that is changed, how, and what is said."""
 
 
+@pytest.mark.parametrize(
+    ("way", "scheme", "said"),
+    [
+        ("ct-int4", {"group_size": 32}, "a scale for 16 inputs, and config_groups says for 32 inputs"),
+        (
+            "ct-int4",
+            {"strategy": "channel", "group_size": None},
+            "a scale for 16 inputs, and config_groups says for a row",
+        ),
+        ("ct-int8-groups", {"group_size": 32}, "a scale for 16 inputs, and config_groups says for 32 inputs"),
+        (
+            "ct-int8",
+            {"strategy": "group", "group_size": 16},
+            r"a scale for \d+ inputs, and config_groups says for 16 inputs",
+        ),
+    ],
+)
+def test_a_group_size_that_the_file_does_not_have_is_named(
+    way: str, scheme: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """What config.json says of compressed-tensors' integers is held against their scales."""
+    folder = make(tmp_path, way, num_hidden_layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= scheme
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said) as error:
+        loaded(folder, "compressed-tensors")
+    assert str(error.value).startswith("model.layers.0.")
+    assert "\n" not in str(error.value)
+
+
 STATES: dict[str, tuple[str, Any, str]] = {
     "no JSON": (".quant_state.bitsandbytes__nf4", lambda t: t[1:], "quant_state is not the JSON of a state"),
     "no blocks": (".quant_state.bitsandbytes__nf4", lambda t: said(t, blocksize=0), "has blocks of 0 and 256 numbers"),
