@@ -82,7 +82,7 @@ def load(path: Path, method: str) -> Loaded:
 
     hf, registry = read_config(path), Registry.scan()
     plugin = import_planned(as_planned(registry.resolve("model", architecture(hf, path))))
-    name = str(quantization_config(hf).get("quant_method")) if method == "auto" else method
+    name = str(quantization_config(hf).get("quant_method", "plain")) if method == "auto" else method
     chosen = None if name == "plain" else import_planned(as_planned(registry.resolve("quantization", name)))
     config = translate(plugin.config_from_hf, hf, served=CONFIG_KEYS)
     matrices_of(plugin, config)  # imports what the model's layers need

@@ -319,6 +319,66 @@ WRONG: dict[str, tuple[str, str, Any, str]] = {
 """What is wrong: the way, the tensor that is changed, how, and what is said."""
 
 
+@pytest.mark.parametrize(
+    ("way", "scheme", "said"),
+    [
+        ("ct-int4", {"group_size": 32}, "a scale for 16 inputs, and config_groups says for 32 inputs"),
+        (
+            "ct-int4",
+            {"strategy": "channel", "group_size": None},
+            "a scale for 16 inputs, and config_groups says for a row",
+        ),
+        ("ct-int8-groups", {"group_size": 32}, "a scale for 16 inputs, and config_groups says for 32 inputs"),
+        (
+            "ct-int8",
+            {"strategy": "group", "group_size": 16},
+            r"a scale for \d+ inputs, and config_groups says for 16 inputs",
+        ),
+    ],
+)
+def test_a_group_size_that_the_file_does_not_have_is_named(
+    way: str, scheme: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """What config.json says of compressed-tensors' integers is held against their scales."""
+    folder = make(tmp_path, way, num_hidden_layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= scheme
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said) as error:
+        loaded(folder, "compressed-tensors")
+    assert str(error.value).startswith("model.layers.0.")
+    assert "\n" not in str(error.value)
+
+
+STATES: dict[str, tuple[str, Any, str]] = {
+    "no JSON": (".quant_state.bitsandbytes__nf4", lambda t: t[1:], "quant_state is not the JSON of a state"),
+    "no blocks": (".quant_state.bitsandbytes__nf4", lambda t: said(t, blocksize=0), "has blocks of 0 and 256 numbers"),
+    "blocks of one": (".quant_state.bitsandbytes__nf4", lambda t: said(t, nested_blocksize=0), "64 and 0 numbers"),
+    "no inner blocks": (".quant_state.bitsandbytes__nf4", lambda t: said(t, nested_blocksize=None), "not the JSON"),
+    "scales cut off": (".absmax", lambda t: t[:-1], r"absmax has \d+ scales for \d+ blocks of 64"),
+    "scales of scales": (".nested_absmax", lambda t: torch.cat((t, t)), "nested_absmax has 2 scales for"),
+    "levels cut off": (".nested_quant_map", lambda t: t[:200], "nested_quant_map 200 of 256 levels"),
+    "numbers cut off": (".weight.quant_map", lambda t: t[:9], "quant_map has 9 numbers instead of 16"),
+}
+
+
+def said(state: Tensor, **changes: Any) -> Tensor:
+    """Change keys of a state that bitsandbytes stores as text."""
+    return torch.tensor(list(json.dumps(json.loads(bytes(state.tolist())) | changes).encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("what", STATES)
+def test_what_is_wrong_with_a_state_of_bitsandbytes_is_named(what: str, tmp_path: Path) -> None:
+    """What no header tells is found where the matrix is made, in one line that has its name."""
+    ending, how, match = STATES[what]
+    folder = make(tmp_path, "nf4-nested", num_hidden_layers=1)
+    name = change(folder, ending, how)
+    with pytest.raises(ModelError, match=match) as error:
+        loaded(folder, "bitsandbytes")
+    assert str(error.value).startswith(name.partition(".weight")[0] + ".weight: ")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_with_a_file_is_named(what: str, tmp_path: Path) -> None:
     """In one line that has the module's name, and what would be right."""

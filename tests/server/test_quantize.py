@@ -10,11 +10,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.quantization import Target
 from dovetail.messages import SamplingParams, Submit
+from dovetail.plugins import Registry
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.plan import as_planned
+from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
 from dovetail.runtime.checkpoint.quantize import FORMATS
+from dovetail.runtime.checkpoint.weights import load_weights
+from dovetail.runtime.hf_config import read_config
+from dovetail.testing.conformance.model_runtime import TinyEngine
 from dovetail.testing.engine import collect, make_client
 from dovetail.testing.models import make_model
 from dovetail_server.cli import main as dovetail
+
+PLUGINS = {"model": "LlamaForCausalLM", "quantization": "compressed-tensors"}
 
 
 def tokens(folder: Path, **settings: str) -> list[int]:
@@ -57,6 +68,31 @@ def test_what_is_written_is_served(
     if method != "int4":
         assert tokens(out) == tokens(folder, quantization=method)
     assert len(tokens(out)) == 16
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+@pytest.mark.parametrize("method", FORMATS)
+def test_what_is_written_is_read_by_transformers(method: str, tmp_path: Path) -> None:
+    """With compressed-tensors, which dequantises it: its logits are those of our engine."""
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    plain, out, prompt = make_model(tmp_path / "plain", "LlamaForCausalLM", **sizes), tmp_path / "out", [5, 7, 11, 13]
+    assert dovetail(["quantize", str(plain), str(out), "--method", method]) == 0
+    dequantised = CompressedTensorsConfig(dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, quantization_config=dequantised)
+    plugins = {kind: import_planned(as_planned(Registry.scan().resolve(kind, name))) for kind, name in PLUGINS.items()}
+    model, chosen, hf = plugins["model"], plugins["quantization"], read_config(out)
+    engine = TinyEngine(model, plain)
+    read = converted(chosen, hf, model, engine.config, Place(out, Target("float32", "cpu")))
+    factory = factory_of(chosen, hf, model.weight_map(engine.config), read.headers)
+    with torch.inference_mode():
+        ctx = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=factory)
+        engine.model = model.build(engine.config, ctx)
+        load_weights(engine.model, model.weight_map(engine.config), read)
+        want = theirs(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(engine.prefill_logits([prompt])[0], want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(

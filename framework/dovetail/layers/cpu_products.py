@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.layers.packed_forms import CHUNK, nibbles_of
+from dovetail.layers.packed_forms import chunk, nibbles_of
 
 Product = Callable[[Tensor], Tensor]
 """Maps `[T, K]` to `[T, N]`."""
@@ -71,7 +71,7 @@ def int4_blocks(words: Tensor) -> Tensor:
     """Return torch's layout of nibbles, of some blocks of rows at a time: it wants 32 bits for each."""
     num_out, num_in = words.shape[0], 8 * words.shape[1]
     out = words.new_empty(num_out + -num_out % ROWS, num_in // 2, dtype=torch.uint8)
-    step = BLOCK * max(1, CHUNK // (BLOCK * num_in))
+    step = BLOCK * max(1, chunk() // (BLOCK * num_in))
     for start in range(0, num_out, step):
         nibbles = nibbles_of(words[start : start + step]).to(torch.int32)
         padded = F.pad(nibbles, (0, 0, 0, -nibbles.shape[0] % ROWS)) if nibbles.shape[0] % ROWS else nibbles

@@ -119,17 +119,21 @@ class LMHead(Layer):
         if tied is None:
             self.weight = self.empty(self.rows.num, hidden_size, device=ctx.device, dtype=ctx.dtype)
         self._packed: Tensor | None = None
+        self._whole: Tensor | None = None
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         return {} if self._tied else self.rows.slots(self.weight)
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        if can_prepack(self.weight) and tensor.shape == self.weight.shape:
+            self._whole = tensor.to(self.weight.dtype)  # only repacked: its place is never touched
+            return self._whole
         return self.rows.place(self.weight, tensor)
 
     def finalize(self) -> None:
         weight = self._tied[0].weight if self._tied else self.weight
         if can_prepack(weight):
-            self._packed = prepack(weight)
+            self._packed, self._whole = prepack(weight if self._whole is None else self._whole), None
             if not self._tied:
                 del self.weight
 

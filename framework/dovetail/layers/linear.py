@@ -49,6 +49,8 @@ class Linear(Matrix):
         self._act, self._is_invariant = gated(path, act, parts), ctx.batch_invariant
         self.bias = None
         self.store("weight", ctx.dtype)
+        if can_prepack(self.get_parameter("weight")):
+            self.gather("weight")
         if bias:
             self.store("bias", ctx.dtype, granule=None)
         self._packed: Tensor | None = None
@@ -58,7 +60,7 @@ class Linear(Matrix):
         if self.is_share and self.parallel.rank > 0:
             self.bias = None
         if self.weight is not None and can_prepack(self.weight):
-            self._packed = prepack(self.weight)
+            self._packed = prepack(self.gathered("weight"))
             self.weight = None
 
     def forward(
@@ -120,7 +122,7 @@ def can_prepack(weight: Tensor) -> bool:
 
 def prepack(weight: Tensor) -> Tensor:
     """Return `weight` `[out, in]` in oneDNN's layout; the op is the one that torch.compile emits on CPU."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return packed
 
 

@@ -5,6 +5,7 @@ E experts. A stored tensor has the axes `[out]`, `[out, in / granule]`, or these
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,29 @@ class Stored:
     columns: int | None
     start: int = 0
     num: int = 0
+
+
+class _Scratch(threading.local):
+    """Memory in which a thread joins the pieces of a matrix, one matrix after the other."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Tensor] = {}
+
+    def joined(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+        """Return the rows of pieces one after the other; valid until the next ones of this name."""
+        first, num = pieces[0], sum(piece.numel() for piece in pieces)
+        have = self._of.get(name)
+        if have is None or have.numel() < num or have.dtype != first.dtype:
+            have = self._of[name] = torch.empty(num, dtype=first.dtype)
+        return torch.cat(list(pieces), out=have[:num].view(-1, *first.shape[1:]))
+
+    def clear(self) -> None:
+        """Let go of this thread's memory."""
+        self._of.clear()
+
+
+SCRATCH = _Scratch()
+"""What it holds of a thread that ended is gone; the thread that loads clears its own."""
 
 
 class Matrix(Layer):
@@ -59,6 +83,7 @@ class Matrix(Layer):
         self._device = ctx.device
         self._orders = {part.name: _checked_order(path, part) for part in parts}
         self._stored: dict[str, Stored] = {}
+        self._pieces: dict[str, dict[str, Tensor]] = {}
 
     @property
     def local_in(self) -> int:
@@ -90,6 +115,21 @@ class Matrix(Layer):
             self._stored[name] = self._columns(name, granule)
             shape = [*experts, self.local_out, self._stored[name].num]
         setattr(self, name, self.empty(*shape, device=self._device, dtype=dtype))
+
+    def gather(self, *names: str) -> None:
+        """Have parameters of one matrix only gathered, not copied into place: `finalize` makes something else of them.
+
+        Their memory is never touched. `gathered` returns them.
+        """
+        self._pieces |= {name: {} for name in names}
+
+    def gathered(self, name: str) -> Tensor:
+        """Return a whole parameter, of the pieces that were placed where it is gathered; valid for this `finalize`."""
+        pieces = self._pieces.pop(name, None)
+        if not pieces:
+            return self.get_parameter(name)
+        in_order = [pieces[part.name] for part in self.parts]
+        return in_order[0].contiguous() if len(in_order) == 1 else SCRATCH.joined(name, in_order)
 
     def _columns(self, name: str, granule: int) -> Stored:
         first, num = self.shard.columns
@@ -129,6 +169,9 @@ class Matrix(Layer):
             mine = mine.narrow(1, stored.start, stored.num)
         if (order := self._orders[slot.part]) is not None:
             mine = mine.view(-1, len(order), *mine.shape[1:])[:, order].reshape(mine.shape)
+        if slot.tensor in self._pieces:
+            self._pieces[slot.tensor][slot.part] = made = mine.to(target.dtype)
+            return made
         return target.narrow(0, rows.target, rows.num).copy_(mine)
 
     def finish(self, y: Tensor, add: Stream | None, scale: float) -> Tensor | Stream:

@@ -57,6 +57,8 @@ class PackedLinear(Matrix):
         super().__init__(ctx, path, in_features, parts, shard)
         self.form, self._act = form, gated(path, act, parts)
         self._names = store(self, form)
+        if isinstance(form, Int4) and ctx.device.type == "cpu":
+            self.gather(*self._names)
         self.bias = None
         if bias:
             self.store("bias", ctx.dtype, granule=None)
@@ -68,7 +70,7 @@ class PackedLinear(Matrix):
         """Where ranks add up shares, the first one adds the bias; pack for torch's products on CPU, and for ours."""
         if self.is_share and self.parallel.rank > 0:
             self.bias = None
-        tensors = {name: self.get_parameter(name) for name in self._names}
+        tensors = {name: self.gathered(name) for name in self._names}
         self._packed = cuda_products.packed(self.form, tensors, self._dtype)
         if self._packed is not None:
             drop(self, self._names)
@@ -76,6 +78,10 @@ class PackedLinear(Matrix):
         self._product = product_of(self.form, tensors, self._dtype)
         if self._product is not None and isinstance(self.form, Int4):
             drop(self, self._names)
+            return
+        for name, tensor in tensors.items():
+            if tensor is not self.get_parameter(name):  # a piece may be a view of the file
+                setattr(self, name, nn.Parameter(tensor.clone(), requires_grad=False))
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """Return this rank's weight `[out, in]`: the reference; not to be had where a product has packed it anew."""

@@ -26,8 +26,9 @@ from torch import Tensor
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight inputs each nibble of an `Int4` word holds, from the lowest."""
-CHUNK = 30_000
-"""Numbers that are computed at a time: below the 32,768 from which torch has threads wait for each other."""
+CHUNK, LONE_CHUNK = 30_000, 131_072
+"""Numbers that are computed at a time: below the 32,768 from which torch has threads wait for each other, or, where a
+thread computes alone, as many as stay in a core's cache."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What a nibble of 4-bit floating point stands for."""
 MX_GROUP = 32
@@ -93,10 +94,9 @@ class Scaled(Form):
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         def make(rows: slice) -> tuple[Tensor, ...]:
-            grouped = in_groups(weight[rows].float(), self.group or weight.shape[-1])
-            low, high = grouped.amin(-1), grouped.amax(-1)
-            scale = torch.maximum(high, -low) / self.most
-            return self.numbers(weight[rows], scale), scale
+            grouped = in_groups(weight[rows].to(torch.float32, copy=True), self.group or weight.shape[-1])
+            scale = torch.maximum(grouped.amax(-1), -grouped.amin(-1)) / self.most
+            return self._rounded(grouped, scale), scale
 
         return dict(zip(("weight", "weight_scale"), in_chunks(make, weight, weight.shape[-1]), strict=True))
 
@@ -107,8 +107,16 @@ class Scaled(Form):
 
     def numbers(self, weight: Tensor, scale: Tensor) -> Tensor:
         """Return the numbers that with a scale come nearest to a weight."""
-        grouped = in_groups(weight.float(), self.group or weight.shape[-1])
-        numbers = (grouped / nonzero(scale.float())[..., None]).clamp_(-self.most, self.most)
+
+        def make(rows: slice) -> tuple[Tensor]:
+            grouped = in_groups(weight[rows].to(torch.float32, copy=True), self.group or weight.shape[-1])
+            return (self._rounded(grouped, scale[rows].float()),)
+
+        return in_chunks(make, weight, weight.shape[-1])[0]
+
+    def _rounded(self, grouped: Tensor, scale: Tensor) -> Tensor:
+        """Return numbers for float32 `[…, K / group, group]`, which this overwrites: each step is one pass."""
+        numbers = grouped.div_(nonzero(scale)[..., None]).clamp_(-self.most, self.most)
         return (numbers.round_() if self.dtype == torch.int8 else numbers).to(self.dtype).flatten(-2)
 
 
@@ -138,11 +146,11 @@ class Int4(Form):
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         def make(rows: slice) -> tuple[Tensor, ...]:
-            grouped = in_groups(weight[rows].float(), self.group or weight.shape[-1])
+            grouped = in_groups(weight[rows].to(torch.float32, copy=True), self.group or weight.shape[-1])
             low, high = grouped.amin(-1), grouped.amax(-1)
             most = torch.where(high > -low, high, low)
             scale = (most / -8).to(self.scale_dtype)  # the largest number becomes -8, of which there is one more
-            nibbles = (grouped / nonzero(scale.float())[..., None]).round_().clamp_(-8, 7).add_(8)
+            nibbles = grouped.div_(nonzero(scale.float())[..., None]).round_().clamp_(-8, 7).add_(8)
             return words_of(nibbles.to(torch.int8).flatten(-2)), scale
 
         words, scale = in_chunks(make, weight, weight.shape[-1])
@@ -193,6 +201,11 @@ def spread(numbers: Tensor, scale: Tensor, group: int) -> Tensor:
     return numbers * scale.repeat_interleave(group, dim=-1)[..., : numbers.shape[-1]]
 
 
+def chunk() -> int:
+    """Return how many numbers are computed at a time."""
+    return LONE_CHUNK if torch.get_num_threads() == 1 else CHUNK
+
+
 def by_rows(make: Callable[[slice], Tensor], like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Return what `make` gives for rows of a matrix, rounded to `dtype`; see `in_chunks`."""
     return in_chunks(lambda rows: (make(rows),), like, width, dtype)[0]
@@ -209,7 +222,7 @@ def in_chunks(
         width: Numbers of a row.
         dtype: Of the results; None: as they are made.
     """
-    step = max(1, CHUNK // max(1, width))
+    step = max(1, chunk() // max(1, width))
     num = like.shape[0]
     if like.dim() != 2 or like.device.type != "cpu" or num <= step:
         return tuple(each if dtype is None else each.to(dtype) for each in make(slice(None)))

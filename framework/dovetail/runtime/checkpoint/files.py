@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.errors import ModelError, PluginError
 from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.gguf import GgufTensors
+from dovetail.runtime.checkpoint.mapped import MappedFiles
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers
 from dovetail.runtime.hf_config import some
 
@@ -22,13 +24,19 @@ NAMES = {
     **{torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"},
     **{torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"},
 }
-"""How safetensors calls dtypes."""
-MAX_OPEN = 2
-"""Files: a conversion's sources may stand on both sides of a shard's end."""
+"""How safetensors calls dtypes that a conversion may make."""
+DTYPES = {
+    **{name: dtype for dtype, name in NAMES.items()},
+    **{"F64": torch.float64, "I64": torch.int64, "I16": torch.int16, "BOOL": torch.bool, "C64": torch.complex64},
+    **{"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64},
+    **{"F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu},
+    **{"F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
+}
+"""What is read of safetensors files."""
 
 
 class Checkpoint:
-    """Tensors by name, read one by one; a context, so that its files are closed.
+    """Tensors by name; a context, so that its files are closed. Threads may read side by side.
 
     Attributes:
         folder: The model's.
@@ -43,20 +51,21 @@ class Checkpoint:
             PluginError: Conversions name what is not there, or one tensor twice.
         """
         self.folder = folder
-        self._files = {header.name: header.file for header in headers}
+        self._stands = {header.name: header for header in headers}
         self._made: dict[str, Conversion] = {}
         self._left: dict[str, Tensor] = {}
-        self._opened: dict[Path, Any] = {}
+        self._files = MappedFiles()
         gguf = gguf_of(folder)
-        self._gguf = None if gguf is None else GgufTensors(gguf)
+        self._gguf = None if gguf is None else GgufTensors(gguf, self._files)
         by_source: dict[str, Conversion] = {}
         conversions = tuple(conversions)
         for conversion in conversions:
-            lost = [name for name in conversion.sources if name not in self._files or name in by_source]
+            lost = [name for name in conversion.sources if name not in self._stands or name in by_source]
             if lost or not conversion.sources:
                 raise PluginError(f"a conversion takes {some(lost) or 'nothing'}: not there, or taken twice")
             by_source |= dict.fromkeys(conversion.sources, conversion)
             self._made |= {result.name: conversion for result in conversion.results}
+        self._locks = {id(conversion): threading.Lock() for conversion in conversions}
         self.notes = tuple(dict.fromkeys(conversion.note for conversion in conversions if conversion.note))
         self.headers = list(self._headers(headers, by_source))
 
@@ -77,9 +86,7 @@ class Checkpoint:
         self, cls: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left.clear()
-        self._close(0)
-        if self._gguf is not None:
-            self._gguf.close()
+        self._files.close()
 
     def read(self, name: str, device: torch.device | None = None) -> Tensor:
         """Return a tensor; a view of the file where it is not converted. Results of a conversion are given once.
@@ -95,30 +102,32 @@ class Checkpoint:
         conversion = self._made.get(name)
         if conversion is None:
             return self._stored(name)
-        if name not in self._left:
-            stored = {source: self._stored(source) for source in conversion.sources}
-            if device is not None and device.type != "cpu":
-                stored = {source: tensor.to(device) for source, tensor in stored.items()}
-            self._left |= _checked(conversion, conversion.convert(stored))
-        return self._left.pop(name)
+        with self._locks[id(conversion)]:
+            if name not in self._left:
+                stored = {source: self._stored(source) for source in conversion.sources}
+                if device is not None and device.type != "cpu":
+                    stored = {source: tensor.to(device) for source, tensor in stored.items()}
+                self._left |= _checked(conversion, conversion.convert(stored))
+            return self._left.pop(name)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let go of the pages of tensors, or of their conversions' sources; views of them stay right."""
+        for name in names:
+            conversion = self._made.get(name)
+            for source in (name,) if conversion is None else conversion.sources:
+                if self._gguf is not None:
+                    self._files.release(*self._gguf.range(source))
+                else:
+                    header = self._stands[source]
+                    self._files.release(header.file, header.start, header.num_bytes)
 
     def _stored(self, name: str) -> Tensor:
         if self._gguf is not None:
             return self._gguf.read(name)
-        file = self._files[name]
-        try:
-            if file not in self._opened:
-                self._close(MAX_OPEN - 1)
-                self._opened[file] = safe_open(file, framework="pt").__enter__()  # type: ignore[no-untyped-call]
-            tensor: Tensor = self._opened[file].get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(f"{file}: broken safetensors file ({error}); download it again") from None
-        return tensor
-
-    def _close(self, keep: int) -> None:
-        """Close the files that were opened first: what is read of them counts as this process's memory."""
-        while len(self._opened) > keep:
-            self._opened.pop(next(iter(self._opened))).__exit__(None, None, None)
+        header = self._stands[name]
+        if (dtype := DTYPES.get(header.dtype)) is None:
+            raise ModelError(f"{header.file}: {name} is {header.dtype}; possible: {', '.join(sorted(DTYPES))}")
+        return self._files.numbers(header.file, header.start, prod(header.shape), dtype).view(header.shape)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dovetail.errors import ModelError
 from dovetail.gguf.names import Named, named_tensors
 from dovetail.gguf.reader import Gguf
+from dovetail.runtime.checkpoint.mapped import MappedFiles
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -21,9 +21,9 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 class GgufTensors:
     """The tensors of a model's files, by transformers' names."""
 
-    def __init__(self, gguf: Gguf) -> None:
+    def __init__(self, gguf: Gguf, files: MappedFiles) -> None:
         self._named = {named.name: named for named in named_tensors(gguf)}
-        self._opened: tuple[Path, Tensor] | None = None
+        self._files = files
 
     def read(self, name: str) -> Tensor:
         """Return a tensor; a view of its file where nothing has to be undone.
@@ -32,30 +32,18 @@ class GgufTensors:
             ModelError: The file cannot be read.
         """
         named = self._named[name]
-        data = _numbers(named, self._bytes(named))
+        data = _numbers(named, self._files.numbers(*self.range(name), torch.uint8))
         data = in_halves(data, named.heads) if named.heads else data
         return data - named.offset if named.offset else data
 
-    def close(self) -> None:
-        """Let go of the file that is mapped."""
-        self._opened = None
-
-    def _bytes(self, named: Named) -> Tensor:
-        place = named.place
-        if self._opened is None or self._opened[0] != place.file:
-            self._opened = None  # before the next one: what is read of a mapped file counts as this process's memory
-            try:
-                size = place.file.stat().st_size
-                self._opened = place.file, torch.from_file(str(place.file), shared=False, size=size, dtype=torch.uint8)
-            except (OSError, RuntimeError) as error:
-                raise ModelError(f"{place.file}: cannot be read: {error}") from None
-        start, num = place.offset, place.num_bytes
+    def range(self, name: str) -> tuple[Path, int, int]:
+        """Return where a tensor's bytes lie: file, first one, and how many."""
+        named = self._named[name]
+        start, num = named.place.offset, named.place.num_bytes
         if named.expert is not None:
-            num //= place.shape[0]
+            num //= named.place.shape[0]
             start += named.expert * num
-        if start + num > self._opened[1].numel():
-            raise ModelError(f"{place.file}: became shorter while it was read")
-        return self._opened[1][start : start + num]
+        return named.place.file, start, num
 
 
 def _numbers(named: Named, data: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import takewhile
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ModelError
@@ -31,6 +32,8 @@ class TensorHeader(NamedTuple):
     """As safetensors calls it: `BF16`, `F8_E4M3`, `I64`, `BOOL`."""
     is_made: bool = False
     """It is not in the file: a conversion makes it."""
+    start: int = 0
+    """Of its bytes in a safetensors file."""
 
     @property
     def num_bytes(self) -> int:
@@ -124,13 +127,17 @@ def headers(file: Path) -> list[TensorHeader]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="np") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-            return [
-                TensorHeader(name, file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
-            ]
+        with safe_open(file, framework="np"), file.open("rb") as opened:  # it checks all that is read here
+            size = int.from_bytes(opened.read(8), "little")
+            entries: dict[str, Any] = json.loads(opened.read(size))
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: broken safetensors file ({error}); download it again") from None
+    found = [
+        TensorHeader(name, file, tuple(each["shape"]), each["dtype"], start=8 + size + each["data_offsets"][0])
+        for name, each in entries.items()
+        if name != "__metadata__"
+    ]
+    return sorted(found, key=lambda header: header.start)
 
 
 def gguf_headers(gguf: Gguf) -> list[TensorHeader]:

@@ -1,12 +1,15 @@
-"""Fills a model from safetensors: first it is found where each tensor goes, then they are read one by one.
+"""Fills a model from its files: first it is found where each tensor goes, then they are read layer by layer.
 
 For each tensor: match by name and shape, steps and this rank's slice (both are views, so that only what is used is read
-from disk), place, and when all are there, repack.
+from disk), place; when a layer has all of its own, it is repacked, and the pages of the file are let go of. So host
+memory holds the model, on whatever device, and of the files what a few layers are being made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -16,9 +19,15 @@ from tqdm import tqdm
 from dovetail.contracts.model import SelfLoading, WeightRule
 from dovetail.errors import ModelError, PluginError
 from dovetail.layers.base import Layer
+from dovetail.layers.matrix import SCRATCH
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weight_match import Move, match_weights
 from dovetail.runtime.hf_config import some
+
+MAX_THREADS = 8
+"""That fill layers, each of which holds one layer's files in memory."""
+HELD_BYTES = 64 << 20
+"""Of files, after which pages are let go of in the middle of a layer: those of experts are large."""
 
 
 def load_checkpoint(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoint | Path) -> None:
@@ -43,9 +52,17 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
     layers, checkpoint = model_layers(model), source if isinstance(source, Checkpoint) else open_checkpoint(source)
     moves = match_weights(layers, rules, checkpoint.headers, checkpoint.folder)
     device = next((param.device for param in model.parameters()), None)
+    of_layer: dict[str, list[Move]] = {}
+    for move in moves:
+        of_layer.setdefault(move.path, []).append(move)
     poisoned: list[str] = []
+
+    def fill(path: str) -> int:
+        return _fill(layers[path], of_layer[path], checkpoint, device, poisoned)
+
     with (
         checkpoint,
+        ExitStack() as stack,
         tqdm(
             total=sum(move.header.num_bytes for move in moves),
             desc="Loading weights",
@@ -54,18 +71,54 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
             unit_divisor=1024,
         ) as bar,
     ):
-        for move in moves:
-            layer = layers[move.path]
-            # Another rank's experts: a conversion of theirs would compute for nobody.
-            is_here = any(layer.is_here(slot) for row in move.slots for slot in row)
-            if is_here and not _place(layer, move, checkpoint.read(move.header.name, device)):
-                poisoned.append(f"{move.header.name} ({move.header.file.name})")
-            bar.update(move.header.num_bytes)
+        stack.callback(SCRATCH.clear)
+        for num_bytes in side_by_side(fill, of_layer, 1 if device is None or device.type != "cpu" else MAX_THREADS):
+            bar.update(num_bytes)
     if poisoned:
         raise ModelError(
-            f"{checkpoint.folder}: weights that are not finite: {some(poisoned)}; download the checkpoint again"
+            f"{checkpoint.folder}: weights that are not finite: {some(sorted(poisoned))}; download the checkpoint again"
         )
-    finalize(model)
+    finalize(layer for path, layer in layers.items() if path not in of_layer)
+
+
+def _fill(
+    layer: Layer, moves: Sequence[Move], checkpoint: Checkpoint, device: torch.device | None, poisoned: list[str]
+) -> int:
+    """Place all tensors of a layer and repack it; returns the bytes that were read."""
+    num_bytes = first = released = 0
+    for index, move in enumerate(moves):
+        # Another rank's experts: a conversion of theirs would compute for nobody.
+        is_here = any(layer.is_here(slot) for row in move.slots for slot in row)
+        if is_here and not _place(layer, move, checkpoint.read(move.header.name, device)):
+            poisoned.append(f"{move.header.name} ({move.header.file.name})")
+        num_bytes += move.header.num_bytes
+        if num_bytes - released > HELD_BYTES:
+            checkpoint.release(each.header.name for each in moves[first:index])
+            first, released = index, num_bytes
+    layer.finalize()
+    checkpoint.release(move.header.name for move in moves[first:])
+    return num_bytes
+
+
+def side_by_side(do: Callable[[str], int], items: Iterable[str], most: int) -> Iterator[int]:
+    """Yield what `do` gives for each item, in order: in as many threads as torch has, `most` at most.
+
+    Each of them computes alone: torch's own threads would wait for each other at every small operation.
+    """
+    threads, is_inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    if min(most, threads) < 2:
+        yield from map(do, items)
+        return
+
+    def work(item: str) -> int:
+        with torch.inference_mode(is_inference):
+            return do(item)
+
+    try:
+        with ThreadPoolExecutor(min(most, threads), "load", torch.set_num_threads, (1,)) as pool:
+            yield from pool.map(work, items)
+    finally:
+        torch.set_num_threads(threads)  # theirs is their own, but threads to come begin with what was set last
 
 
 def model_layers(model: nn.Module) -> dict[str, Layer]:
@@ -105,7 +158,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 def fill_dummy(model: nn.Module, seed: int = 0) -> None:
     """Fill with small random numbers and finalise: for benchmarks without a checkpoint."""
-    model_layers(model)
+    layers = model_layers(model)
     params = list(model.named_parameters())
     device = params[0][1].device
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -122,11 +175,10 @@ def fill_dummy(model: nn.Module, seed: int = 0) -> None:
             param.copy_(wide)
         else:
             param.normal_(0.0, 0.02, generator=generator)
-    finalize(model)
+    finalize(layers.values())
 
 
-def finalize(model: nn.Module) -> None:
-    """Let every layer repack its weights."""
-    for module in list(model.modules()):
-        if isinstance(module, Layer):
-            module.finalize()
+def finalize(layers: Iterable[Layer]) -> None:
+    """Let layers repack their weights."""
+    for layer in list(layers):
+        layer.finalize()

@@ -22,12 +22,14 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Form, Scaled
+from dovetail.layers.packed_forms import Form, Scaled, by_rows
 from dovetail_backends.quantization.modules import Module, Packed, Reads, grouped, uniform, written_out
 
 STATE = ".weight.quant_state.bitsandbytes__"
 STATES = (STATE + "nf4", STATE + "fp4")
 NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
+NIBBLES, LEVELS = 16, 256
+"""What a nibble, and a byte of absmax, may stand for."""
 SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
 
 
@@ -92,8 +94,8 @@ def four_bits(module: Module, target: Target) -> Conversion:
     return written_out(module, shape, target, partial(four_bit_numbers, module.weight, shape), "nf4")
 
 
-def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return a matrix in float32.
+def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return a matrix, computed in float32 some blocks at a time.
 
     Raises:
         ModelError: The state does not say what the tensors are.
@@ -102,23 +104,38 @@ def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Te
     try:
         state = json.loads(bytes(text.cpu().tolist()))
         size, said = int(state["blocksize"]), tuple(state["shape"])
+        is_nested = tensors[".weight.absmax"].dtype == torch.uint8
+        inner, offset = (int(state["nested_blocksize"]), float(state["nested_offset"])) if is_nested else (1, 0.0)
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{name}: quant_state is not the JSON of a state ({error!r})") from None
     if said != shape:
         raise ModelError(f"{name}: quant_state says a matrix {list(said)}, and the model has {list(shape)}")
-    packed = tensors[".weight"].flatten().int()
-    numbers = tensors[".weight.quant_map"].float()[torch.stack((packed >> 4, packed & 15), -1).flatten()]
+    if size < 2 or size % 2 or inner < 1:
+        raise ModelError(
+            f"{name}: quant_state has blocks of {size} and {inner} numbers; possible: even ones, and from 1"
+        )
+    packed, table = tensors[".weight"].flatten(), tensors[".weight.quant_map"].float()
     absmax = tensors[".weight.absmax"]
-    if absmax.dtype == torch.uint8:
-        nested = tensors[".weight.nested_absmax"].float()
-        scale = tensors[".weight.nested_quant_map"].float()[absmax.int()]
-        spread = nested.repeat_interleave(int(state["nested_blocksize"]))[: scale.numel()]
-        absmax = scale * spread + float(state["nested_offset"])
-    blocks = -(-numbers.numel() // size)
+    if table.numel() != NIBBLES:
+        raise ModelError(f"{name}: quant_map has {table.numel()} numbers instead of {NIBBLES}")
+    blocks = -(-2 * packed.numel() // size)
     if absmax.numel() != blocks:
         raise ModelError(f"{name}: absmax has {absmax.numel()} scales for {blocks} blocks of {size}")
-    padded = F.pad(numbers, (0, blocks * size - numbers.numel())).view(blocks, size)
-    return (padded * absmax.float()[:, None]).flatten()[: numbers.numel()].view(shape)
+    if is_nested:
+        nested, levels = tensors[".weight.nested_absmax"].float(), tensors[".weight.nested_quant_map"].float()
+        if nested.numel() != -(-blocks // inner) or levels.numel() != LEVELS:
+            raise ModelError(
+                f"{name}: nested_absmax has {nested.numel()} scales for {blocks} of absmax in blocks of {inner}, and "
+                f"nested_quant_map {levels.numel()} of {LEVELS} levels"
+            )
+        absmax = levels[absmax.int()] * nested.repeat_interleave(inner)[:blocks] + offset
+    rows, scales = F.pad(packed, (0, blocks * size // 2 - packed.numel())).view(blocks, -1), absmax.float()[:, None]
+
+    def make(some: slice) -> Tensor:
+        each = rows[some].int()
+        return table[torch.stack((each >> 4, each & 15), -1).flatten(1)] * scales[some]
+
+    return by_rows(make, rows, size, dtype).flatten()[: 2 * packed.numel()].view(shape)
 
 
 def eight(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:

@@ -81,19 +81,20 @@ class CompressedTensors(Packed):
         tensors = uniform(tensors)
         schemes = list(weights_of(config))
         bits = {scheme["num_bits"] for scheme in schemes if scheme.get("type", "int") == "int"} or {4}
+        sizes = group_sizes(config)
         block = next((tuple(s["block_structure"]) for s in schemes if s.get("block_structure")), BLOCK)
         done: set[str] = set()
         for module in grouped(_packed_only(tensors), PACKED, ".weight_packed"):
             done |= {tensor.name for tensor in module.tensors.values()}
             if module.need(".weight_packed").dtype == "I32":
-                yield from pack_quantized(module, bits, target)
+                yield from pack_quantized(module, bits, target, sizes)
             elif ".weight_global_scale" in module.tensors:
                 yield nvfp4(module, ".weight_packed", ".weight_scale", ".weight_global_scale", target, divides=True)
             else:
                 yield from mxfp4(module, ".weight_packed", ".weight_scale", target)
         left = {name: tensor for name, tensor in tensors.items() if name not in done}
         yield from float8(left, target, (int(block[0]), int(block[1])))
-        yield from int_quantized(left, target)
+        yield from int_quantized(left, target, sizes)
         yield from dropped(left)
 
     def dummy(self) -> Form | None:
@@ -157,13 +158,44 @@ def weights_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         raise ModelError("config_groups has no scheme of weights")
 
 
+def group_sizes(config: Mapping[str, Any]) -> frozenset[int]:
+    """Return the sizes of groups that the schemes of integers name, 0 for whole rows; none where one does not say."""
+    found = set()
+    for scheme in weights_of(config):
+        size, strategy = scheme.get("group_size"), scheme.get("strategy")
+        if scheme.get("type", "int") != "int":
+            continue
+        if strategy in ("channel", "tensor"):
+            found.add(0)
+        elif type(size) is int and size > 0:
+            found.add(size)
+        else:
+            return frozenset()
+    return frozenset(found)
+
+
+def _check_group(module: Module, group: int, num_in: int, sizes: frozenset[int]) -> None:
+    """See that scales are for as many inputs as the configuration says.
+
+    Raises:
+        ModelError: They are for others.
+    """
+    is_row = group >= num_in and any(size == 0 or size >= num_in for size in sizes)
+    if sizes and group not in sizes and not is_row:
+        said = " or ".join("a row" if size == 0 else f"{size} inputs" for size in sorted(sizes))
+        raise ModelError(
+            f"{module.weight}: .weight_scale has a scale for {group} inputs, and config_groups says for {said}; "
+            "does config.json belong to this checkpoint?"
+        )
+
+
 def _packed_only(tensors: Mapping[str, FileTensor]) -> Mapping[str, FileTensor]:
     """The tensors of modules with packed weights."""
     bases = {name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")}
     return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in bases}
 
 
-def int_quantized(tensors: Mapping[str, FileTensor], target: Target) -> Iterator[Conversion]:
+def int_quantized(tensors: Mapping[str, FileTensor], target: Target, sizes: frozenset[int]) -> Iterator[Conversion]:
     """Yield what becomes of weights in int8."""
     for name, tensor in tensors.items():
         if tensor.dtype != "I8" or not name.endswith(".weight"):
@@ -178,6 +210,7 @@ def int_quantized(tensors: Mapping[str, FileTensor], target: Target) -> Iterator
             group = (1, num_in // scales[1])
         else:
             module.check(".weight_scale", (num_out, 1), (1,), why=f"or a divisor of {num_in} columns")
+        _check_group(module, group[1], num_in, sizes)
         if ".weight_zero_point" not in module.tensors:
             yield from eight_bits(module, tensor.shape, group, target, scale=".weight_scale")
         else:
@@ -195,7 +228,7 @@ def _shifted(group: int, tensors: Mapping[str, Tensor]) -> Integers:
     return Integers(values, scale, zeros, group)
 
 
-def pack_quantized(module: Module, bits: set[int], target: Target) -> Iterator[Conversion]:
+def pack_quantized(module: Module, bits: set[int], target: Target, sizes: frozenset[int]) -> Iterator[Conversion]:
     """Yield what becomes of integers packed in words.
 
     Raises:
@@ -216,6 +249,7 @@ def pack_quantized(module: Module, bits: set[int], target: Target) -> Iterator[C
         module.check(".weight_scale", (num_out, 1), why=f"or a divisor of {num_in} columns")
     groups = scale.shape[1]
     group = num_in // groups
+    _check_group(module, group, num_in, sizes)
     has_zero, has_order = (each in module.tensors for each in (".weight_zero_point", ".weight_g_idx"))
     if has_zero:
         module.check(".weight_zero_point", (-(-num_out * width // 32), groups))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import MX_GROUP, e2m1, spread, stays_packed
+from dovetail.layers.packed_forms import MX_GROUP, by_rows, e2m1, spread, stays_packed
 from dovetail_backends.quantization.modules import Module, as_scale, written_out
 
 NV_GROUP = 16
@@ -33,14 +33,21 @@ def nvfp4(module: Module, packed: str, scale: str, whole: str, target: Target, *
     experts = tuple(rows[:-1])
     module.check(whole, (), (1,), experts, (*experts, 1))
 
-    def numbers(tensors: Mapping[str, Tensor]) -> Tensor:
+    def numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         factor = tensors[whole].float()
         factor = factor.reshape(*experts, 1, 1) if factor.numel() > 1 else factor.reshape(())
         scales = tensors[scale].float()
         scales = scales / factor if divides else scales * factor
-        return spread(e2m1(tensors[packed]), scales, NV_GROUP)
+        return _written(tensors[packed], scales, NV_GROUP, dtype)
 
     return written_out(module, (*rows, 2 * half), target, numbers, "nvfp4")
+
+
+def _written(packed: Tensor, scale: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """Return numbers `[…, K]` of `[…, K / 2]` uint8 times the scale of their group."""
+    flat, scales, width = packed.flatten(0, -2), scale.flatten(0, -2), 2 * packed.shape[-1]
+    made = by_rows(lambda some: spread(e2m1(flat[some]), scales[some], group), flat, width, dtype)
+    return made.view(*packed.shape[:-1], width)
 
 
 def mxfp4(module: Module, packed: str, scale: str, target: Target, *, turned: bool = False) -> Iterator[Conversion]:
@@ -63,8 +70,8 @@ def mxfp4(module: Module, packed: str, scale: str, target: Target, *, turned: bo
         packed, (*rows, num_in // 2), (*rows, scales.shape[-1], MX_GROUP // 2), why=f"{scale} {list(scales.shape)}"
     )
 
-    def numbers(tensors: Mapping[str, Tensor]) -> Tensor:
-        return spread(e2m1(tensors[packed].reshape(*rows, num_in // 2)), as_scale(tensors[scale]), MX_GROUP)
+    def numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        return _written(tensors[packed].reshape(*rows, num_in // 2), as_scale(tensors[scale]), MX_GROUP, dtype)
 
     if not module.path or not stays_packed("mxfp4", target.device):
         yield written_out(module, (*rows, num_in), target, numbers, "mxfp4", turned=turned)

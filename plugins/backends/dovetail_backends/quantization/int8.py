@@ -43,3 +43,7 @@ class Int8(CompressedTensors):
     def dummy(self) -> Form | None:
         """Return rows of int8."""
         return super().dummy() if self.config else Scaled()
+
+    def dummy_experts(self) -> Form | None:
+        """Return rows of int8."""
+        return super().dummy_experts() if self.config else Scaled()

@@ -34,14 +34,18 @@ class Integers(NamedTuple):
     group: int
     groups: Tensor | None = None
 
-    def written_out(self) -> Tensor:
-        """Return the matrix in float32."""
-        if self.groups is None:
-            width = self.values.shape[1] * (1 if self.values.dtype == torch.uint8 else 8)
-            make = lambda rows: affine(self.numbers(rows), self.scale[rows], self.zeros[rows], self.group)  # noqa: E731
-            return by_rows(make, self.values, width, torch.float32)
-        index = self.groups.long()
-        return (self.numbers(slice(None)) - self.zeros.float()[:, index]) * self.scale.float()[:, index]
+    def written_out(self, dtype: torch.dtype) -> Tensor:
+        """Return the matrix, computed in float32."""
+        width = self.values.shape[1] * (1 if self.values.dtype == torch.uint8 else 8)
+        index = None if self.groups is None else self.groups.long()
+
+        def make(rows: slice) -> Tensor:
+            numbers, scale, zeros = self.numbers(rows), self.scale[rows], self.zeros[rows]
+            if index is None:
+                return affine(numbers, scale, zeros, self.group)
+            return (numbers - zeros.float()[:, index]) * scale.float()[:, index]
+
+        return by_rows(make, self.values, width, dtype)
 
     def numbers(self, rows: slice) -> Tensor:
         """Return rows of the values in float32."""
@@ -84,7 +88,7 @@ def integers(
     fits = layout.is_ordered and num_in % layout.group == 0 and (layout.bits == 4 or layout.is_symmetric)
     if not module.path or not fits or num_in % 8 or not stays_packed(kind, target.device):
         what = kind if layout.is_ordered else f"{kind} in an order of its own (desc_act)"
-        return written_out(module, layout.shape, target, lambda tensors: read(tensors).written_out(), what)
+        return written_out(module, layout.shape, target, lambda tensors, dtype: read(tensors).written_out(dtype), what)
     suffix_of = {tensor.name: suffix for suffix, tensor in module.tensors.items()}
 
     def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -26,8 +26,8 @@ ACTIVATIONS = (".input_scale", ".input_global_scale", ".input_zero_point", ".inp
 CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
 """Scales of a cache of fewer bits: the cache keeps the model's dtype."""
 
-Numbers = Callable[[Mapping[str, Tensor]], Tensor]
-"""Makes a float32 weight of a module's tensors, by suffix."""
+Numbers = Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
+"""Makes a weight in a dtype of a module's tensors, by suffix: computed in float32, a few rows at a time."""
 
 
 MADE = "a plain checkpoint, quantised while it loads"
@@ -159,7 +159,7 @@ def written_out(
     suffix_of = {tensor.name: suffix for suffix, tensor in module.tensors.items()}
 
     def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        weight = numbers({suffix_of[name]: tensor for name, tensor in tensors.items()}).to(dtype)
+        weight = numbers({suffix_of[name]: tensor for name, tensor in tensors.items()}, dtype)
         return {module.weight: weight.transpose(-1, -2) if turned else weight}
 
     result = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
@@ -203,9 +203,12 @@ def eight_bits(
     inputs = None if group[1] >= shape[-1] else group[1]
     is_kept = kind and stays_packed(kind, target.device, inputs) and shape[-1] % group[1] == 0
     if not module.path or not is_kept:
-        yield written_out(
-            module, shape, target, lambda tensors: scaled(tensors[number], scales(tensors), group[1]), kind
-        )
+
+        def numbers(tensors: Mapping[str, Tensor], to: torch.dtype) -> Tensor:
+            packed = {"weight": tensors[number], "weight_scale": scales(tensors)}
+            return Scaled(packed["weight"].dtype, group[1]).dequantise(packed, to)
+
+        yield written_out(module, shape, target, numbers, kind)
         return
     name = module.weight + "_scale"
     made = FileTensor(name, "F32", (*shape[:-1], shape[-1] // group[1]), module.path)
@@ -216,11 +219,6 @@ def eight_bits(
 def blocks_of(shape: tuple[int, ...], group: tuple[int, int]) -> tuple[int, ...]:
     """Return the shape of scales, one for each block of a weight."""
     return (*shape[:-2], -(-shape[-2] // group[0]), -(-shape[-1] // group[1]))
-
-
-def scaled(numbers: Tensor, scale: Tensor, group: int) -> Tensor:
-    """Multiply numbers `[…, N, K]` by scales `[…, N, ceil(K / group)]`, in float32."""
-    return Scaled(numbers.dtype, group).dequantise({"weight": numbers, "weight_scale": scale}, torch.float32)
 
 
 def as_scale(scale: Tensor) -> Tensor:
