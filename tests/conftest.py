@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,6 +101,13 @@ def light_servers() -> Iterator[dict[str, str]]:
         yield LIGHT
 
 
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `light_servers`, for one test's."""
+    for name, value in LIGHT.items():
+        monkeypatch.setenv(name, value)
+
+
 # What is collected stays until the end, as do the modules imported for it; the collector would look at all of it again.
 gc.disable()
 
@@ -108,12 +116,31 @@ def pytest_collection_finish() -> None:
     """Take what was collected out of the garbage collector's rounds, and let it run for the tests."""
     gc.freeze()
     gc.enable()
+    remember_metadata()
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and os.environ.get("TRITON_INTERPRET") == "1":
         remember_builtins(interpreter)
         patch_once(interpreter)
         remember_types(interpreter)
         compare_shapes_as_numbers(interpreter)
+
+
+def remember_metadata() -> None:
+    """Have the scan for plugins read what is installed beside pytest once: engines of tests scan a thousand times."""
+    from dovetail.plugins import scan
+
+    read, site = scan._read, sysconfig.get_path("purelib")
+    known: dict[tuple[str, str], str] = {}
+
+    def remembered(dist: Any, file: str) -> str:
+        folder = str(getattr(dist, "_path", ""))
+        if not folder.startswith(site):
+            return read(dist, file)
+        if (folder, file) not in known:
+            known[folder, file] = read(dist, file)
+        return known[folder, file]
+
+    scan._read = remembered
 
 
 def remember_builtins(interpreter: ModuleType) -> None:
@@ -231,12 +258,26 @@ LONG = (
     "tests/docs/test_tutorials.py",
     "tests/testing/test_builtins.py",
     "tests/packaging/test_examples.py",
-    "tests/peers/test_openai_suite.py",
-    "tests/peers/test_sglang_frontend.py",
+    "tests/server/test_data_parallel.py",
     "tests/peers/test_gateways.py",
+    "tests/server/test_ray.py",
+    "tests/server/test_resume.py",
+    "tests/peers/test_openai_suite.py",
     "tests/executor/test_rank_processes.py",
+    "tests/layers/test_packed_kernels.py",
+    "tests/playground/test_pages.py",
+    "tests/storage/test_postgres.py",
+    "tests/playground/test_chat.py",
+    "tests/server/test_cost.py",
     "tests/storage/test_recovery.py",
+    "tests/layers/test_quant_benches.py",
+    "tests/playground/test_keyboard.py",
+    "tests/engine/test_batch_invariance.py",
+    "tests/playground/test_frames.py",
+    "tests/server/test_signals.py",
+    "tests/server/test_profile.py",
     "tests/server/test_bench.py",
+    "tests/grammar/test_jump.py",
 )
 """Files that take half a minute or more: begun last, one would keep a process busy while others have nothing to do."""
 

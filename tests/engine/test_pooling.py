@@ -71,6 +71,7 @@ def test_pooled_states_equal_transformers(
         np.testing.assert_allclose(vector(deltas), wanted(folder, prompt, pool), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_they_share_steps_with_requests_that_generate(

@@ -356,10 +356,10 @@ def test_scales_of_mxfp4_that_kernels_do_not_hold() -> None:
 def test_experts_written_out(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some at a time, of which the last are fewer: with biases, and an expert that nobody chose."""
     plain, weights = experts(form, act="clamped_silu_and_mul", bias=True, weigh="output")
-    x, residual = random(20, HIDDEN, seed=9), random(20, HIDDEN, seed=8)
-    ids = torch.stack([torch.randperm(NUM - 1)[:TOP_K] for _ in range(20)]).to(DEVICE)
+    x, residual = random(40, HIDDEN, seed=9), random(40, HIDDEN, seed=8)
+    ids = torch.stack([torch.randperm(NUM - 1)[:TOP_K] for _ in range(40)]).to(DEVICE)
     ids[0, 0] = NUM + 3
-    shares = random(20, TOP_K, seed=7).abs()
+    shares = random(40, TOP_K, seed=7).abs()
     want = plain._each(x, ids, shares) + residual
     of_two = 2 * (2 * INNER) * HIDDEN * 4
     for most in (1, of_two, 1 << 30):
