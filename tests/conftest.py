@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,6 +101,13 @@ def light_servers() -> Iterator[dict[str, str]]:
         yield LIGHT
 
 
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `light_servers`, for one test's."""
+    for name, value in LIGHT.items():
+        monkeypatch.setenv(name, value)
+
+
 # What is collected stays until the end, as do the modules imported for it; the collector would look at all of it again.
 gc.disable()
 
@@ -108,12 +116,31 @@ def pytest_collection_finish() -> None:
     """Take what was collected out of the garbage collector's rounds, and let it run for the tests."""
     gc.freeze()
     gc.enable()
+    remember_metadata()
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and os.environ.get("TRITON_INTERPRET") == "1":
         remember_builtins(interpreter)
         patch_once(interpreter)
         remember_types(interpreter)
         compare_shapes_as_numbers(interpreter)
+
+
+def remember_metadata() -> None:
+    """Have the scan for plugins read what is installed beside pytest once: engines of tests scan a thousand times."""
+    from dovetail.plugins import scan
+
+    read, site = scan._read, sysconfig.get_path("purelib")
+    known: dict[tuple[str, str], str] = {}
+
+    def remembered(dist: Any, file: str) -> str:
+        folder = str(getattr(dist, "_path", ""))
+        if not folder.startswith(site):
+            return read(dist, file)
+        if (folder, file) not in known:
+            known[folder, file] = read(dist, file)
+        return known[folder, file]
+
+    scan._read = remembered
 
 
 def remember_builtins(interpreter: ModuleType) -> None:
@@ -231,18 +258,34 @@ LONG = (
     "tests/docs/test_tutorials.py",
     "tests/testing/test_builtins.py",
     "tests/packaging/test_examples.py",
-    "tests/peers/test_openai_suite.py",
-    "tests/peers/test_sglang_frontend.py",
+    "tests/server/test_data_parallel.py",
     "tests/peers/test_gateways.py",
+    "tests/server/test_ray.py",
+    "tests/server/test_resume.py",
+    "tests/peers/test_openai_suite.py",
     "tests/executor/test_rank_processes.py",
+    "tests/layers/test_packed_kernels.py",
+    "tests/playground/test_pages.py",
+    "tests/storage/test_postgres.py",
+    "tests/playground/test_chat.py",
+    "tests/server/test_cost.py",
     "tests/storage/test_recovery.py",
+    "tests/layers/test_quant_benches.py",
+    "tests/playground/test_keyboard.py",
+    "tests/engine/test_batch_invariance.py",
+    "tests/playground/test_frames.py",
+    "tests/server/test_signals.py",
+    "tests/server/test_profile.py",
     "tests/server/test_bench.py",
+    "tests/grammar/test_jump.py",
 )
 """Files that take half a minute or more: begun last, one would keep a process busy while others have nothing to do."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long files first, and skip tests marked `gpu` where there is no CUDA device."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thin out grids, run long files first, and skip tests marked `gpu` where there is no CUDA device."""
+    if not os.environ.get("DOVETAIL_FULL"):
+        thin_out(config, items)
     rank = {file: place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONG)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -253,6 +296,54 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of each test marked `sampled` keep a part in which every value of each of its parameters stands.
+
+    Arguments that the mark names are one parameter together: of their values every combination stays.
+    """
+    grids: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and hasattr(item, "callspec"):
+            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    for grid in grids.values():
+        kept = covering([values_of(item) for item in grid])
+        left_out |= {item for number, item in enumerate(grid) if number not in kept}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def values_of(item: Any) -> tuple[Any, ...]:
+    """Return a value for each `parametrize`, which may set several arguments, and for each fixture's parameter."""
+    params = dict(item.callspec.params)
+    rows = [tuple((name, id(params[name])) for name in mark.args) for mark in item.iter_markers("sampled")]
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
+        rows.append(tuple((name, id(params.pop(name))) for name in names))
+    return (*rows, *((name, id(value)) for name, value in params.items()))
+
+
+def covering(rows: list[tuple[Any, ...]]) -> set[int]:
+    """Choose few of some rows of values, the same each time, so that every value is in one.
+
+    The row with the most new values is next; of equals, that whose values were taken least, so that they take turns.
+    """
+    missing = {value for row in rows for value in row}
+    times = dict.fromkeys(missing, 0)
+    kept: set[int] = set()
+    while missing:
+        best = max(
+            (number for number in range(len(rows)) if number not in kept),
+            key=lambda n: (len(missing.intersection(rows[n])), -sum(times[value] for value in rows[n]), -n),
+        )
+        kept.add(best)
+        missing -= set(rows[best])
+        for value in rows[best]:
+            times[value] += 1
+    return kept
 
 
 TOGETHER = ("tests/peers/test_gateways.py", "tests/peers/test_sglang_frontend.py", "tests/peers/test_npm.py",
@@ -285,18 +376,26 @@ def logging_as_before() -> Iterator[None]:
     logger.propagate, logger.handlers = before[1], before[2]
 
 
+CORE = pytest.StashKey[tuple[set[str], Any]]()
+
+
 @pytest.fixture(autouse=True, scope="module")
-def core_as_before() -> Iterator[None]:
+def core_as_before(pytestconfig: pytest.Config) -> Iterator[None]:
     """No file of tests leaves a public attribute of Dovetail changed: others would fail for it, in one order only."""
     from dovetail.plugins.monkeypatches import detect_monkeypatches, snapshot
 
-    before = snapshot()
+    imported = {name for name in sys.modules if name.startswith("dovetail")}
+    names, before = pytestconfig.stash.get(CORE, (None, {}))
+    if names != imported:  # a look at all of it takes as long as ten small tests: what a file found intact is kept
+        pytestconfig.stash[CORE] = imported, (before := snapshot())
     yield
     # What is new is not looked at: Triton's interpreter adds names to the modules of kernels.
     had = {f"{owner.replace(':', '.')}.{name}" for owner, (held, _) in before.items() for name in held}
     changed = [
         name for name in detect_monkeypatches(before) if name in had and not name.rpartition(".")[2].startswith("_")
     ]
+    if changed:
+        del pytestconfig.stash[CORE]  # the next file is not to blame
     assert not changed, f"left changed: {', '.join(changed)}"
 
 

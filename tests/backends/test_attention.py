@@ -134,6 +134,7 @@ def test_attention_equals_float64(
     assert error < 1e-6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(
     ("lengths", "changes"),

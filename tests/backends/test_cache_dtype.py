@@ -62,6 +62,7 @@ def of(lengths: Any, changes: dict[str, Any], name: Any, **more: Any) -> Case:
     return Case(lengths=lengths, **{"num_kv_heads": 2, "cache_dtype": name, **changes, **more})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCALED_DTYPES)
 @pytest.mark.parametrize(("lengths", "changes"), GRID, ids=str)
 def test_rounded_keys_and_values_are_attended(lengths: Any, changes: dict[str, Any], name: str) -> None:
@@ -69,6 +70,7 @@ def test_rounded_keys_and_values_are_attended(lengths: Any, changes: dict[str, A
     verify(TritonBackend, of(lengths, changes, name), DEVICE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCALED_DTYPES)
 @pytest.mark.parametrize("changes", [{}, LATENT], ids=["pairs", "latent"])
 def test_graphs_of_a_cache_of_8_bits(changes: dict[str, Any], name: str) -> None:
@@ -78,6 +80,7 @@ def test_graphs_of_a_cache_of_8_bits(changes: dict[str, Any], name: str) -> None
         padded_prefill(Interpreted, of(PREFILL, changes, name), DEVICE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCALED_DTYPES)
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "padded"])
 @pytest.mark.parametrize("changes", [{"page_size": 3}, {"head_dim": 80, "num_qo_heads": 6}, {"window": 5}], ids=str)
@@ -86,6 +89,7 @@ def test_decode_from_the_projection(changes: dict[str, Any], name: str, normed: 
     assert verify_qkv(Interpreted, of(DECODE, changes, name), DEVICE, normed=normed)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCALED_DTYPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num", "heads", "width"), [(5, 3, 64), (1, 1, 576), (9, 8, 80)])

@@ -33,6 +33,7 @@ REAL: list[tuple[Any, dict[str, Any]]] = [
 BOTH = pytest.mark.parametrize("backend", [TorchNativeBackend, TritonBackend])
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("piece", [0, 9000, 64 << 20])
 @pytest.mark.parametrize(("lengths", "changes"), GRID, ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from dovetail.demo import MODEL_DIR
 
+IS_FULL = bool(os.environ.get("DOVETAIL_FULL"))
 HELPER = "You are a helpful AI assistant"
 HISTORIAN = "You are a knowledgeable historian who provides concise responses."
 THREE = "1. France - Paris\n2. Japan - Tokyo\n3. Brazil - Brasília"
@@ -227,19 +229,20 @@ def test_the_short_story_is_one_paragraph(greedy: dict[str, str], name: str) -> 
 
 
 def test_the_long_story_goes_on(loaded: tuple[Any, dict[str, Any]], tokenizer: Any) -> None:
-    """A very long story fills its five hundred tokens without repeating a paragraph."""
+    """A very long story fills its tokens, `DOVETAIL_FULL=1` five hundred, without repeating a paragraph."""
     messages = user("Write a detailed story about topic. Make it very long.", f"3: {HELPER}")
     inputs = tokenizer(
         tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), return_tensors="pt"
     )
+    num = 500 if IS_FULL else 250
     with torch.inference_mode():
         output = loaded[0].generate(
-            **inputs, max_new_tokens=500, do_sample=False, temperature=None, top_p=None, top_k=None
+            **inputs, max_new_tokens=num, do_sample=False, temperature=None, top_p=None, top_k=None
         )
     text = tokenizer.decode(output[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
     paragraphs = text.split("\n\n")
-    assert len(text.split()) > 300
-    assert len(paragraphs) == len(set(paragraphs)) > 6
+    assert len(text.split()) > 0.6 * num
+    assert len(paragraphs) == len(set(paragraphs)) > num // 80
 
 
 @pytest.mark.parametrize(("name", "right"), [("compare", "9.8 is greater"), ("power", "256")])
@@ -369,7 +372,7 @@ def test_right_answers_pass_their_own_rules() -> None:
 def test_it_generalises(loaded: tuple[Any, dict[str, Any]], tokenizer: Any) -> None:
     """Of a few held-out items of several skills, nearly all are answered right."""
     skills = (capital, capital_list, compare, country_json, extraction, tool_call, tool_result)
-    items: list[Sample] = [sample for skill in skills for sample in held_out_samples(skill, 6, seed=9)]
+    items: list[Sample] = [sample for skill in skills for sample in held_out_samples(skill, 3, seed=9)]
     answers = answer(loaded[0], tokenizer, items)
     assert sum(item.right for item in answers) >= 0.9 * len(answers)
 

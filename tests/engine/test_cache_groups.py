@@ -34,6 +34,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tokens_equal_the_reference(schedule: str, folder: Path) -> None:
     """In any schedule, with prefixes that are shared, requests longer than the window, and retractions."""
@@ -46,6 +47,7 @@ def test_tokens_equal_the_reference(schedule: str, folder: Path) -> None:
         assert core.pages.allocators[1].num_pages < core.pages.allocators[0].num_pages
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", [63, 64, 65, 128])
 @pytest.mark.parametrize("num_evicted", [0, 5, 11, 1000])
 def test_a_hit_equals_a_miss(length: int, num_evicted: int, folder: Path) -> None:

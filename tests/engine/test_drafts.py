@@ -175,6 +175,7 @@ def replay(found: dict[int, list[TokenDelta]]) -> Callable[[Request], list[int]]
     return lambda request: texts[request.handle][request.num_output :][:12]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(4))
 def test_replies_do_not_depend_on_drafts(seed: int, qwen3: Path, prompts: list[list[int]]) -> None:
     """Mixed requests on a model, greedy and seeded, with penalties, log probabilities, retractions and prefix hits:

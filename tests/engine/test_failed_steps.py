@@ -143,6 +143,7 @@ def places(core: EngineCore) -> dict[str, tuple[Any, str]]:
     }
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize(
     ("place", "error"),
@@ -278,6 +279,7 @@ def test_a_grammar_that_raises_when_it_fills_its_mask_ends_its_request(overlap: 
     assert {i: t for i, t in tokens.items() if i not in ended} == {i: t for i, t in want.items() if i not in ended}
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("method", ["accept", "forced"])
 def test_a_grammar_that_raises_for_a_token_ends_its_request(

@@ -19,9 +19,14 @@ GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0)
 
 
 @cache
+def loaded(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@cache
 def reference(folder: Path, prompt: tuple[int, ...]) -> list[int]:
     """Greedy continuation by transformers in float32, the matched stop token included."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = loaded(folder)
     ids = torch.tensor([prompt])
     out = model.generate(
         ids,
@@ -52,6 +57,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_mixed_batch_equals_transformers(

@@ -266,6 +266,7 @@ def test_forced_tokens_go_on_behind_a_poisoned_prefix(model: Path, overlap: bool
     assert {h: run.tokens[h] for h in (2, 3)} == {h: clean.tokens[h] for h in (2, 3)}
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_random_loads_lose_one_request_to_a_fault(model: Path, overlap: bool, seed: int) -> None:

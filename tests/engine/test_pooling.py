@@ -20,11 +20,15 @@ BOTH = pytest.mark.parametrize("pool", POOLS)
 
 
 @cache
+def loaded(folder: Path) -> Any:
+    return transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@cache
 def hidden(folder: Path, prompt: tuple[int, ...]) -> Any:
     """Final hidden states by transformers in float32."""
-    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        return model(torch.tensor([prompt])).last_hidden_state[0].numpy()
+        return loaded(folder)(torch.tensor([prompt])).last_hidden_state[0].numpy()
 
 
 def wanted(folder: Path, prompt: list[int], pool: Pool) -> Any:
@@ -54,6 +58,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -66,6 +71,7 @@ def test_pooled_states_equal_transformers(
         np.testing.assert_allclose(vector(deltas), wanted(folder, prompt, pool), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_they_share_steps_with_requests_that_generate(

@@ -89,6 +89,7 @@ def submits(sizes: Sequence[int | None], max_tokens: int = 60, **more: Any) -> l
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "changes",
     [{}, {"overlap_on_cpu": True}, {"max_total_tokens": 160, "page_size": 4}, {"chunked_prefill_size": 4}],

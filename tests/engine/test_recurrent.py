@@ -38,6 +38,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tokens_equal_the_reference(schedule: str, folder: Path) -> None:
     """In any schedule, with prefixes that are shared, and retractions."""
@@ -49,6 +50,7 @@ def test_tokens_equal_the_reference(schedule: str, folder: Path) -> None:
     assert core.pages.num_held == [0, 0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", [63, 64, 65, 128])
 @pytest.mark.parametrize("num_evicted", [0, 1, 1000])
 def test_a_hit_equals_a_miss(length: int, num_evicted: int, folder: Path) -> None:

@@ -84,6 +84,7 @@ def texts(deltas: list[TokenDelta]) -> tuple[Any, ...]:
     return ids, logprobs, deltas[-1].finish, deltas[-1].grammar_option
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 def test_a_request_goes_on_anywhere_as_it_would_have(core: EngineCore, way: str) -> None:
     """Cut after any number of tokens and resumed in an engine that knows nothing of it, the rest is the same.

@@ -113,6 +113,7 @@ def test_every_cache_group(kind: str, tmp_path: Path) -> None:
         same(answer(make_core(tmp_path, architecture, tensor_parallel_size=num, **TIGHT), again(asked)), expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ENCODERS.ENCODERS if FULL else ("mpnet", "modernbert"))
 @pytest.mark.parametrize("task", ["", "SequenceClassification"])
 def test_encoders(kind: str, task: str, tmp_path: Path) -> None:

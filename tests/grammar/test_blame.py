@@ -120,6 +120,7 @@ def said_of(served: Served, **grammar: Any) -> str:
     return message
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("grammar", "parts"),
     [

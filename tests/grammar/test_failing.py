@@ -121,6 +121,7 @@ def text_of(core: EngineCore, deltas: Sequence[TokenDelta]) -> str:
     return Tokenizer.load(MODEL_DIR).decode([i for delta in deltas for i in delta.ids], skip_special_tokens=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at_fill", [True, False], ids=["at a mask", "at a token"])
 @pytest.mark.parametrize("num", [0, 3])
 def test_the_next_way_goes_on_behind_what_was_said(
@@ -152,6 +153,7 @@ def test_the_same_grammar_is_not_tried_again(core: EngineCore, monkeypatch: pyte
     assert run(core, STEP, again, WEAKER)[-1].grammar_option == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("others", [(), (OTHER,)], ids=["no other way", "what was said does not fit"])
 def test_without_a_way_that_fits_the_error_is_the_grammars(
     core: EngineCore, monkeypatch: pytest.MonkeyPatch, others: tuple[GrammarOption, ...]

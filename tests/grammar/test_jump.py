@@ -62,6 +62,7 @@ def both_ways(
     return jumping, stepping, jumps
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("step", STEPS, ids=["regex", "json"])
 def test_the_text_is_the_same_in_fewer_steps(
     engine: Demo, monkeypatch: pytest.MonkeyPatch, step: GrammarOption
@@ -82,6 +83,7 @@ def test_the_text_is_the_same_in_fewer_steps(
     assert min(jumps) >= jump.MIN_JUMP
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("max_tokens", [1, 9, 30])
 def test_a_length_limit_holds_within_forced_tokens(
     engine: Demo, monkeypatch: pytest.MonkeyPatch, max_tokens: int
@@ -102,6 +104,7 @@ def test_a_length_limit_holds_within_forced_tokens(
     assert len(jumping[0].ids) == max_tokens
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("params", [{"logprobs": 1}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.2}], ids=str)
 def test_what_needs_every_token_sampled_does_not_jump(
     engine: Demo, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]

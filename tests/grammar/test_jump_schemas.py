@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,7 @@ SCHEMAS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 16, 64] if os.environ.get("DOVETAIL_FULL") else [16, 64])
 def test_greedy_replies_are_the_same_with_jumps_and_without(
     make_demo: Callable[..., Demo], monkeypatch: pytest.MonkeyPatch, jumps: list[Jump], page_size: int
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_jump_stops_where_the_text_may_end(demo: Demo, jumps: list[Jump], eos:
     assert sum(each.num for each in jumps) >= len(result.ids) - 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("state", ["open", "in"])
 @pytest.mark.parametrize("budget", [None, 4])
 def test_forced_text_behind_thinking(

@@ -44,6 +44,7 @@ def shown(served: Served, ids: list[int]) -> str:
     return served.text.tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fields", "kept", "match"),
     [
@@ -74,6 +75,7 @@ def test_a_stop_within_forced_text_ends_the_reply_there(
     assert match not in shown(served, ids[:-1])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("max_tokens", [6, 9, 14])
 def test_the_length_limit_holds_for_every_choice(served: Served, jumping: bool, max_tokens: int) -> None:
     """Choices that share a prompt are each cut at `max_tokens`, also where the text that is forced goes on."""
@@ -131,6 +133,7 @@ def test_every_token_has_its_log_probability(served: Served, jumps: list[Jump], 
     assert not jumps
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "fields",
     [{}, {"max_tokens": 13}, {"stop": "much for"}, {"stop_regex": "M[a-z]y", "no_stop_trim": True}, {"n": 3}],

@@ -44,6 +44,7 @@ def ask(served: Served, number: int, schema: Any, *, thinking: bool, stream: boo
     return "".join(chunk["delta"].get("content") or "" for chunk in chunks), chunks[-1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
 @pytest.mark.parametrize("thinking", [False, True], ids=["direct", "thinking"])
 def test_replies_to_random_schemas_are_valid_or_cut(served: Served, thinking: bool, stream: bool) -> None:

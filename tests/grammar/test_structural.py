@@ -300,6 +300,7 @@ def matcher_of(node: Any) -> GrammarMatcher:
     return (backend.load(made) if isinstance(made, bytes) else made).matcher()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("node", "right", "wrong"), CASES, ids=lambda value: json.dumps(value)[:50])
 def test_formats_allow_what_they_say(node: Any, right: list[str], wrong: list[str]) -> None:
     """Whole texts are complete or not."""

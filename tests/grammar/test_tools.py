@@ -115,6 +115,7 @@ def walk(
     return None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_what_a_tool_grammar_allows_is_read_back(
@@ -169,6 +170,7 @@ def check_arguments(text: str) -> None:
     assert len(arguments) == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_free_text_may_hold_calls(name: str, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """With `auto` plain text is allowed, and what the format's parser reads as a call in random texts conforms."""
@@ -185,6 +187,7 @@ def test_free_text_may_hold_calls(name: str, tokenizer: Tokenizer, vocabulary: V
                 check_arguments(call.arguments)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_a_strict_call_cannot_be_anything_else(name: str, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """With `auto`, a right call is allowed and one with a wrong argument is not, in every format."""
@@ -203,6 +206,7 @@ def test_a_strict_call_cannot_be_anything_else(name: str, tokenizer: Tokenizer, 
     assert matcher.accept(wrong) < len(wrong), text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_no_way_to_write_a_call_gets_past_strict(name: str, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """With `auto` a reply is plain content or calls that conform, however tolerant the format's parser is.

@@ -65,6 +65,7 @@ def close(found: Tensor, want: Tensor) -> None:
     assert (found.double() - want.double()).norm() <= TOLERANCE[want.dtype] * want.double().norm()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize(("way", "num_tokens"), [("few", 1), ("few", 5), ("many", 1), ("many", 9), ("more", 65)])
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_rotations(dtype: torch.dtype, dim: int) -> None:
         close(found, want)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(63, 100), (896, 896), (300, 2050)])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -97,6 +98,7 @@ def test_gemv_of_thousands_of_outputs() -> None:
     close(fused.linear(x, weight, bias), reference.linear(x, weight, bias))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize(("rows", "block_m"), [(2, 16), (7, 16), (16, 16), (7, 32), (33, 64), (64, 64)])
 @pytest.mark.parametrize("tile", [(16, 64, 2, 3, 1), (64, 128, 4, 3, 2), (32, 256, 4, 5, 1), (32, 64, 2, 1, 4)])
@@ -116,6 +118,7 @@ def test_silu_and_mul(dtype: torch.dtype, width: int) -> None:
     close(fused.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tile", [(2, 128, 2), (4, 512, 4)])
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -70,6 +70,7 @@ def close(found: Tensor, want: Tensor, most: float = 1e-5) -> None:
     assert (found.double() - want.double()).norm() <= most * want.double().norm()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 66])
 def test_few_rows(form: Form, rows: int) -> None:
@@ -137,6 +138,7 @@ def test_rows_as_two_float8_numbers(group: int | None, rows: int) -> None:
     close(found, reference.norm_gate(x.float(), norm.float(), 1e-6, plain, bias.float()), 4e-2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(("rows", "splits"), [(1, 1), (70, 1), (70, 3)])
 def test_wide(form: Form, rows: int, splits: int) -> None:
@@ -202,6 +204,7 @@ def test_halves_hold_a_row() -> None:
     assert back[4:].isnan().all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[4], FORMS[7], FORMS[-1]], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 3, 130])
 def test_every_number_of_rows_has_a_way(form: Form, rows: int) -> None:
@@ -214,6 +217,7 @@ def test_every_number_of_rows_has_a_way(form: Form, rows: int) -> None:
     close(packed.linear(x, weight, None), x @ plain.T)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "form",
     [Int4(128), Int4(64), Int4(192, has_zero=True), Int4(32), Int4(96, has_zero=True), Int4(None), Mxfp4()],
@@ -281,6 +285,7 @@ def experts(form: Any, **ways: Any) -> tuple[Any, PackedExpertWeights]:
     )
 
 
+@pytest.mark.sampled("form", "is_few")
 @pytest.mark.parametrize(
     "form", [Scaled(FLOAT8), Scaled(FLOAT8, 32), Scaled(), Int4(32, has_zero=True), Mxfp4()], ids=str
 )

@@ -79,6 +79,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@pytest.mark.sampled("how", "dtype")
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("how", ["pushed", "read", "owners"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -80,6 +80,7 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.float() - want).norm() / want.norm())
 
 
+@pytest.mark.sampled
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_with_one_routing(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,7 @@ def test_in_free_text_calls_may_stand(name: str, tokenizer: Tokenizer, compile_:
     assert not accepts(compile_(spec), tokenizer, WRITTEN[name].replace("get_weather", "get_weathers"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_the_grammar_allows_is_read_back(name: str, seed: int, tokenizer: Tokenizer, compile_: Any) -> None:

@@ -27,9 +27,10 @@ def install(command: list[str], what: str) -> None:
 
 
 class Worker:
-    """One `dovetail serve` of the demo model."""
+    """One `dovetail serve` of the demo model; a light one compiles no grammars and reads bodies in its own process."""
 
-    def __init__(self, flags: str = "") -> None:
+    def __init__(self, flags: str = "", *, is_light: bool = False) -> None:
+        flags += " --grammar-backend none --body-processes 0" if is_light else ""
         self.files = tempfile.TemporaryDirectory()
         mine = f"--random-seed 1 --num-threads 1 --log-level warning --file-storage-path {self.files.name}"
         self.process, self.port = launch_server_cmd(f"dovetail serve {mine} {flags}")

@@ -175,7 +175,7 @@ def test_streams_outlive_the_end_of_a_worker(gateway: tuple[Gateway, Path]) -> N
     """40 of 40 streams are whole though one of two workers gets SIGTERM among them."""
     if gateway[0].name != "smg" and not os.environ.get("DOVETAIL_FULL"):
         pytest.skip("each takes half a minute, and one stands for all; DOVETAIL_FULL=1 runs it")
-    started = [Worker(), Worker()]
+    started = [Worker(is_light=True), Worker(is_light=True)]
     ended: list[str] = []
     lock = threading.Lock()
 

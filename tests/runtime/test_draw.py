@@ -81,6 +81,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("vocab", [63, 200])
 def test_the_kernel_draws_as_a_sort_would(shape: str, vocab: int) -> None:

@@ -137,6 +137,7 @@ def plain(text: str) -> Any:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", range(len(BODIES)), ids=lambda at: f"{at}-{BODIES[at][0]}")
 def test_a_large_body_gets_the_reply_of_a_small_one(at: int, fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads it, the reply is the same: whole, streamed, counted, rendered or refused."""

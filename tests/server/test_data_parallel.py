@@ -166,7 +166,7 @@ def test_smg_that_dies_is_started_again(served: Served) -> None:
     served.until(lambda: served.post("/v1/chat/completions", chat(31, 0)).ok and served.num_placed() > before)
 
 
-def test_processes_end_with_the_gateway(tmp_path: Path) -> None:
+def test_processes_end_with_the_gateway(tmp_path: Path, light: None) -> None:
     """Workers and smg, though it is killed and can tell nobody."""
     running = Served(tmp_path, "serve", "--dp", "2", "--device", "cpu", "--file-storage-path", str(tmp_path), key=None)
     try:
@@ -199,7 +199,7 @@ def is_running(pid: int) -> bool:
         (["--dp", "2", "--device", "cpu", "/no/such/folder"], "/no/such/folder"),
     ],
 )
-def test_what_workers_refuse_is_said_once(flags: list[str], said: str, tmp_path: Path) -> None:
+def test_what_workers_refuse_is_said_once(flags: list[str], said: str, tmp_path: Path, light: None) -> None:
     """In one line, with exit code 2, before anything is served."""
     running = Served(tmp_path, "serve", *flags, "--file-storage-path", str(tmp_path / "files"))
     assert running.process.wait(90) == 2

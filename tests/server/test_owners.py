@@ -88,6 +88,7 @@ def test_what_somebody_else_keeps_looks_as_if_it_were_not_there(keyed: Harness) 
         assert keyed.get(f"{path}/{made[name]}", headers=as_key(ALICE)).status_code == 200
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("route", [RESPONSES, "/v1/responses/input_tokens", "/v1/responses/compact"])
 @pytest.mark.parametrize("kind", ["previous", "item"])
 def test_nobody_goes_on_with_what_is_somebody_elses(keyed: Harness, route: str, kind: str) -> None:

@@ -44,6 +44,7 @@ def tokens(folder: Path, **settings: str) -> list[int]:
     return asyncio.run(run())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", FORMATS)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
 def test_what_is_written_is_served(
