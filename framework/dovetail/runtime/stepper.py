@@ -89,16 +89,17 @@ class Stepper:
         waiting = [part for part in launched.parts if part.logits is not None]
         if not waiting:
             return
-        if len(waiting) == 1 and (done := waiting[0].captured) is not None and not late.skip[waiting[0].at].any():
-            self._draw_adjusted(waiting[0], done, late.mask_of[waiting[0].places])
-            launched.start_copy()
-            return
-        # One call: the masks are sent once per step, as their copy to the device may be under way.
-        part = _without_skipped(waiting[0] if len(waiting) == 1 else _join(waiting), launched, late)
-        launched.parts = [other for other in launched.parts if other.logits is None]
-        if part.params:
-            launched.parts.append(part)
-            self._sample(part, launched.step, self._masked(part, late))
+        for part in waiting:
+            if (done := part.captured) is not None and not late.skip[part.at].any():
+                if part.logits is not None and launched.step.prefill_graph is not None:
+                    done.logits[: len(part.at)].copy_(part.logits)
+                self._draw_adjusted(part, done, late.mask_of[part.places])
+        if left := [part for part in waiting if part.logits is not None]:
+            part = _without_skipped(left[0] if len(left) == 1 else _join(left), launched, late)
+            launched.parts = [other for other in launched.parts if other.logits is None]
+            if part.params:
+                launched.parts.append(part)
+                self._sample(part, launched.step, self._masked(part, late))
         launched.start_copy()
 
     def _masked(self, part: StepPart, late: StepLate) -> Masked | None:
@@ -207,7 +208,7 @@ class Stepper:
     def _decode(self, step: StepInput, graphs: DecodeGraphs, key: DecodeGraph) -> StepPart:
         """Replay a decode step and draw in another graph; what that cannot do is sampled after it.
 
-        That is: minimum lengths, logits processors, and masks in a step that has prompts, too.
+        That is: minimum lengths and logits processors.
         """
         num = step.num_decode
         rows = step.rows if num == len(step.rows) else step.rows[:num]
@@ -215,10 +216,12 @@ class Stepper:
         done = graphs.run(rows, key)
         part, facts = self._part(step, 0, num, done.rows[:num])
         waits = step.waits[:num].any()
-        if part.is_banning or (waits and step.prefill_graph is not None) or not facts.fits_graph:
+        if part.is_banning or not facts.fits_graph:
             self._later(part, done.logits[:num], step)
         elif waits:
             part.logits, part.captured = done.logits[:num], done
+            if step.prefill_graph is not None:  # whose replay may overwrite what stands in graphs' memory
+                part.logits, part.broken = part.logits.clone(), done.broken[:num].clone()
         elif not facts.is_plain:
             self._draw_adjusted(part, done, None)
         else:
@@ -237,7 +240,7 @@ class Stepper:
         if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
             nums = [min(rows[i].params.logprobs or 0, done.logits.shape[1]) for i in asking]
             ranked = Ranked(drawn.told, asking, asking, nums, MAX_TOP, [()] * len(asking))
-        part.choose(Sampled(drawn.ids[:num], done.broken[:num], ranked))
+        part.choose(Sampled(drawn.ids[:num], done.broken[:num] if part.broken is None else part.broken, ranked))
 
     def _prefill(self, launched: InFlightStep, graphs: PrefillGraphs, key: PrefillGraph) -> None:
         """Replay a step's prefill chunks."""
