@@ -220,8 +220,8 @@ def test_replayed_steps_give_what_eager_steps_give(
 def test_masks_and_counts_are_applied_in_graphs(
     overlap: bool, make: Callable[..., EngineCore], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without minimum lengths no decode row of a replayed step is sampled outside, beside prompts or not."""
-    chosen = {"min_tokens": 0, "max_tokens": 14, "ignore_eos": True, "stop_token_ids": ()}
+    """No decode row of a replayed step is sampled outside, before its minimum length or not, beside prompts or not."""
+    chosen = {"min_tokens": 9, "max_tokens": 14, "ignore_eos": True, "stop_token_ids": tuple(range(0, 190, 13))}
     asked = [(ids, msgspec.structs.replace(params, **chosen), i != 1) for i, (ids, params, _) in enumerate(loads(8, 4))]
     want = serve(make_core(folder, **SETTINGS), asked, every=1)
     core = make(overlap)

@@ -27,6 +27,7 @@ from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.graphs.step_ops import check_tokens
 from dovetail.runtime.pooling import Pooler
+from dovetail.runtime.sampling.draw_graphs import give_way
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
@@ -93,7 +94,8 @@ class Stepper:
             if (done := part.captured) is not None and not late.skip[part.at].any():
                 if part.logits is not None and launched.step.prefill_graph is not None:
                     done.logits[: len(part.at)].copy_(part.logits)
-                self._draw_adjusted(part, done, late.mask_of[part.places])
+                lines, ends_only = late.mask_of[part.places], late.ends_only[part.places]
+                self._draw_adjusted(part, done, np.where(ends_only, give_way(lines), lines))
         if left := [part for part in waiting if part.logits is not None]:
             part = _without_skipped(left[0] if len(left) == 1 else _join(left), launched, late)
             launched.parts = [other for other in launched.parts if other.logits is None]
@@ -208,7 +210,7 @@ class Stepper:
     def _decode(self, step: StepInput, graphs: DecodeGraphs, key: DecodeGraph) -> StepPart:
         """Replay a decode step and draw in another graph; what that cannot do is sampled after it.
 
-        That is: minimum lengths and logits processors.
+        That is: logits processors, and more biases, rivals or banned stop ids than stand on the device.
         """
         num = step.num_decode
         rows = step.rows if num == len(step.rows) else step.rows[:num]
@@ -216,13 +218,13 @@ class Stepper:
         done = graphs.run(rows, key)
         part, facts = self._part(step, 0, num, done.rows[:num])
         waits = step.waits[:num].any()
-        if part.is_banning or not facts.fits_graph:
+        if not facts.fits_graph or (part.is_banning and not facts.bans_in_graph):
             self._later(part, done.logits[:num], step)
         elif waits:
             part.logits, part.captured = done.logits[:num], done
             if step.prefill_graph is not None:  # whose replay may overwrite what stands in graphs' memory
                 part.logits, part.broken = part.logits.clone(), done.broken[:num].clone()
-        elif not facts.is_plain:
+        elif part.is_banning or not facts.is_plain:
             self._draw_adjusted(part, done, None)
         else:
             ids = graphs.draw(done) if facts.is_drawn else done.ids
@@ -230,7 +232,7 @@ class Stepper:
         return part
 
     def _draw_adjusted(self, part: StepPart, done: Captured, lines: npt.NDArray[np.int32] | None) -> None:
-        """Draw the rows of a decode graph in another one; `lines` `[R]` say which mask each has."""
+        """Draw the rows of a decode graph in another one; `lines` `[R]` as `AdjustedDraw` has them."""
         graphs, num, rows = self._graphs, len(part.at), part.params
         if graphs is None:
             raise ValueError("a part of a graph that is not there")
