@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from grammar_rows import table
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.engine import core, late_masks, replies, request
+from dovetail.engine.wire import SocketTransport
+from dovetail.grammar.bits import draw_ids, has_bit
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.processing.constraints import RequestedGrammar
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceMatcher
 from dovetail_server.bench.workloads import TABLE, TOOL
 
-VOCAB = 151_936
+VOCAB, EOS = 151_936, 151_645
 
 
 def grammars(tokenizer: Tokenizer) -> tuple[tuple[GrammarOption, ...], tuple[GrammarOption, ...]]:
@@ -37,6 +43,26 @@ def grammars(tokenizer: Tokenizer) -> tuple[tuple[GrammarOption, ...], tuple[Gra
         front.close()
 
 
+@dataclass
+class Row:
+    """A request as its device knows it: what it has said, and how far that is in its text."""
+
+    seed: int
+    rng: random.Random
+    said: list[int] = field(default_factory=list)
+    num_followed: int = 0
+    at: int = 0
+    is_lost: bool = False
+
+    def any_of(self, mask: npt.NDArray[np.int32]) -> int:
+        """Draw a token that a mask allows; looking at all of it only where few are."""
+        for _ in range(12):
+            token = self.rng.randrange(EOS)
+            if has_bit(mask, token):
+                return token
+        return draw_ids(mask, 1, self.rng)[0]
+
+
 class Texts:
     """Texts by the suite's schema, one for each seed, as a model would go on with them."""
 
@@ -47,10 +73,11 @@ class Texts:
         self._names = {token_id: text.encode() for text, token_id in self._vocabulary.added.items()}
         self._start = start
         self._texts: dict[int, bytes] = {}
-        self._ids: dict[tuple[int, int], list[int]] = {}
+        self._ids: dict[tuple[int, int], int] = {}
 
-    def following(self, seed: int, said: Sequence[int]) -> int | None:
+    def following(self, row: Row) -> int | None:
         """Return the token that goes on, as the tokenizer cuts what is left; None where something else was said."""
+        seed = row.seed
         text = self._texts.get(seed)
         if text is None:
             rng, rows = random.Random(seed), []
@@ -58,17 +85,21 @@ class Texts:
                 rows += json.loads(table(rng))["rows"]
             text = self._start + json.dumps({"rows": rows}, ensure_ascii=False)
             text = self._texts[seed] = text.encode()
-        done = b"".join(self._piece(token) for token in said)
-        if not text.startswith(done) or len(done) == len(text):
+        for token in row.said[row.num_followed :]:
+            piece = self._piece(token)
+            row.is_lost = row.is_lost or not text.startswith(piece, row.at)
+            row.at += len(piece)
+        row.num_followed = len(row.said)
+        if row.is_lost or row.at >= len(text):
             return None
-        ids = self._ids.get((seed, len(done)))
-        if ids is None:
-            ids = self._encode(text[len(done) :].decode(errors="ignore"))
-            at = len(done)
-            for place, token in enumerate(ids):
-                self._ids.setdefault((seed, at), ids[place:])
+        found = self._ids.get((seed, row.at))
+        if found is None:
+            at = row.at
+            for token in self._encode(text[at:].decode(errors="ignore")):
+                self._ids.setdefault((seed, at), token)
                 at += len(self._piece(token))
-        return ids[0]
+            found = self._ids[seed, row.at]
+        return found
 
     def _piece(self, token: int) -> bytes:
         return self._names.get(token) or self._vocabulary.tokens[token]
@@ -86,7 +117,6 @@ class Profile:
 
     def watch(self, engine: core.EngineCore, executor: Any) -> None:
         """Look at an engine."""
-        cls: Any
         for name in ("schedule", "launching", "launched", "step_finished", "counted"):
             self._wrap(engine.scheduler, name, f"scheduler.{name}")
         self._wrap(engine._builder, "build", "build")
@@ -98,14 +128,13 @@ class Profile:
         self._wrap(late_masks, "fill_masks", "fill_masks, rest")
         self._wrap(replies, "_delta", "delta")
         self._wrap(replies, "forced_tokens", "forced tokens")
-        cls = request.Request
-        self._wrap(cls, "take", "accept token")
+        self._wrap(request.Request, "take", "accept token")
         self._wrap(engine, "_report_cache", "cache report")
-        assert engine.grammars is not None
-        for backend in (
-            engine.grammars.service._backends.values() if hasattr(engine.grammars.service, "_backends") else ()
-        ):
-            self._wrap(backend, "fill_batch", "fill_batch")
+        self._wrap(LlguidanceBackend, "fill_batch", "fill_batch, rest")
+        self._wrap(LlguidanceBackend, "_compute", "fill_batch, library")
+        self._wrap(LlguidanceMatcher, "_tell", "library hears of tokens")
+        self._wrap(SocketTransport, "send", "send")
+        self._wrap(SocketTransport, "poll", "poll")
 
     def _wrap(self, owner: Any, name: str, label: str) -> None:
         inner = getattr(owner, name)
