@@ -387,8 +387,10 @@ class LlguidanceMatcher(EndingMatcher):
     def _advance(self, token_id: int) -> bool:
         """Take what the mask that is kept for this state allows, without the library's knowing, or else ask it."""
         taken = self._taken
-        shared = self.shared if len(taken) - self._num_told < MAX_UNTOLD else None
-        if shared is None or shared.line is None or not has_bit(shared.line, token_id):
+        # States are found by `fill_batch`, in the engine's thread: whoever fills masks one by one has none here.
+        is_known = len(self._places) > len(taken) and len(taken) - self._num_told < MAX_UNTOLD
+        line = self._now.line if is_known and self._now is not None else None
+        if line is None or not has_bit(line, token_id):
             inner = self.inner
             if self._refused or inner.is_stopped() or not inner.try_consume_tokens([token_id]):
                 return False
