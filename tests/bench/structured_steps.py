@@ -113,8 +113,8 @@ class TimedExecutor:
         self.ends: list[tuple[float, int]] = []
         self.late_s: list[float] = []
         self._free_at = self._due = 0.0
-        self._open: StepInput | None = None
-        self._flying: deque[tuple[float, StepInput, npt.NDArray[np.bool_], StepLate | None, Any]] = deque()
+        self._open: tuple[StepInput, list[int]] | None = None
+        self._flying: deque[tuple[float, StepInput, list[int], StepLate | None]] = deque()
         self._masks = np.zeros((2 * num_rows, (VOCAB + 31) // 32), dtype=np.int32)
         self.info = ExecutorInfo(
             architecture="None", dtype="bfloat16", device="cpu", vocab_size=VOCAB, hidden_size=8, eos_ids=(EOS,),
@@ -127,14 +127,14 @@ class TimedExecutor:
         """Start the forward pass."""
         self.clock.spend(self.device.launch / 1e3)
         with self.clock.free():
-            self._take(step)
+            places = self._take(step)
         passes = (step.start == AT_DEVICE).any() + (step.start != AT_DEVICE).any()
         began = max(self._free_at, self.clock.now())
         self._due = self._free_at = began + passes * self.device.forward / 1e3
         if step.waits.any():
-            self._open = step
+            self._open = step, places
         else:
-            self._flying.append((self._free_at, step, np.zeros(step.num_sampled, np.bool_), None, None))
+            self._flying.append((self._free_at, step, places, None))
 
     def masks(self, num: int) -> npt.NDArray[np.int32]:
         """See `Executor`."""
@@ -142,22 +142,22 @@ class TimedExecutor:
 
     def choose(self, late: StepLate) -> None:
         """Draw behind the forward pass, once the masks are there."""
-        step, self._open = self._open, None
-        assert step is not None
+        assert self._open is not None
+        (step, places), self._open = self._open, None
         self.clock.spend(self.device.choose / 1e3)
         self.late_s.append(self.clock.now() - self._due)
         self._free_at = max(self._free_at, self.clock.now()) + self.device.draw / 1e3
-        self._flying.append((self._free_at, step, late.skip, late, self._masks))
+        self._flying.append((self._free_at, step, places, late))
 
     def read(self) -> StepOutput:
         """Wait for the oldest step, and draw its tokens in no time."""
-        done, step, skip, late, masks = self._flying.popleft()
+        done, step, places, late = self._flying.popleft()
         self.clock.wait_until(done)
         with self.clock.free():
+            skip = np.zeros(step.num_sampled, np.bool_) if late is None else late.skip
             tokens = [
-                self._draw(int(step.rows[at]), None if late is None else masks[late.mask_of[at]])
-                for at in range(step.num_sampled)
-                if not skip[at]
+                self._draw(int(step.rows[at]), places[at], None if late is None else self._masks[late.mask_of[at]])
+                for at in np.flatnonzero(~skip).tolist()
             ]
             num = np.zeros(len(step.rows), dtype=np.int32)
             num[: len(skip)] = ~skip
@@ -165,20 +165,26 @@ class TimedExecutor:
             finite = np.ones(len(step.rows), dtype=np.bool_)
             return StepOutput(step=step.step, num=num, tokens=np.array(tokens, dtype=np.int64), finite=finite)
 
-    def _take(self, step: StepInput) -> None:
-        """Note who came, and what tokens the host alone knows."""
+    def _take(self, step: StepInput) -> list[int]:
+        """Note who came, and what tokens the host alone knows; returns which token each row draws."""
         for admit in step.admit:
             self.rows[admit.row] = Row(admit.seed, random.Random(admit.seed))
-        at = 0
+        at, places = 0, []
         for row, start, num in zip(step.rows.tolist(), step.start.tolist(), step.num_new.tolist(), strict=True):
             if start != AT_DEVICE:
                 ids = step.ids[at : at + num].tolist()
                 at += num
                 self.rows[row].said[max(0, start - PROMPT) :] = ids[max(0, PROMPT - start) :]
+                self.rows[row].num_launched = max(0, start + num - PROMPT)
+            places.append(self.rows[row].num_launched)
+            self.rows[row].num_launched += 1
+        return places
 
-    def _draw(self, row: int, mask: Any) -> int:
+    def _draw(self, row: int, place: int, mask: npt.NDArray[np.int32] | None) -> int:
         """The token that goes on with the text, if the mask allows it; else any that it allows."""
         mine = self.rows[row]
+        if len(mine.said) != place:
+            return 0  # forced tokens came in between: nobody will be sent this one
         token = None if self.texts is None else self.texts.following(mine)
         if mask is None:
             token = mine.rng.randrange(EOS)

@@ -45,11 +45,12 @@ def grammars(tokenizer: Tokenizer) -> tuple[tuple[GrammarOption, ...], tuple[Gra
 
 @dataclass
 class Row:
-    """A request as its device knows it: what it has said, and how far that is in its text."""
+    """A request as its device knows it: what it has said and launched, and how far that is in its text."""
 
     seed: int
     rng: random.Random
     said: list[int] = field(default_factory=list)
+    num_launched: int = 0
     num_followed: int = 0
     at: int = 0
     is_lost: bool = False
