@@ -163,13 +163,16 @@ class LlguidanceBackend(GrammarBackend):
         first: dict[Shared, int] = {}
         equal: list[tuple[LlguidanceMatcher, int, int]] = []
         for matcher, row in zip(matchers, rows, strict=True):
-            shared = matcher.shared if isinstance(matcher, LlguidanceMatcher) and not matcher.terminated else None
+            if not isinstance(matcher, LlguidanceMatcher) or matcher.terminated:
+                matcher.fill(mask, row)
+                continue
+            shared = matcher.shared
             if shared is not None and shared.line is not None:
                 mask[row] = shared.line
                 shared.is_used = True
             elif shared is not None and shared in first:
                 equal.append((matcher, row, first[shared]))
-            elif not isinstance(matcher, LlguidanceMatcher) or matcher.is_over:
+            elif matcher.is_over:
                 matcher.fill(mask, row)
             else:
                 going.append((matcher, row))
