@@ -26,7 +26,7 @@ from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
-from dovetail_grammar import json_states, kept_masks
+from dovetail_grammar import json_states, kept_masks, llguidance
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar, LlguidanceMatcher
 from dovetail_grammar.local_schemas import is_local
 
@@ -121,6 +121,80 @@ def _go_on(matcher: LlguidanceMatcher, allowed: list[int], rng: random.Random, v
     assert matcher.accept(drawn[:1]) == 1
     if rng.random() < 0.05:
         matcher.rollback(rng.randint(1, min(4, len(matcher._taken))))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:40])
+def test_texts_that_the_library_has_not_heard_of_have_its_masks(schema: Any, small: Vocabulary) -> None:
+    """Matchers follow texts by kept masks, whitespace of every kind in them; beside each, one of the library alone."""
+    backend, alone = LlguidanceBackend(small), LlguidanceBackend(small)
+    grammar, other = made(backend, schema), made(alone, schema)
+    assert grammar is not None
+    assert other is not None
+    other.states = None
+    for seed in range(4):
+        rng = random.Random(seed)
+        matchers, twins = [grammar.matcher() for _ in range(6)], [other.matcher() for _ in range(6)]
+        mask, want = (np.zeros((6, small.mask_words), dtype=np.int32) for _ in range(2))
+        for _ in range(60):
+            backend.fill_batch(matchers, mask, range(6))
+            alone.fill_batch(twins, want, range(6))
+            for row, (matcher, twin) in enumerate(zip(matchers, twins, strict=True)):
+                assert ids_of(mask[row]) == ids_of(want[row]), twin._taken
+                if rng.random() < 0.1:
+                    assert matcher.forced() == twin.forced()
+                allowed = [token for token in ids_of(want[row]) if token not in small.eos_ids]
+                spaces = [token for token in allowed if small.tokens[token].isspace()]
+                if allowed and not matcher.terminated:
+                    token = rng.choice(spaces if spaces and rng.random() < 0.3 else allowed)
+                    assert matcher.accept([token]) == twin.accept([token]) == 1
+                if matcher._taken and rng.random() < 0.05:
+                    num = rng.randint(1, min(4, len(matcher._taken)))
+                    matcher.rollback(num)
+                    twin.rollback(num)
+                assert matcher.error is twin.error is None
+                assert 0 <= len(matcher._taken) - matcher._num_told <= llguidance.MAX_UNTOLD
+        assert [matcher.accepting for matcher in matchers] == [twin.accepting for twin in twins]
+
+
+def test_what_a_kept_mask_forbids_is_refused(small: Vocabulary) -> None:
+    """By a matcher whose library is some tokens behind: nothing of it is taken, and the text goes on."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, {"type": "array", "items": {"type": "integer"}})
+    assert grammar is not None
+    assert small.encode is not None
+    mask = np.zeros((1, small.mask_words), dtype=np.int32)
+    for _ in range(2):
+        matcher = grammar.matcher()
+        for token in small.encode("[1,2"):
+            backend.fill_batch([matcher], mask, [0])
+            assert matcher.accept([token]) == 1
+        backend.fill_batch([matcher], mask, [0])
+    assert matcher._num_told < len(matcher._taken)
+    assert matcher.accept(small.encode("x")) == 0
+    assert matcher.error is None
+    assert matcher.accept(small.encode(",3]")) == 3
+    assert matcher.accepting
+
+
+def test_items_and_whitespace_are_counted_beside_a_state(small: Vocabulary) -> None:
+    """Of two arrays, the longer one's texts lead through the same states, and the bound still holds."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, {"type": "array", "items": {"type": "array", "maxItems": 3}, "maxItems": 300})
+    assert grammar is not None
+    assert small.encode is not None
+    assert grammar.states is not None
+    first, second = grammar.matcher(), grammar.matcher()
+    for matcher, text in ((first, "[[1],\n [2, "), (second, "[[1],\t\n[2],\r\n[3],\t [2,\t")):
+        ids = small.encode(text)
+        assert matcher.accept(ids) == len(ids)
+        assert matcher.shared is not None
+    assert second.shared is first.shared
+    assert second._places[-1][0] is first._places[-1][0]
+    assert second.accept(small.encode("1,1")) == 3
+    mask = np.zeros((1, small.mask_words), dtype=np.int32)
+    backend.fill_batch([second], mask, [0])
+    [comma] = small.encode(",")
+    assert comma not in ids_of(mask[0])
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:40])

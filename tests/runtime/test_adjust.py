@@ -18,10 +18,10 @@ from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.device.row_fields import MAX_BIAS
+from dovetail.runtime.device.row_fields import MAX_BIAS, MAX_STOPS
 from dovetail.runtime.device.row_params import MAX_TOP
 from dovetail.runtime.sampling import sampler
-from dovetail.runtime.sampling.draw_graphs import SampleTables, draw_adjusted
+from dovetail.runtime.sampling.draw_graphs import SampleTables, draw_adjusted, give_way
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.ranked import Ranked
 from dovetail.runtime.sampling.sampler import Masked, SampleBatch
@@ -45,6 +45,7 @@ def asked(rng: random.Random, vocab: int) -> SamplingParams:
         repetition_penalty=rng.choice([1.0, 1.3, 0.8]),
         logit_bias={token: rng.uniform(-3, 3) for token in bias},
         logprobs=rng.choice([None, 0, 3, MAX_TOP]),
+        min_tokens=rng.choice([0, 0, 3, 6]),
     )
 
 
@@ -52,13 +53,15 @@ class Batch:
     """Rows 0 … n-1 of a device, admitted; the draws of a graph or of the sampler, token after token."""
 
     def __init__(self, params: list[SamplingParams], vocab: int, masks: np.ndarray[Any, Any] | None) -> None:
+        """Every row has stop ids, most of the vocabulary's best ones; of the masked rows, some allow only ends."""
         num = len(params)
         self.vocab, self.num = vocab, num
         self.state = DeviceState(num, 1, DEVICE)
         self.counts = TokenCounts(vocab, DEVICE, num + SPARE)
         for i, each in enumerate(params):
             ids = tuple((7 * i + at) % vocab for at in range(5)) if each.is_penalized else ()
-            self.state.params.admit(Admit(i, i, 5, each, (), ids))
+            stops = tuple((3 * i + at) % vocab for at in range(min(vocab - 1, (i % 3) * 8)))
+            self.state.params.admit(Admit(i, i, 5, each, stops, ids))
         self.state.flush()
         self.state.seq_lens[:num] = 4
         self.buffer = MaskBuffer((vocab + 31) // 32, DEVICE, num + SPARE)
@@ -66,15 +69,17 @@ class Batch:
         if masks is not None:
             self.buffer.lend(len(masks))[:] = masks
             self.lines[: 2 * len(masks) : 2] = np.arange(len(masks))
+        self.ends_only = (self.lines >= 0) & (np.arange(num) % 4 == 2)
 
     def by_sampler(self, logits: torch.Tensor) -> tuple[list[int], Any]:
         """One token each, and what is asked for beside it."""
         state, at = self.state, torch.arange(self.num, device=DEVICE)
         state.seq_lens[: self.num] += 1
         rows = state.params.rows[: self.num]
-        batch = SampleBatch(rows=rows, params=state.params, at=at, positions=state.positions(at), is_banning=False)
+        batch = SampleBatch(rows=rows, params=state.params, at=at, positions=state.positions(at), is_banning=True)
         tokens = self.buffer.mask_of(self.lines)
-        found = sampler.sample(logits[: self.num], batch, Masked(tokens) if tokens else None, self.counts)
+        masked = Masked(tokens, torch.from_numpy(self.ends_only).to(DEVICE)) if tokens else None
+        found = sampler.sample(logits[: self.num], batch, masked, self.counts)
         return found.ids.tolist(), found.logprobs.read() if found.logprobs else []
 
     def by_graph(self, logits: torch.Tensor) -> tuple[list[int], Any]:
@@ -84,7 +89,8 @@ class Batch:
         rows = torch.cat((at, at.new_full((SPARE,), state.padding_row)))
         sampler.remember(state.params.rows[: self.num], at, state.params, self.counts)
         self.buffer.send(int((self.lines >= 0).sum()))
-        lines = torch.tensor([*self.lines, *[-1] * SPARE], dtype=torch.int32, device=DEVICE)
+        said = np.where(self.ends_only, give_way(self.lines), self.lines)
+        lines = torch.tensor([*said, *[-1] * SPARE], dtype=torch.int32, device=DEVICE)
         ids, told = draw_adjusted(logits, rows, lines, state, SampleTables(self.buffer, self.counts))
         assert state.next_ids[: self.num].tolist() == ids[: self.num].tolist()
         params = [row.params for row in state.params.rows[: self.num]]
@@ -141,6 +147,20 @@ def test_what_a_graph_cannot_do_is_told_apart() -> None:
     assert not fits(logprobs=MAX_TOP + 1)
     assert not fits(logprobs=1, logprob_token_ids=(3,))
     assert not fits(processors={"any": {}})
+
+
+def test_stop_ids_too_many_for_a_graph_are_told_apart() -> None:
+    """Before its minimum length, a row with more is drawn outside; the others' stop ids stay where graphs read them."""
+    state = DeviceState(2, 1, torch.device("cpu"))
+    stops = state.params.stops
+    for row, num in ((0, MAX_STOPS), (1, MAX_STOPS + 1)):
+        admit = Admit(row, 0, 1, SamplingParams(max_tokens=9, min_tokens=3), tuple(range(num)))
+        state.params.admit(admit)
+        state.flush()
+        assert state.params.facts_of(np.array([row])).bans_in_graph == (num <= MAX_STOPS)
+    assert state.params.stops is stops
+    assert stops[:2].tolist() == [list(range(MAX_STOPS))] * 2
+    assert state.params.stop_ids[:2].tolist() == [[*range(MAX_STOPS), -1], [*range(MAX_STOPS + 1)]]
 
 
 def test_a_slot_too_many_is_an_error() -> None:

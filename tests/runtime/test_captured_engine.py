@@ -221,16 +221,38 @@ def test_replayed_steps_give_what_eager_steps_give(
 def test_masks_and_counts_are_applied_in_graphs(
     overlap: bool, make: Callable[..., EngineCore], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without minimum lengths no replayed decode step is sampled outside, but beside a prompt where rows are masked."""
-    chosen = {"min_tokens": 0, "max_tokens": 14, "ignore_eos": True, "stop_token_ids": ()}
-    asked = [(ids, msgspec.structs.replace(params, **chosen), late) for ids, params, late in loads(8, num=4)]
+    """No decode row of a replayed step is sampled outside, before its minimum length or not, beside prompts or not."""
+    chosen = {"min_tokens": 9, "max_tokens": 14, "ignore_eos": True, "stop_token_ids": tuple(range(0, 190, 13))}
+    asked = [(ids, msgspec.structs.replace(params, **chosen), i != 1) for i, (ids, params, _) in enumerate(loads(8, 4))]
     want = serve(make_core(folder, **SETTINGS), asked, every=1)
     core = make(overlap)
     stepper: Any = core.executor.stepper
     outside, later = [], stepper._later
-    monkeypatch.setattr(stepper, "_later", lambda part, logits, step: outside.append(step) or later(part, logits, step))
+    beside, choose, prefill = [], stepper.choose, stepper._prefill
+
+    def noted(part: Any, logits: Any, step: Any) -> None:
+        if step.decode_graph is not None:
+            outside.extend(part.at[part.at < step.num_decode])
+        later(part, logits, step)
+
+    def chosen_late(launched: Any, late: Any) -> None:
+        num = launched.step.num_decode
+        beside.append(launched.step.prefill_graph is not None and (late.mask_of[:num] >= 0).any())
+        choose(launched, late)
+
+    monkeypatch.setattr(stepper, "_later", noted)
+
+    def overwriting(*args: Any) -> None:
+        prefill(*args)
+        for done in stepper._graphs.decode._captured.values():
+            done.logits.fill_(-77.0)
+            done.broken.fill_(True)
+
+    monkeypatch.setattr(stepper, "_prefill", overwriting)
+    monkeypatch.setattr(stepper, "choose", chosen_late)
     assert serve(core, asked, every=1) == want
-    assert not [step for step in outside if step.decode_graph is not None and step.prefill_graph is None]
+    assert not outside
+    assert any(beside)
     assert adjusted(core) > 6
 
 

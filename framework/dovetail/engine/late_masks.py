@@ -65,7 +65,7 @@ class LateMasks:
     def _late(self, plan: StepPlan) -> StepLate:
         """Fill the masks; those that still wait for their grammar get no token."""
         sampled = plan.sampled
-        wants = [r.constraint is not None and r.num_output < r.params.min_tokens for r in sampled]
+        wants = [r.params.min_tokens > 0 and r.num_output < r.params.min_tokens for r in sampled]
         try:
             constraints = [r.constraint for r in sampled]
             mask_of, ends_only = fill_masks(constraints, wants, self.executor.masks, plan.drafts)

@@ -41,6 +41,12 @@ def only_one(row: Words) -> bool:
     return word & (word - 1) == 0
 
 
+def is_only(row: Words, token_id: int) -> bool:
+    """Whether an allowed token is the only one."""
+    word = int(row[token_id >> 5]) & 0xFFFFFFFF
+    return word & (word - 1) == 0 and only_one(row)
+
+
 def has_bit(row: Words, token_id: int) -> bool:
     """Whether a token is allowed."""
     return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)

@@ -50,7 +50,7 @@ class Executor(Protocol):
         ...
 
     def masks(self, num: int) -> npt.NDArray[np.int32]:
-        """Lend memory for `num` masks `[num, ceil(V / 32)]` of the step that was launched last, until it is chosen."""
+        """Lend memory for `num` masks `[num, ceil(V / 32)]` of the step that was launched last, until the next call."""
         ...
 
     def choose(self, late: StepLate) -> None:

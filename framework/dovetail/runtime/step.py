@@ -39,7 +39,8 @@ class StepPart:
         positions: `[R]` int64, where some rows have drafts: the place of each token among those that its row generates.
         non_finite: `[R]` bool where more than the logits was looked at: something computed for the row is not finite.
         logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
-        captured: The decode step that gave the logits, where a graph draws from them.
+        captured: The decode step that gave the logits, where a graph draws from them; they are put back before, where
+            a prefill's graph came between.
         tokens: `[R]` int64 on the device once chosen; `BROKEN` where what was computed is not finite.
         logprobs: Of the chosen tokens, where asked for.
     """

@@ -27,6 +27,7 @@ from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.graphs.step_ops import check_tokens
 from dovetail.runtime.pooling import Pooler
+from dovetail.runtime.sampling.draw_graphs import give_way
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
@@ -89,16 +90,18 @@ class Stepper:
         waiting = [part for part in launched.parts if part.logits is not None]
         if not waiting:
             return
-        if len(waiting) == 1 and (done := waiting[0].captured) is not None and not late.skip[waiting[0].at].any():
-            self._draw_adjusted(waiting[0], done, late.mask_of[waiting[0].places])
-            launched.start_copy()
-            return
-        # One call: the masks are sent once per step, as their copy to the device may be under way.
-        part = _without_skipped(waiting[0] if len(waiting) == 1 else _join(waiting), launched, late)
-        launched.parts = [other for other in launched.parts if other.logits is None]
-        if part.params:
-            launched.parts.append(part)
-            self._sample(part, launched.step, self._masked(part, late))
+        for part in waiting:
+            if (done := part.captured) is not None and not late.skip[part.at].any():
+                if part.logits is not None and launched.step.prefill_graph is not None:
+                    done.logits[: len(part.at)].copy_(part.logits)
+                lines, ends_only = late.mask_of[part.places], late.ends_only[part.places]
+                self._draw_adjusted(part, done, np.where(ends_only, give_way(lines), lines))
+        if left := [part for part in waiting if part.logits is not None]:
+            part = _without_skipped(left[0] if len(left) == 1 else _join(left), launched, late)
+            launched.parts = [other for other in launched.parts if other.logits is None]
+            if part.params:
+                launched.parts.append(part)
+                self._sample(part, launched.step, self._masked(part, late))
         launched.start_copy()
 
     def _masked(self, part: StepPart, late: StepLate) -> Masked | None:
@@ -207,7 +210,7 @@ class Stepper:
     def _decode(self, step: StepInput, graphs: DecodeGraphs, key: DecodeGraph) -> StepPart:
         """Replay a decode step and draw in another graph; what that cannot do is sampled after it.
 
-        That is: minimum lengths, logits processors, and masks in a step that has prompts, too.
+        That is: logits processors, and more biases, rivals or banned stop ids than stand on the device.
         """
         num = step.num_decode
         rows = step.rows if num == len(step.rows) else step.rows[:num]
@@ -215,11 +218,13 @@ class Stepper:
         done = graphs.run(rows, key)
         part, facts = self._part(step, 0, num, done.rows[:num])
         waits = step.waits[:num].any()
-        if part.is_banning or (waits and step.prefill_graph is not None) or not facts.fits_graph:
+        if not facts.fits_graph or (part.is_banning and not facts.bans_in_graph):
             self._later(part, done.logits[:num], step)
         elif waits:
             part.logits, part.captured = done.logits[:num], done
-        elif not facts.needs_no_adjustment:
+            if step.prefill_graph is not None:  # whose replay may overwrite what stands in graphs' memory
+                part.logits, part.non_finite = part.logits.clone(), done.non_finite[:num].clone()
+        elif part.is_banning or not facts.needs_no_adjustment:
             self._draw_adjusted(part, done, None)
         else:
             ids = graphs.draw(done) if facts.is_drawn else done.ids
@@ -227,7 +232,7 @@ class Stepper:
         return part
 
     def _draw_adjusted(self, part: StepPart, done: Captured, lines: npt.NDArray[np.int32] | None) -> None:
-        """Draw the rows of a decode graph in another one; `lines` `[R]` say which mask each has."""
+        """Draw the rows of a decode graph in another one; `lines` `[R]` as `AdjustedDraw` has them."""
         graphs, num, rows = self._graphs, len(part.at), part.params
         if graphs is None:
             raise ValueError("a part of a graph that is not there")
@@ -237,7 +242,9 @@ class Stepper:
         if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
             num_top = [min(rows[i].params.logprobs or 0, done.logits.shape[1]) for i in asking]
             ranked = Ranked(drawn.told, asking, asking, num_top, MAX_TOP, [()] * len(asking))
-        part.choose(Sampled(drawn.ids[:num], done.non_finite[:num], ranked))
+        part.choose(
+            Sampled(drawn.ids[:num], done.non_finite[:num] if part.non_finite is None else part.non_finite, ranked)
+        )
 
     def _prefill(self, launched: InFlightStep, graphs: PrefillGraphs, key: PrefillGraph) -> None:
         """Replay a step's prefill chunks."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec.structural import formats_of
-from dovetail_grammar.json_reader import MAX_RAW, START, Place
-from dovetail_grammar.json_states import JsonStates, States
-from dovetail_grammar.local_schemas import is_local
+from dovetail_grammar.json_reader import MAX_RAW, START, Change, Place
+from dovetail_grammar.json_states import OTHER, JsonStates, States, Tokens
+from dovetail_grammar.local_schemas import Schemas, is_local
 
 MAX_FOLLOWED = 64 * 1024
 """Characters of a grammar up to which it is looked whether its states can be told."""
@@ -47,16 +47,20 @@ class CallStates(States):
         self._calls, self._texts = calls, texts
         self._begins = {call.begin: number for number, call in enumerate(calls)}
         self._before = [b"", *(call.end + separator for call in calls)]
-        super().__init__((-1, b""))
+        super().__init__((-1, b""), texts.tokens)
 
-    def read(self, place: tuple[int, bytes | Place], token_id: int) -> tuple[int, bytes | Place] | None:
+    def read(
+        self, place: tuple[int, bytes | Place], token_id: int
+    ) -> tuple[tuple[int, bytes | Place], Change | None] | None:
         """Go on, into arguments and out of them."""
         number, part = place
+        change, was_between = None, isinstance(part, bytes)
         data = self._texts.of(token_id)
         if not data:
             return None
         while data:
             if isinstance(part, bytes):
+                was_between = True
                 number, part, data = self._between(number, part, data)
                 if isinstance(part, bytes) and len(part) > MAX_RAW:
                     return None
@@ -65,14 +69,18 @@ class CallStates(States):
             found = arguments.read_text(part, data)
             if found is None:
                 return None
-            part, until = found
+            part, made, until = found
+            if not was_between:
+                change = made
+            elif made is not None:
+                change = Change(0, 0, made.opened)  # what was open in other arguments is closed
             if until < len(data):
                 behind = arguments.behind(part)
                 if behind is None:
                     return None
                 part = behind
             data = data[until:]
-        return number, part
+        return (number, part), change
 
     def _between(self, number: int, part: bytes, data: bytes) -> tuple[int, bytes | Place, bytes]:
         """Go on up to the first byte of arguments; returns the place, and what is left to read."""
@@ -89,6 +97,16 @@ class CallStates(States):
         number, part = place
         return number, part if isinstance(part, bytes) else self._calls[number].arguments.blurred(part)
 
+    def arrays(self, place: tuple[int, bytes | Place]) -> Sequence[Schemas]:
+        """As in the arguments."""
+        number, part = place
+        return () if isinstance(part, bytes) else self._calls[number].arguments.arrays(part)
+
+    def kind(self, place: tuple[int, bytes | Place]) -> int:
+        """As in the arguments."""
+        number, part = place
+        return OTHER if isinstance(part, bytes) else self._calls[number].arguments.kind(part)
+
 
 class Texts:
     """Texts in which an added token (`<tool_call>`) is told from the characters of its name; one for a vocabulary.
@@ -96,13 +114,12 @@ class Texts:
     In arguments no such token is allowed, as it has no text (`make_vocabulary`).
 
     Attributes:
-        tokens: `[V]`, the bytes of each.
-        longest: Bytes of the longest.
+        tokens: What each is in arguments.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = [*vocabulary.tokens, *[b""] * (vocabulary.size - len(vocabulary.tokens))]
-        self.longest = max(map(len, vocabulary.tokens))
+        texts = [*vocabulary.tokens, *[b""] * (vocabulary.size - len(vocabulary.tokens))]
+        self.tokens = Tokens(texts, max(map(len, vocabulary.tokens)))
         self._added = {token_id: self._marked(token_id) for token_id in vocabulary.added.values()}
         self._names = {text: token_id for text, token_id in vocabulary.added.items() if text}
         names = sorted(self._names, key=len, reverse=True)
@@ -117,7 +134,7 @@ class Texts:
         found = self._added.get(token_id)
         if found is not None:
             return found
-        return self.tokens[token_id]
+        return self.tokens.texts[token_id]
 
     def written(self, text: str) -> bytes:
         """Return that of a text in which a name of an added token means the token."""
@@ -151,7 +168,7 @@ def states_of(kind: Kind, source: str, texts: Texts) -> States | None:
         return _calls(formats_of(found), texts)
     if not is_local(found):
         return None
-    return JsonStates(found, texts.tokens, texts.longest)
+    return JsonStates(found, texts.tokens)
 
 
 def _calls(node: Mapping[str, Any], texts: Texts) -> CallStates | None:
@@ -169,7 +186,7 @@ def _calls(node: Mapping[str, Any], texts: Texts) -> CallStates | None:
             return None
         if not isinstance(schema, dict) or schema.get("type") != "object" or not is_local(schema):
             return None
-        calls.append(Call(texts.written(begin), JsonStates(schema, texts.tokens, texts.longest), texts.written(end)))
+        calls.append(Call(texts.written(begin), JsonStates(schema, texts.tokens), texts.written(end)))
     begins = sorted(call.begin for call in calls)
     if not calls or any(longer.startswith(shorter) for shorter, longer in pairwise(begins)):
         return None  # which call it is would show later only

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dovetail_grammar.local_schemas import Schemas
 
@@ -23,18 +23,33 @@ _DIGITS = re.compile(rb"[0-9]+")
 VALUE, ITEM_OR_END, KEY_OR_END, KEY, IN_KEY, COLON, STRING, SCALARS, AFTER = range(9)
 """What comes next, or goes on; `AFTER`: what may stand behind a value."""
 
-Frame = tuple[Schemas, tuple[bytes, ...] | int]
-"""An open container: what may hold for it, and an object's keys or an array's count of items, which may be capped."""
+Frame = tuple[Schemas, tuple[bytes, ...] | None]
+"""An open container: what may hold for it, and an object's keys, or None for an array."""
 Place = tuple[tuple[Frame, ...], int, Any]
 START: Place = ((), VALUE, b"")
+Counts = tuple[int, ...]
+"""Of each open array, how many items were closed in it: kept beside a place, as what is read does not depend on it."""
+
+
+class Change(NamedTuple):
+    """What a text does to counts: so many of them stay, more items in the last of these, and then others."""
+
+    kept: int
+    more: int
+    opened: Counts
+
+    def of(self, counts: Counts) -> Counts:
+        """Return the counts behind the text."""
+        kept, more, opened = self
+        return (*counts[: kept - 1], counts[kept - 1] + more, *opened) if more else counts[:kept] + opened
 
 
 def schemas_at(root: Schemas, frames: Sequence[Frame]) -> Schemas:
     """Return what may hold for the value that stands or comes at a place."""
     if not frames:
         return root
-    schemas, said = frames[-1]
-    return schemas.items if isinstance(said, int) else schemas.value(json.loads(said[-1]))
+    schemas, keys = frames[-1]
+    return schemas.items if keys is None else schemas.value(json.loads(keys[-1]))
 
 
 class Reader:
@@ -44,6 +59,22 @@ class Reader:
         self._root = root
         frames, self.phase, self.part = place
         self.frames = list(frames)
+        self._num_arrays = self._kept = sum(keys is None for _, keys in frames)
+        self._counts = [0] * self._kept
+
+    @property
+    def place(self) -> Place:
+        """Where the text stands now."""
+        return tuple(self.frames), self.phase, self.part
+
+    @property
+    def change(self) -> Change | None:
+        """What was read does to counts; None for nothing."""
+        kept, counts = self._kept, self._counts
+        more = counts[kept - 1] if kept else 0
+        if not more and kept == self._num_arrays == len(counts):
+            return None
+        return Change(kept, more, tuple(counts[kept:]))
 
     def read(self, data: bytes) -> int | None:
         """Go on; returns up to where, or None where what is written is too long to be followed."""
@@ -67,7 +98,8 @@ class Reader:
         if self.phase == SCALARS:
             self._close()
         if byte in _SPACE:
-            self.part += bytes((byte,))
+            # All whitespace counts alike, but for that around the whole text, which may be another text's beginning.
+            self.part += b" " if self.frames else bytes((byte,))
             return True
         written, self.part = self.part, b""
         if self._steps(byte):
@@ -88,7 +120,7 @@ class Reader:
             return True
         if not self.frames:
             return False
-        is_array = isinstance(self.frames[-1][1], int)
+        is_array = self.frames[-1][1] is None
         if byte == b","[0] and phase == AFTER:
             self.phase = VALUE if is_array else KEY
             return True
@@ -109,7 +141,8 @@ class Reader:
             self.frames.append((held, ()))
             self.phase = KEY_OR_END
         elif byte == b"["[0]:
-            self.frames.append((held, 0))
+            self.frames.append((held, None))
+            self._counts.append(0)
             self.phase = ITEM_OR_END
         elif byte in _SCALAR:
             self.phase, self.part = SCALARS, self._collapsed(bytes((byte,)))
@@ -118,17 +151,16 @@ class Reader:
         return True
 
     def _end(self) -> None:
-        self.frames.pop()
+        if self.frames.pop()[1] is None:
+            self._counts.pop()
+            self._kept = min(self._kept, len(self._counts))
         self._close()
 
     def _close(self) -> None:
         """A value is complete: of an array it counts."""
         self.phase, self.part = AFTER, b""
-        schemas, count = self.frames[-1] if self.frames else (None, ())
-        if schemas is not None and isinstance(count, int):
-            bounds = schemas.counts
-            if schemas.has_places or (bounds and count <= bounds[-1]):
-                self.frames[-1] = (schemas, count + 1)
+        if self.frames and self.frames[-1][1] is None:
+            self._counts[-1] += 1
 
     def _collapsed(self, number: bytes) -> bytes:
         """Write a number that is free in its shortest form that may go on alike."""
@@ -153,7 +185,7 @@ class Reader:
             self._close()
         else:
             schemas, keys = self.frames[-1]
-            self.frames[-1] = (schemas, (*(keys if isinstance(keys, tuple) else ()), self.part + b'"'))
+            self.frames[-1] = (schemas, (*(keys or ()), self.part + b'"'))
             self.phase, self.part = COLON, b""
         return until + 1
 

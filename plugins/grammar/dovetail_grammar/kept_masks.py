@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from dovetail.grammar.bits import Words
 from dovetail_grammar.json_states import Shared
-
-if TYPE_CHECKING:
-    from dovetail.contracts.grammar import Mask
 
 MAX_BYTES = 32 * 1024 * 1024
 """Of all masks that are kept; memory that was never needed takes none."""
@@ -29,12 +23,6 @@ class KeptMasks:
         self._owners: list[Shared] = []
         self._hand = 0
 
-    def copy(self, found: Sequence[tuple[int, int]], mask: Mask) -> None:
-        """Write kept masks; `found`: their slots, and rows of `mask`."""
-        rows = self._rows
-        for slot, row in found:
-            mask[row] = rows[slot]
-
     def keep(self, shared: Shared, line: Words) -> None:
         """Keep a copy of a state's mask."""
         owners = self._owners
@@ -45,7 +33,8 @@ class KeptMasks:
             while owners[self._hand].is_used:
                 owners[self._hand].is_used = False
                 self._hand = (self._hand + 1) % len(owners)
-            owners[self._hand].slot = -1
+            owners[self._hand].slot, owners[self._hand].line = -1, None
             shared.slot, owners[self._hand] = self._hand, shared
             self._hand = (self._hand + 1) % len(owners)
-        self._rows[shared.slot] = line
+        shared.line = self._rows[shared.slot]
+        shared.line[:] = line

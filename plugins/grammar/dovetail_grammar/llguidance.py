@@ -33,11 +33,12 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.errors import RequestError
-from dovetail.grammar.bits import Words, draw_ids
+from dovetail.grammar.bits import Words, draw_ids, has_bit
 from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail_grammar.call_states import Texts, followed, states_of
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError
+from dovetail_grammar.json_reader import Counts
 from dovetail_grammar.json_states import Shared, State, States
 from dovetail_grammar.kept_masks import KeptMasks
 from dovetail_grammar.llguidance_cost import is_cheap
@@ -56,6 +57,8 @@ MIN_PARALLEL = 8
 """Rows from which on threads fill masks."""
 PER_BASE, MAX_BASES, MAX_BUILD_S = 8, 8, 0.003
 """Requests that share a matcher's derivations, such matchers of a grammar, and what building one may take of a core."""
+MAX_UNTOLD = 32
+"""Tokens that a matcher takes by the masks of its states before the library hears of them: 1 µs each, then."""
 NUM_WALKS, WALK_CHOICES, WALK_PAUSE_S = 3, 6, 0.0002
 _INVALID = re.compile(
     r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token|NoExtensionBias"
@@ -157,25 +160,24 @@ class LlguidanceBackend(GrammarBackend):
         if kept is None:
             kept = self._kept = KeptMasks(self._vocabulary.mask_words)
         going: list[tuple[LlguidanceMatcher, int]] = []
-        found: list[tuple[int, int]] = []
         first: dict[Shared, int] = {}
         equal: list[tuple[LlguidanceMatcher, int, int]] = []
         for matcher, row in zip(matchers, rows, strict=True):
-            if not isinstance(matcher, LlguidanceMatcher) or matcher.is_over:
+            if not isinstance(matcher, LlguidanceMatcher) or matcher.terminated:
                 matcher.fill(mask, row)
                 continue
             shared = matcher.shared
-            if shared is None:
-                going.append((matcher, row))
-            elif shared.slot >= 0:
-                found.append((shared.slot, row))
+            if shared is not None and shared.line is not None:
+                mask[row] = shared.line
                 shared.is_used = True
-            elif shared in first:
+            elif shared is not None and shared in first:
                 equal.append((matcher, row, first[shared]))
+            elif matcher.is_over:
+                matcher.fill(mask, row)
             else:
-                first[shared] = row
                 going.append((matcher, row))
-        kept.copy(found, mask)
+                if shared is not None:
+                    first[shared] = row
         failed = self._compute(going, mask)
         for shared, row in first.items():
             if row not in failed:
@@ -202,7 +204,7 @@ class LlguidanceBackend(GrammarBackend):
                     self._executor = self._library.LLExecutor(self._num_threads)
             work = [(matcher.inner, row) for matcher, row in going]
             self._executor.unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.strides[0], mask.shape[0])
-        failed = {row for matcher, row in going if matcher.inner.is_error()}
+        failed = {row for matcher, row in going if matcher.error is not None}
         for row in failed:
             mask[row] = 0
         return failed
@@ -307,29 +309,44 @@ class LlguidanceMatcher(EndingMatcher):
 
     def __init__(self, inner: Any, ends: Ends, grammar: LlguidanceGrammar, *, terminated: bool = False) -> None:
         super().__init__(ends, terminated=terminated)
-        self.inner = inner
+        self._inner = inner
         self._grammar = grammar
         self._taken: list[int] = []
-        self._states: list[State | None] = []
+        self._num_told = 0
+        self._refused = ""
+        self._places: list[tuple[State | None, Counts]] = []
+        self._now: Shared | None = None
+
+    @property
+    def inner(self) -> Any:
+        """The library's matcher, which has been told of all tokens."""
+        if self._num_told < len(self._taken):
+            self._tell()
+        return self._inner
 
     @property
     def shared(self) -> Shared | None:
         """What this state has in common with others that are followed by the same texts, where that is known."""
-        known, followed = self._grammar.states, self._states
-        if known is None:
-            return None
-        if not followed:
-            followed.append(known.start)
-        state = followed[-1]
-        for token_id in self._taken[len(followed) - 1 :]:
-            state = known.after(state, token_id) if state is not None else None
-            followed.append(state)
-        return None if state is None else state.shared
+        known, places = self._grammar.states, self._places
+        if len(places) > len(self._taken) or known is None:
+            return self._now
+        if not places:
+            places.append((known.start, ()))
+        state, counts = places[-1]
+        for token_id in self._taken[len(places) - 1 :]:
+            if state is not None:
+                state, change = known.after(state, token_id)
+                if change is not None:
+                    counts = change.of(counts)
+            places.append((state, counts))
+        self._now = None if state is None else known.shared(state, counts)
+        return self._now
 
     @property
     def error(self) -> str | None:
-        """The library's error."""
-        return first_line(self.inner.get_error()) if self.inner.is_error() else None
+        """The library's error, as far as it has been told of the text."""
+        inner = self._inner
+        return first_line(inner.get_error()) if inner.is_error() else self._refused or None
 
     @property
     def is_over(self) -> bool:
@@ -337,16 +354,29 @@ class LlguidanceMatcher(EndingMatcher):
         return self._terminated or bool(self.inner.is_stopped())
 
     def forced(self) -> list[int]:
-        """Ask the library, which knows how the tokenizer cuts text."""
-        if self.is_over:
+        """Ask the library, which knows how the tokenizer cuts text; once for a state that is known."""
+        if self._terminated:
             return []
-        tokens: list[int] = self.inner.compute_ff_tokens()
+        shared = self.shared
+        if shared is not None and shared.forced is not None:
+            return shared.forced.copy()
+        tokens: list[int] = [] if self.is_over else self.inner.compute_ff_tokens()
+        if shared is not None:
+            shared.forced = tokens.copy()
         return tokens
+
+    def _tell(self) -> None:
+        """Tell the library of the tokens that masks have allowed since it was last asked something."""
+        tokens = self._taken[self._num_told :]
+        if not self._refused and self._inner.try_consume_tokens(tokens) != len(tokens):
+            self._refused = "the grammar refuses a text that its masks had allowed"
+        self._num_told = len(self._taken)
 
     def fork(self) -> LlguidanceMatcher:
         """Copy."""
         made = LlguidanceMatcher(self.inner.deep_copy(), self._ends, self._grammar, terminated=self._terminated)
-        made._taken, made._states = self._taken.copy(), self._states.copy()
+        made._taken, made._num_told = self._taken.copy(), len(self._taken)
+        made._places, made._now, made._refused = self._places.copy(), self._now, self._refused
         return made
 
     def _complete(self) -> bool:
@@ -354,19 +384,29 @@ class LlguidanceMatcher(EndingMatcher):
 
     def _fill(self, line: Words) -> None:
         self.inner.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
-        if self.inner.is_error():
+        if self.error is not None:
             line[:] = 0
 
     def _advance(self, token_id: int) -> bool:
-        if self.inner.is_stopped() or not self.inner.try_consume_tokens([token_id]):
-            return False
-        self._taken.append(token_id)
+        """Take what the mask that is kept for this state allows, without the library's knowing, or else ask it."""
+        taken = self._taken
+        # States are found by `fill_batch`, in the engine's thread: whoever fills masks one by one has none here.
+        is_known = len(self._places) > len(taken) and len(taken) - self._num_told < MAX_UNTOLD
+        line = self._now.line if is_known and self._now is not None else None
+        if line is None or not has_bit(line, token_id):
+            inner = self.inner
+            if self._refused or inner.is_stopped() or not inner.try_consume_tokens([token_id]):
+                return False
+            self._num_told += 1
+        taken.append(token_id)
         return True
 
     def _retreat(self, num_tokens: int) -> None:
-        self.inner.rollback(num_tokens)
         del self._taken[-num_tokens:]
-        del self._states[len(self._taken) + 1 :]
+        del self._places[len(self._taken) :]  # the last one is found again, and what it shares
+        if self._num_told > len(self._taken):
+            self._inner.rollback(self._num_told - len(self._taken))
+            self._num_told = len(self._taken)
 
 
 def _structural_support(spec: GrammarSpec, added: Container[str]) -> Support:

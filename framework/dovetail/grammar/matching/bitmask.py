@@ -42,23 +42,53 @@ def fill_masks(
     Returns:
         `[P]` which mask each place has, ascending, or `FREE`; and `[P]` whether it allows only ends.
     """
-    lens = [1 + len(ids) for ids in drafts] or [1] * len(constraints)
+    if not any(drafts):
+        return _fill_places(constraints, wants, lend)
+    lens = [1 + len(ids) for ids in drafts]
     mask_of, ends_only = np.full(sum(lens), FREE, dtype=np.int32), np.zeros(sum(lens), dtype=np.bool_)
     walks, place, num_lines = [], 0, 0
     for i, (constraint, length) in enumerate(zip(constraints, lens, strict=True)):
         if constraint is not None:
-            walks.append(_Walk(constraint, drafts[i] if drafts else (), place, num_lines, wants[i]))
+            walks.append(_Walk(constraint, drafts[i], place, num_lines, wants[i]))
             num_lines += length
         place += length
     if not walks:
         return mask_of, ends_only
     lines = lend(num_lines)
     _follow_drafts(walks, lines, mask_of, ends_only)
+    _close_up(mask_of, lines)
+    return mask_of, ends_only
+
+
+def _fill_places(
+    constraints: Sequence[Constraint | None], wants: Sequence[bool], lend: Callable[[int], Mask]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """As `fill_masks`, where each row has one place."""
+    mask_of, ends_only = np.full(len(constraints), FREE, dtype=np.int32), np.zeros(len(constraints), dtype=np.bool_)
+    places = [place for place, constraint in enumerate(constraints) if constraint is not None]
+    if not places:
+        return mask_of, ends_only
+    lines, bound = lend(len(places)), [constraint for constraint in constraints if constraint is not None]
+    numbers = list(range(len(bound)))
+    matched, written = _fill_matchers(bound, lines, numbers), []
+    for line, constraint in enumerate(bound):
+        row = lines[line]
+        has_mask = constraint.fill(row, matched[line])
+        written.append(line if has_mask else FREE)
+        if has_mask and wants[places[line]]:
+            ends_only[places[line]] = constraint.only_ends(row)
+    mask_of[places] = written
+    if FREE in written:
+        _close_up(mask_of, lines)
+    return mask_of, ends_only
+
+
+def _close_up(mask_of: npt.NDArray[np.int32], lines: Mask) -> None:
+    """Move masks to the front, over lines that hold none."""
     for num, at in enumerate(np.flatnonzero(mask_of != FREE).tolist()):
         if num != mask_of[at]:
             lines[num] = lines[mask_of[at]]
         mask_of[at] = num
-    return mask_of, ends_only
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
-from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, new_row, only_one, set_bit
+from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, is_only, new_row, set_bit
 from dovetail.grammar.matching.reasoning_gate import MAX_LEADING_WHITESPACE, WHITESPACE, ReasoningGate
 from dovetail.grammar.matching.words import WordRules
 from dovetail.grammar.spec.unique.matcher import UniqueMatcher
@@ -71,7 +71,7 @@ class Constraint:
         rules: Words that may be said at all; None for all. What the gate forces goes before them.
         matcher: The grammar's state.
         backend: What `matcher` belongs to.
-        was_forced: The last mask left one token only, and by the grammar.
+        was_forced: The last token was the only one that its mask had left.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class Constraint:
         self.backend = backend
         self.rules = rules
         self.was_forced = False
+        self._is_plain = gate is None and rules is None and not isinstance(matcher, UniqueMatcher)
+        self._row: Words | None = None
         self._stuck_at = -1
         self._sets = sets
         self._leading_whitespace = 0
@@ -117,9 +119,12 @@ class Constraint:
         """Complete a row of the mask; False: everything is allowed.
 
         Args:
-            row: `[W]`; holds the matcher's mask where `matched`.
+            row: `[W]`; holds the matcher's mask where `matched`. It stays as it is until the next token is accepted.
             matched: Whether `matching` wrote the row: False where there is none, or it allows everything.
         """
+        if self._is_plain:
+            self._row = row if matched else None
+            return matched
         written = self._fill(row, matched)
         gate = self.gate
         if self.rules is None or (gate is not None and gate.forced_ids is not None):
@@ -133,7 +138,7 @@ class Constraint:
     def _fill(self, row: Words, matched: bool) -> bool:
         """As `fill`, without the rules for words."""
         gate, sets = self.gate, self._sets
-        self.was_forced = False
+        self._row = None
         if matched and isinstance(self.matcher, UniqueMatcher):
             self.matcher.narrow(row)
         if gate is not None:
@@ -152,7 +157,7 @@ class Constraint:
             matched = self._ban(row, gate.forbidden_id, matched)
         if matched and self._leading_whitespace > 0:
             np.bitwise_or(row, sets.leading_whitespace[self._leading_whitespace - 1], out=row)
-        self.was_forced = matched and only_one(row)
+        self._row = row if matched else None
         return matched
 
     def forced(self) -> list[int]:
@@ -181,7 +186,9 @@ class Constraint:
 
     def accept(self, token_id: int) -> str | None:
         """Take a sampled token; returns an error if it does not fit, and then the request must end."""
-        gate = self.gate
+        row, gate = self._row, self.gate
+        # Looked at here: where tokens stand beside this one, as nearly always, its word of the mask says so.
+        self.was_forced = row is not None and is_only(row, token_id)
         if self._stuck_at == self._num_taken:
             return "allowed_token_ids, bad_words and the grammar together leave no token to say"
         self._num_taken += 1

@@ -16,6 +16,8 @@ FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalt
 NUMBERS = ("top_k", "seed", "num_prompt", "min_tokens", "slot", "num_top", "num_bias")
 NOTHING = -1
 """A row's `slot` where its tokens are not counted, its `num_top` where no log probabilities are asked for."""
+MAX_STOPS = 16
+"""Stop ids of a row that graphs ban before its minimum length; rows that have more are drawn outside until then."""
 MAX_BIAS = 512
 """Tokens of a row whose biases stand on the device; rows that bias more are not drawn in a graph."""
 

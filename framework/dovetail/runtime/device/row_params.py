@@ -16,7 +16,7 @@ from dovetail.messages.sampling import SamplingParams
 from dovetail.messages.step import Admit, Ints, no_ints
 from dovetail.runtime.device.draw_params import DrawParams
 from dovetail.runtime.device.penalties import History
-from dovetail.runtime.device.row_fields import FLOATS, MAX_BIAS, NOTHING, NUMBERS
+from dovetail.runtime.device.row_fields import FLOATS, MAX_BIAS, MAX_STOPS, NOTHING, NUMBERS
 from dovetail.runtime.device.upload import to_device, upload
 
 NO_STOP = -1
@@ -71,7 +71,8 @@ class RowFacts:
         needs_no_adjustment: Their tokens come of raw logits by temperature and filters, masks and stop ids aside.
         is_drawn: Some of them are not greedy.
         may_ban: Some of them may have stop ids banned.
-        fits_graph: All of them are drawn in a graph.
+        fits_graph: All of them are drawn in a graph …
+        bans_in_graph: … also before their minimum lengths.
     """
 
     rows: list[SampleRow]
@@ -79,6 +80,7 @@ class RowFacts:
     is_drawn: bool
     may_ban: bool
     fits_graph: bool
+    bans_in_graph: bool
 
 
 class RowParams:
@@ -94,6 +96,7 @@ class RowParams:
         slots: `[S]` of these, where the row's tokens are counted, or `NOTHING`.
         num_top: `[S]` of these, rivals whose log probabilities are asked for, or `NOTHING`.
         stop_ids: `[S, W]` int64, padded with `NO_STOP`.
+        stops: `[S, MAX_STOPS]`, the first of these; it stays where it is, as graphs read it.
         apart: See `DrawParams`. Then what is more than temperature and filters is sampled outside of graphs: there and
             here, it is computed by other instructions.
         bias_ids, bias: `[S, MAX_BIAS]` int32 and float32, what is added to which logits; `num_bias` of them count.
@@ -111,7 +114,8 @@ class RowParams:
         self.num_top.fill_(NOTHING)
         self.bias_ids = torch.zeros(num_rows, MAX_BIAS, dtype=torch.int32, device=device)
         self.bias = torch.zeros(num_rows, MAX_BIAS, device=device)
-        self.stop_ids = torch.full((num_rows, 0), NO_STOP, dtype=torch.int64, device=device)
+        self.stops = torch.full((num_rows, MAX_STOPS), NO_STOP, dtype=torch.int64, device=device)
+        self.stop_ids = self.stops
         self._changed: dict[int, Admit] = {}
         self._facts = _facts([])
         self._facts_rows, self._facts_version = no_ints(), 0
@@ -164,7 +168,10 @@ class RowParams:
         for line, admit in zip(ids, admits, strict=True):
             line[: len(admit.stop_ids)] = admit.stop_ids
         rows = to_device(torch.tensor([admit.row for admit in admits]), self._device)
-        self.stop_ids.index_copy_(0, rows, to_device(torch.from_numpy(ids), self._device))
+        sent = to_device(torch.from_numpy(ids), self._device)
+        self.stop_ids.index_copy_(0, rows, sent)
+        if self.stops is not self.stop_ids:
+            self.stops.index_copy_(0, rows, sent[:, :MAX_STOPS])
 
     def draw_params(self, rows: Tensor, positions: Tensor) -> DrawParams:
         """Gather what draws for rows `[R]` take, whose next tokens have these `[R]` places."""
@@ -181,4 +188,5 @@ def _facts(rows: list[SampleRow], *, apart: bool = False) -> RowFacts:
         is_drawn=any(row.params.temperature > 0 for row in rows),
         may_ban=any(row.is_banning for row in rows),
         fits_graph=all(row.fits_graph for row in rows) and (needs_no_adjustment or not apart),
+        bans_in_graph=all(len(row.stop_ids) <= MAX_STOPS for row in rows if row.is_banning),
     )

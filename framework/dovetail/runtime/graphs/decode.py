@@ -190,7 +190,7 @@ class DecodeGraphs:
 
         Args:
             done: The step.
-            lines: Which of the masks that were lent each row has, or below 0; None: none has any.
+            lines: As `AdjustedDraw` has them; None: no row has a mask.
 
         Returns:
             What holds the tokens, which are the next inputs of their rows at once, and what is told of them.
@@ -198,7 +198,7 @@ class DecodeGraphs:
         if done.adjusted is None:
             raise ValueError("a bucket's draws are captured with its step")
         if lines is not None:
-            self._tables.masks.send(int((lines >= 0).sum()))
+            self._tables.masks.send(int((lines != NOTHING).sum()))
         done.adjusted.set_lines(lines)
         done.adjusted.graph.replay()
         return done.adjusted

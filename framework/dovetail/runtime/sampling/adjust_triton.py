@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dovetail.runtime.device.draw_params import DrawParams
 from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.device.row_fields import MAX_BIAS
+from dovetail.runtime.device.row_fields import MAX_BIAS, MAX_STOPS
 from dovetail.runtime.device.row_params import MAX_TOP, RowParams
 from dovetail.runtime.sampling.draw_triton import _load, order_keys
 
@@ -29,16 +29,19 @@ PACKED = 2 + 2 * MAX_TOP
 
 @triton.jit
 def _adjust_kernel(
-    logits, rows, lines, masks, floats, slots, num_bias, said, read, bias_ids, bias, out, values, places,
-    V, W, stride, num_rows, num_blocks, MAX_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, rows, lines, masks, seq_lens, num_prompt, min_tokens, stops, floats, slots, num_bias, said, read,
+    bias_ids, bias, out, values, places,
+    V, W, stride, num_rows, num_blocks, MAX_STOPS: tl.constexpr, MAX_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of a row's logits with its mask, penalties and biases; and the best of these, and its lowest id."""
+    """A block of a row's logits with its mask, penalties, biases and bans; the best of these, and its lowest id."""
     i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + i)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < V
     x = tl.load(logits + i * stride + at, mask=inside, other=float("-inf")).to(tl.float32)
     line = tl.load(lines + i).to(tl.int64)
+    gives_way = line < -1  # a minimum length, to a mask of nothing but ends: see `give_way`
+    line = tl.where(gives_way, -2 - line, line)
     if line >= 0:
         words = tl.load(masks + line * W + at // 32, mask=inside, other=0)
         x = tl.where(((words >> (at % 32)) & 1) == 0, x + float("-inf"), x)  # infinity becomes NaN
@@ -54,6 +57,10 @@ def _adjust_kernel(
     for j in range(0, tl.load(num_bias + row).to(tl.int32)):
         token = tl.load(bias_ids + row * MAX_BIAS + j)
         x = tl.where(at == token, x + tl.load(bias + row * MAX_BIAS + j), x)
+    is_early = tl.load(seq_lens + row) - tl.load(num_prompt + row) < tl.load(min_tokens + row)
+    if is_early & (not gives_way):
+        for j in range(0, MAX_STOPS):
+            x = tl.where(at == tl.load(stops + row * MAX_STOPS + j), x + float("-inf"), x)
     tl.store(out + i * V + at, x, mask=inside)
     x = tl.where(x != x, float("-inf"), x)
     best = tl.max(x, 0)
@@ -62,15 +69,22 @@ def _adjust_kernel(
 
 
 def adjust(
-    logits: Tensor, rows: Tensor, lines: Tensor, masks: Tensor, params: RowParams, counts: TokenCounts
+    logits: Tensor,
+    rows: Tensor,
+    lines: Tensor,
+    masks: Tensor,
+    seq_lens: Tensor,
+    params: RowParams,
+    counts: TokenCounts,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Apply masks, penalties and biases.
+    """Apply masks, penalties, biases and minimum lengths.
 
     Args:
         logits: `[B, V]`, any float dtype; not changed.
         rows: `[B]` int64, device rows.
-        lines: `[B]` int32, which of the masks each row has; below 0: none.
+        lines: `[B]` int32, which of the masks each row has, as `AdjustedDraw` says it.
         masks: `[K, W]` int32, a bit for each token that is allowed.
+        seq_lens: `[S]` int64, as for `gather`.
         params: Of the device rows.
         counts: What the slots of `params.slots` have said and read.
 
@@ -83,10 +97,11 @@ def adjust(
     values = torch.empty(num, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(num, num_blocks, dtype=torch.int32, device=logits.device)
     _adjust_kernel[(num, num_blocks)](
-        logits, rows, lines, masks, params.floats, params.slots, params.num_bias,
+        logits, rows, lines, masks, seq_lens, params.num_prompt, params.min_tokens, params.stops,
+        params.floats, params.slots, params.num_bias,
         counts.said, counts.read.view(torch.uint8), params.bias_ids, params.bias, out, values, places,
         vocab, masks.shape[1], logits.stride(0), params.floats.shape[1], num_blocks,
-        MAX_BIAS=MAX_BIAS, BLOCK=BLOCK, num_warps=8,
+        MAX_STOPS=MAX_STOPS, MAX_BIAS=MAX_BIAS, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     return out, (values, places)
 

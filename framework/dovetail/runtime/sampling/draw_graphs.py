@@ -45,7 +45,7 @@ class AdjustedDraw:
     """Draws with masks, penalties, biases and log probabilities.
 
     Attributes:
-        lines: `[B]` int32 in, which mask each row has, or `NOTHING`.
+        lines: `[B]` int32 in, which mask each row has, or `NOTHING`; as `give_way` has it where that allows only ends.
         current: The same, on the host.
         ids: `[B]` int64 out.
         told: `[B, PACKED]` int32 out; see `adjust_triton.tell`.
@@ -67,6 +67,11 @@ class AdjustedDraw:
             self.current = wanted
 
 
+def give_way(lines: Lines) -> Lines:
+    """Write the numbers of masks so that a minimum length gives way to them."""
+    return NOTHING - 1 - lines
+
+
 def draw_plainly(logits: Tensor, greedy: Tensor, rows: Tensor, state: DeviceState) -> Tensor:
     """Draw for every row `[B]` of a bucket; rows with temperature 0 get their best token `greedy` `[B]` again."""
     from dovetail.runtime.sampling import adjust_triton  # imports Triton, which only captured steps need
@@ -84,7 +89,7 @@ def draw_adjusted(
     from dovetail.runtime.sampling import adjust_triton  # as above
 
     params, counts = state.params, tables.counts
-    adjusted, best = adjust_triton.adjust(logits, rows, lines, tables.masks.sent, params, counts)
+    adjusted, best = adjust_triton.adjust(logits, rows, lines, tables.masks.sent, state.seq_lens, params, counts)
     p, greedy = adjust_triton.gather(rows, state.seq_lens, params, best, logits.shape[1])
     ids = draw.draw(adjusted, p, greedy)
     return ids, adjust_triton.tell(logits, rows, ids, state.next_ids, params, counts, state.padding_row)

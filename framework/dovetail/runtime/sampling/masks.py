@@ -58,15 +58,16 @@ class MaskBuffer:
         self.sent[:num].copy_(self._words[:num], non_blocking=True)
 
     def mask_of(self, lines: npt.NDArray[np.int32]) -> TokenMask | None:
-        """Send the masks of a step, which stand in what was lent; None where nothing is masked.
+        """Send masks of a step, which stand in what was lent; None where nothing is masked.
 
         Args:
-            lines: `[R]` the mask of each row, ascending from 0; below 0: the row may say anything.
+            lines: `[R]` the mask of each row, each the next one; below 0: the row may say anything.
         """
         rows = np.flatnonzero(lines >= 0)
         if not rows.size:
             return None
-        words = self._words[: rows.size]
+        first = int(lines[rows[0]])
+        words = self._words[first : first + rows.size]
         if self._device.type != "cpu":
             words = words.to(self._device, non_blocking=True)
         return TokenMask(words, to_device(torch.from_numpy(rows), self._device))
