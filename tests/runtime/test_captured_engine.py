@@ -246,7 +246,7 @@ def test_masks_and_counts_are_applied_in_graphs(
         prefill(*args)
         for done in stepper._graphs.decode._captured.values():
             done.logits.fill_(-77.0)
-            done.broken.fill_(True)
+            done.non_finite.fill_(True)
 
     monkeypatch.setattr(stepper, "_prefill", overwriting)
     monkeypatch.setattr(stepper, "choose", chosen_late)
