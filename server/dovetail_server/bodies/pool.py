@@ -55,7 +55,7 @@ class BodyPool:
         """Processes that read a body."""
 
     @property
-    def template_pid(self) -> int | None:
+    def fork_server_pid(self) -> int | None:
         """Id of the process that forks the others; None while there is none."""
         return None if self._template is None else self._template.pid
 
