@@ -55,6 +55,8 @@ def document(fuzzed: Harness) -> Any:
     return schemathesis.openapi.from_url(fuzzed.base + "/openapi.json")
 
 
+# The server runs in threads of this process: what it draws from `random` meanwhile is taken for a strategy's.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["good", "bad"])
 @pytest.mark.parametrize(("path", "method"), routes(), ids=lambda value: str(value))
 def test_every_route(fuzzed: Harness, document: Any, path: str, method: str, mode: GenerationMode) -> None:
