@@ -22,8 +22,6 @@ pytest.importorskip("smg", reason="needs dovetail[gateway]")
 pytestmark = pytest.mark.timeout(240)
 
 GROUPS, PER_GROUP, IN_FLIGHT = 13, 5, 4
-MAX_ROUNDS = 3
-"""On a busy machine replies overlap in other ways, and smg balances loads where it would follow a prefix."""
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +40,27 @@ def test_prefixes_are_found_by_who_has_them_cached(served: Served) -> None:
     """65 of 65 requests in 13 groups, at a hit rate of 0.74 of at best 0.77; both workers serve, placed by smg."""
     names = ("dovetail_cached_prompt_tokens_total", "dovetail_prompt_tokens_total")
     order = [(group, member) for member in range(PER_GROUP) for group in range(GROUPS)]
-    rates: list[float] = []
-    while len(rates) < MAX_ROUNDS and max(rates, default=0.0) < 0.74:
-        admin = {"authorization": f"Bearer {ADMIN}"}
-        assert served.post("/flush_cache", {}, headers=admin).status_code == 200
-        before = [served.count(name) for name in names]
-        with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            replies = pool.map(lambda at: served.post("/v1/chat/completions", chat(*at)).status_code, order)
-            assert list(replies) == [200] * len(order)
-        after = [served.count(name) for name in names]
-        cached, prompts = ({n: b[n] - a.get(n, 0) for n in b} for a, b in zip(before, after, strict=True))
-        assert min(prompts.values()) > 0
-        rates.append(sum(cached.values()) / sum(prompts.values()))
-    print(f"prefix hit {', '.join(f'{rate:.3f}' for rate in rates)}")
-    assert max(rates) >= 0.74
+    assert served.post("/flush_cache", {}, headers={"authorization": f"Bearer {ADMIN}"}).status_code == 200
+    before, num_placed = [served.count(name) for name in names], served.num_placed()
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        replies = list(pool.map(lambda at: served.post("/v1/chat/completions", chat(*at)), order))
+    assert [reply.status_code for reply in replies] == [200] * len(order)
+    usage = [reply.json()["usage"] for reply in replies]
+    found = [
+        sum(use["prompt_tokens_details"]["cached_tokens"] for use in usage),
+        sum(u["prompt_tokens"] for u in usage),
+    ]
+    print(f"prefix hit {found[0] / found[1]:.3f}")
+    assert found[0] / found[1] >= 0.74
+
+    def counted() -> list[dict[str, float]]:
+        return [{n: b[n] - a.get(n, 0) for n in b} for a, b in zip(before, map(served.count, names), strict=True)]
+
+    # An engine tells its counters now and then, a request's last ones maybe after its reply.
+    served.until(lambda: [sum(each.values()) for each in counted()] == found)
+    assert min(counted()[1].values()) > 0
     unplaced = [line for line in served.text().splitlines() if "smg chose no worker" in line]
-    assert served.num_placed() >= 0.9 * len(rates) * len(order), unplaced
+    assert served.num_placed() - num_placed >= 0.9 * len(order), unplaced
 
 
 def test_every_api_gets_through(served: Served) -> None:

@@ -72,6 +72,8 @@ class Placement:
         self._key = secrets.token_hex(24)  # no dash: it stands behind a flag
         self._said = -SAY_EVERY_S
         self.is_up = asyncio.Event()
+        self.is_serving = False
+        """Requests come. Until then each worker passes for ready: smg would see a second or two late that it is."""
 
     async def open(self) -> None:
         """Open the small servers."""
@@ -215,8 +217,8 @@ class Placement:
         return self._by_port[int(str(name[1]))]
 
     async def _health(self, request: web.Request) -> web.Response:
-        is_known = self._url is not None  # smg leaves out for 30 s who is not well when it first asks
-        return web.Response(status=503 if is_known and not self._worker(request).is_ready else 200)
+        is_asked = self.is_serving and self._url is not None  # smg leaves out for 30 s who is not well at first
+        return web.Response(status=503 if is_asked and not self._worker(request).is_ready else 200)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "sglang"}]})

@@ -164,6 +164,7 @@ class Gateway:
                 if (problem := self.tasks.problem) is not None:
                     raise DovetailError(f"smg, which chooses workers, cannot be started: {problem}")
                 await asyncio.sleep(WATCH_S)
+        state.placement.is_serving = True
 
     def _are_ready(self) -> bool:
         return len(self.fleet.ready()) >= (len(self.fleet.workers) if self.children else 1)
