@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import sys
 import time
 
@@ -15,6 +14,8 @@ from dovetail_server.bench.floor import Bandwidth
 
 MAX_COPY_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 REPEATS = 8
+MOST_REPEATS = 200
+LEAST_S = 1.0
 TIMEOUT_S = 120.0
 
 
@@ -33,15 +34,16 @@ def copy_bandwidth(device: str) -> tuple[float, str | None]:
         size = max(64 << 20, min(size, torch.cuda.mem_get_info()[0] // 4))
     source = torch.zeros(size, dtype=torch.uint8, device=kind)
     target = torch.zeros_like(source)
-    times = []
-    for _ in range(REPEATS):
+    times: list[float] = []
+    # A server on the same device may be at work, which takes turns with the copies: the fastest one is the memory's own.
+    while len(times) < REPEATS or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
         _wait(kind)
         started = time.perf_counter()
         target.copy_(source)
         _wait(kind)
         times.append(time.perf_counter() - started)
     name = torch.cuda.get_device_name() if kind == "cuda" else None
-    return 2 * size / statistics.median(times[2:]), name
+    return 2 * size / min(times), name
 
 
 def _wait(kind: str) -> None:
