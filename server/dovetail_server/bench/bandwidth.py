@@ -35,7 +35,7 @@ def copy_bandwidth(device: str) -> tuple[float, str | None]:
     source = torch.zeros(size, dtype=torch.uint8, device=kind)
     target = torch.zeros_like(source)
     times: list[float] = []
-    # A server on the same device may be at work, which takes turns with the copies: the fastest one is the memory's own.
+    # A server at work on the same device takes turns with the copies: the fastest one is the memory's own.
     while len(times) < REPEATS or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
         _wait(kind)
         started = time.perf_counter()
