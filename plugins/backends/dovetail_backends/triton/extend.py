@@ -2,7 +2,7 @@
 
 After FlashAttention-2, arXiv:2307.08691. Grid (tile of query rows, KV head). A tile's rows are pairs of token and query
 head of one group, so that a key block is read once for the whole group. Keys and values, also the new ones, come from
-the pool.
+the pool, or from a copy of what a long prompt sees of it, without pages (`contiguous`): P is 0 then.
 
 The tiles of all requests are numbered through: request r, whose new tokens begin at s, has the numbers from
 `s G // BLOCK_M + r` on. So many are always enough for it, whatever the lengths are; a few remain idle. A program finds
@@ -22,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
+from dovetail_backends.triton.contiguous import Contiguous, copies, is_worth_it
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments
 from dovetail_backends.triton.tiles import capped, load_heads, load_whole, of_values, with_sinks
@@ -37,24 +38,28 @@ def _attend_tile(
     BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPAN: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr,
     SCALED: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
-    """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them."""
+    """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them.
+
+    `table` is the request's row of the page table; without pages, where its first key stands.
+    """
     places = at + tl.arange(0, BLOCK_N)
-    if MASKED:
-        inside = places < length
-        pages = tl.load(table + places // P, mask=inside, other=0).to(tl.int64)
+    inside = places < length
+    if P == 0:
+        pages, offsets = tl.zeros([BLOCK_N], tl.int64), table + places
+    elif MASKED:
+        pages, offsets = tl.load(table + places // P, mask=inside, other=0).to(tl.int64), places % P
     else:
-        pages = tl.load(table + places // P).to(tl.int64)
+        pages, offsets = tl.load(table + places // P).to(tl.int64), places % P
     if MASKED:
-        keys = load_heads(k, pages, places % P, head, stride_page, stride_token, stride_head, inside, D, BLOCK_D)
+        keys = load_heads(k, pages, offsets, head, stride_page, stride_token, stride_head, inside, D, BLOCK_D)
     else:
-        keys = load_whole(k, pages, places % P, head, stride_page, stride_token, stride_head, D, BLOCK_D)
+        keys = load_whole(k, pages, offsets, head, stride_page, stride_token, stride_head, D, BLOCK_D)
     if SCALED:
-        scale_at = pages * stride_scale_page + (places % P) * stride_scale_token + head
-        there = places < length
+        scale_at = pages * stride_scale_page + offsets * stride_scale_token + head
         keys = unpacked(keys, queries.dtype, E4M3)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if SCALED:
-        scores *= by_unit(tl.load(k_scale + scale_at, mask=there, other=0.0), E4M3)[None, :]
+        scores *= by_unit(tl.load(k_scale + scale_at, mask=inside, other=0.0), E4M3)[None, :]
     if CAP > 0:
         scores = capped(scores * scale, CAP)
         scale = 1.0
@@ -75,21 +80,21 @@ def _attend_tile(
     page_of_v, token_of_v = of_values(stride_page, D, DV), of_values(stride_token, D, DV)
     head_of_v = of_values(stride_head, D, DV)
     if MASKED:
-        values = load_heads(v, pages, places % P, head, page_of_v, token_of_v, head_of_v, inside, DV, BLOCK_V)
+        values = load_heads(v, pages, offsets, head, page_of_v, token_of_v, head_of_v, inside, DV, BLOCK_V)
     else:
-        values = load_whole(v, pages, places % P, head, page_of_v, token_of_v, head_of_v, DV, BLOCK_V)
+        values = load_whole(v, pages, offsets, head, page_of_v, token_of_v, head_of_v, DV, BLOCK_V)
     total = total * shrink + tl.sum(weights, 1)
     if SCALED:
         values = unpacked(values, queries.dtype, E4M3)
-        weights *= by_unit(tl.load(v_scale + scale_at, mask=there, other=0.0), E4M3)[None, :]
+        weights *= by_unit(tl.load(v_scale + scale_at, mask=inside, other=0.0), E4M3)[None, :]
     acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return new, total, acc
 
 
-@triton.jit(do_not_specialize=["first_request", "first_token", "num"])
+@triton.jit(do_not_specialize=["first_request", "first_token", "num", "first_head"])
 def _extend_kernel(
-    q, k, v, page_table, rows, seq_lens, q_starts, sinks, out, k_scale, v_scale,
-    scale, first_request, first_token, num,
+    q, k, v, page_table, rows, seq_lens, q_starts, key_starts, sinks, out, k_scale, v_scale,
+    scale, first_request, first_token, num, first_head,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_token, stride_head,
     stride_scale_page, stride_scale_token,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, P: tl.constexpr,
@@ -113,10 +118,13 @@ def _extend_kernel(
     if tile < 0:
         return
     length = tl.load(seq_lens + request).to(tl.int32)
-    table = page_table + tl.load(rows + request) * stride_table
+    if P == 0:
+        table = tl.load(key_starts + request - first_request).to(tl.int32)
+    else:
+        table = page_table + tl.load(rows + request) * stride_table
     m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     row = tile * BLOCK_M + m
-    token, heads = row // G, head * G + row % G
+    token, heads = row // G, (first_head + head) * G + row % G
     live = token < num_new
     place = length - num_new + token
     q_at = (start - first_token + token).to(tl.int64)
@@ -162,8 +170,9 @@ Tile = tuple[int, int, int, int]
 
 
 def choose_tile(
-    rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scaled: bool = False, has_two_widths: bool = False
-) -> Tile:
+    rows: int, dim: int, dtype: torch.dtype, shared: int, *, is_scaled: bool = False, has_two_widths: bool = False,
+    is_paged: bool = True,
+) -> Tile:  # fmt: skip
     """Tile for `rows` pairs of token and head in the longest chunk, measured on an H200 with Triton 3.6.
 
     Above a width of 256 it is what compiles for compute capability 9.0 without spilling.
@@ -176,6 +185,8 @@ def choose_tile(
         is_scaled: Keys and values have 8 bits.
         has_two_widths: Keys are loaded in other blocks than values. In 8 bits, 64 queries by 64 keys with four warps
             then read other pages than the table names (keys 64, values 32 or 16 wide); 32 keys do not.
+        is_paged: Keys are looked up in pages. Without, 64 keys are as fast as 128 where heads are 128 wide, and faster
+            where they are narrower.
     """
     if dim > 256:
         if dtype.itemsize > 2:
@@ -186,7 +197,7 @@ def choose_tile(
     if dtype.itemsize > 2 or dim > 128 or (is_scaled and has_two_widths):
         return 64, 32, 4, 2
     if rows > 1024:
-        block_m, block_n, warps, stages = (128, 64, 8, 3) if dim <= 64 else (128, 128, 8, 3)
+        block_m, block_n, warps, stages = (128, 64, 8, 3) if dim <= 64 or not is_paged else (128, 128, 8, 3)
         if (block_m + 2 * stages * block_n) * triton.next_power_of_2(dim) * dtype.itemsize <= shared:
             return block_m, block_n, warps, stages
     return 64, 64, 4, 2
@@ -230,23 +241,51 @@ def extend(
         is_fixed: With one tile for all calls, a token has the same bits in any chunk, and as a decode row. Tiles that a
             query does not see add nothing, exactly.
     """
+    if requests is None and scales is None and not is_fixed and is_worth_it(layer, batch, longest, q.dtype):
+        for copy in copies(kv, layer, batch):
+            _launch(q, kv, layer, batch, out, longest, tile, None, copy=copy)
+    else:
+        _launch(q, kv, layer, batch, out, longest, tile, scales, requests=requests, is_fixed=is_fixed)
+
+
+def _launch(
+    q: Tensor,
+    kv: Pair,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    out: Tensor,
+    longest: int,
+    tile: Tile | None,
+    scales: Scales | None,
+    *,
+    requests: tuple[int, int] | None = None,
+    is_fixed: bool = False,
+    copy: Contiguous | None = None,
+) -> None:
+    """Launch the kernel for all heads, or for those of a copy."""
     first, stop = requests or (batch.num_decode, batch.num_requests)
-    d, dv, hk, (k, v) = layer.qk_dim, layer.v_dim, layer.num_kv_heads, kv
+    d, dv, (k, v) = layer.qk_dim, layer.v_dim, copy.kv if copy is not None else kv
     scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
-    group = q.shape[1] // hk
+    group = q.shape[1] // layer.num_kv_heads
     num = stop - first
     block_d, block_v = block_of_width(d), block_of_width(dv)
     block_m, block_n, warps, stages = tile or choose_tile(
         longest * group, max(d, dv), q.dtype, shared_bytes(q.device),
-        is_scaled=scales is not None, has_two_widths=block_d != block_v,
+        is_scaled=scales is not None, has_two_widths=block_d != block_v, is_paged=copy is None,
     )  # fmt: skip
-    _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, hk)](
-        q, k, v, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
+    if copy is not None:
+        num_heads, first_head, starts, page_size = len(k), copy.first_head, copy.starts, 0
+        strides = 0, k.stride(1), k.stride(0)
+    else:
+        num_heads, first_head, starts, page_size = layer.num_kv_heads, 0, batch.seq_lens, k.shape[1]
+        strides = k.stride(0), k.stride(1), k.stride(2)
+    _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, num_heads)](
+        q, k, v, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts, starts,
         layer.sinks if layer.sinks is not None else q, out, *scale_tensors,
-        layer.scale * LOG2E, first, first, num,
+        layer.scale * LOG2E, first, first, num, first_head,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
-        *k.stride()[:3], *scale_strides, G=group, D=d, BLOCK_D=block_d, DV=dv, BLOCK_V=block_v,
-        P=k.shape[1], BLOCK_M=block_m, BLOCK_N=block_n, STAGES=stages,
+        *strides, *scale_strides, G=group, D=d, BLOCK_D=block_d, DV=dv, BLOCK_V=block_v,
+        P=page_size, BLOCK_M=block_m, BLOCK_N=block_n, STAGES=stages,
         BLOCK_R=block_of(max(2, num) if is_fixed else num),
         WINDOW=layer.sliding_window or 0,
         SPAN=layer.chunk_size or 0, SINKS=layer.sinks is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
