@@ -324,3 +324,8 @@ class EngineSettings(BaseModel):
     def folder(self) -> Path:
         """The model's folder; the bundled demo model's if none was given."""
         return Path(self.model_path) if self.model_path is not None else MODEL_DIR
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer is: the model's folder unless another was given."""
+        return Path(self.tokenizer_path) if self.tokenizer_path else self.folder

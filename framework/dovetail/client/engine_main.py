@@ -24,6 +24,8 @@ from dovetail.plugins.manager import running_hooks
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
+WARM_UP_S = 20.0
+"""Longer than that, what structured outputs need does not keep the engine from being ready."""
 ORPHANED = (
     "the process that this engine belongs to has ended without stopping it: it was killed, or code in it called C's "
     "exit(); the engine ends, too"
@@ -69,9 +71,9 @@ def serve(transport: SocketTransport, start: Start) -> None:
     with running_hooks(plugins):
         with StartSigns(transport), naming_plugin(plugins):
             core = make_engine(EngineSettings.model_validate(start.settings), plugins, start.hang_s)
+            if core.grammars is not None:
+                core.grammars.service.warm_up().wait(WARM_UP_S)
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
-        if core.grammars is not None:
-            core.grammars.service.warm_up()
         with StandstillWatch(start.plan, start.hang_s, lambda: core.step_count, lambda: core.has_work):
             run_loop(core, transport)
 

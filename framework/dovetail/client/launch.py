@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from concurrent.futures import Future
 
 from dovetail.engine.core import EngineCore
 from dovetail.engine.standstill import EARLY
@@ -13,6 +14,7 @@ from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +31,34 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     Raises:
         ConfigError: The settings, the model or a plugin is at fault.
     """
-    _preload_grammars(plugins)
+    tokenizer: Future[Tokenizer] = Future()
+    _preload_grammars(settings, plugins, tokenizer)
+    executor: GroupExecutor | LocalExecutor
     if settings.tensor_parallel_size > 1:
         limit_s = STEP_S if hang_s is None else EARLY * hang_s
-        return EngineCore(settings, plugins, GroupExecutor(settings, plugins, limit_s=limit_s))
-    return EngineCore(settings, plugins, LocalExecutor(settings, plugins))
+        executor = GroupExecutor(settings, plugins, limit_s=limit_s)
+    else:
+        executor = LocalExecutor(settings, plugins)
+    return EngineCore(settings, plugins, executor, tokenizer)
 
 
-def _preload_grammars(plugins: LoadedPlugins) -> None:
-    """Have grammar backends import what they need while the model loads: afterwards, requests would wait for it."""
+def _preload_grammars(settings: EngineSettings, plugins: LoadedPlugins, tokenizer: Future[Tokenizer]) -> None:
+    """Have grammar backends import what they need, and the tokenizer read, while the model loads.
+
+    Afterwards requests would wait for it: reading a large tokenizer takes a second in which nothing else of the
+    process runs, whichever thread does it.
+    """
     backends = []
     with contextlib.suppress(DovetailError):  # the engine says so when it makes them
         backends = [backend for _, backend in plugins.candidates("grammar_backend")]
 
     def preload() -> None:
+        try:
+            found = Tokenizer.load(settings.tokenizer_folder)
+            _ = found.bytes_table
+            tokenizer.set_result(found)
+        except BaseException as error:
+            tokenizer.set_exception(error)  # whoever asks for a grammar is told
         for backend in backends:
             try:
                 backend.preload()

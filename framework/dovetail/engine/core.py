@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from time import perf_counter
 
 import msgspec
@@ -46,6 +47,7 @@ from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import Prepared
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 POLL_S = 0.002
 """How long the engine sleeps at a time if all it has waits for grammars."""
@@ -57,8 +59,14 @@ class EngineCore:
     Knows no tensors: what is to be computed goes to its executor as data.
     """
 
-    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins, executor: Executor) -> None:
-        """Prepare; the executor has started.
+    def __init__(
+        self,
+        settings: EngineSettings,
+        plugins: LoadedPlugins,
+        executor: Executor,
+        tokenizer: Future[Tokenizer] | None = None,
+    ) -> None:
+        """Prepare; the executor has started. Grammars take a `tokenizer` that is being read, or read it themselves.
 
         Raises:
             ConfigError: A plugin is at fault.
@@ -84,7 +92,7 @@ class EngineCore:
         self.profiling = Profiling(executor)
         self.timeline = Timeline()
         self.stats_log = StatsLog(settings.decode_log_interval)
-        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids)
+        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids, tokenizer)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
         self._replies = Replies(self.scheduler, self.pages, self.grammars)
         self.step_count = 0

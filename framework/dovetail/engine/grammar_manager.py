@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.request import GrammarRequest, Request
@@ -48,7 +48,12 @@ class GrammarManager:
     """One per engine, in its thread."""
 
     def __init__(
-        self, settings: EngineSettings, plugins: LoadedPlugins, vocab_size: int, eos_ids: tuple[int, ...]
+        self,
+        settings: EngineSettings,
+        plugins: LoadedPlugins,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        tokenizer: Future[Tokenizer] | None = None,
     ) -> None:
         """Prepare; nothing is loaded before it is needed.
 
@@ -57,11 +62,12 @@ class GrammarManager:
             plugins: Of the engine's process.
             vocab_size: The logits' width.
             eos_ids: Ids that end a reply.
+            tokenizer: The model's, where somebody reads it already.
         """
 
         def vocabulary() -> Vocabulary:
-            tokenizer = Tokenizer.load(Path(settings.tokenizer_path) if settings.tokenizer_path else settings.folder)
-            return make_vocabulary(tokenizer, vocab_size, eos_ids or tokenizer.eos_token_ids)
+            found = tokenizer.result() if tokenizer is not None else Tokenizer.load(settings.tokenizer_folder)
+            return make_vocabulary(found, vocab_size, eos_ids or found.eos_token_ids)
 
         self.service = GrammarService(
             plugins,
@@ -189,9 +195,13 @@ def _differs(step: GrammarOption, other: GrammarOption) -> bool:
 
 
 def make_grammar_manager(
-    settings: EngineSettings, plugins: LoadedPlugins, vocab_size: int, eos_ids: tuple[int, ...]
+    settings: EngineSettings,
+    plugins: LoadedPlugins,
+    vocab_size: int,
+    eos_ids: tuple[int, ...],
+    tokenizer: Future[Tokenizer] | None = None,
 ) -> GrammarManager | None:
     """Return the manager, or None where the plan has no grammar backend."""
     if not plugins.plan.of_kind("grammar_backend"):
         return None
-    return GrammarManager(settings, plugins, vocab_size, eos_ids)
+    return GrammarManager(settings, plugins, vocab_size, eos_ids, tokenizer)

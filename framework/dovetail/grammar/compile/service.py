@@ -80,6 +80,7 @@ class GrammarService:
         self._waiting = Waiting()
         self._lock = threading.RLock()
         self._finished = threading.Event()
+        self._is_warm = threading.Event()
         self._inline = Workers("dovetail-grammar", NUM_THREADS)
         self._outside = Workers("dovetail-grammar-child", MAX_SLOW)
         self._swift = Workers("dovetail-grammar-swift", MAX_SWIFT)
@@ -185,9 +186,15 @@ class GrammarService:
         """
         return self._compiler.vocabulary()
 
-    def warm_up(self) -> None:
-        """Prepare in the background what the first grammar would wait for."""
+    def warm_up(self) -> threading.Event:
+        """Prepare in the background what the first grammar would wait for.
+
+        Returns:
+            Set when this process has done its part, which holds up all its threads for a while at a time; what other
+            processes do may go on.
+        """
         self._inline.put("", self._warm_up)
+        return self._is_warm
 
     def close(self) -> None:
         """End threads and processes; futures that are still open stay so."""
@@ -220,6 +227,8 @@ class GrammarService:
         except Exception:
             # Nobody waits for this thread's result: the log is the only place to say it.
             logger.exception("preparing structured outputs failed")
+        finally:
+            self._is_warm.set()
 
     def _load_early(self, step: GrammarOption) -> None:
         """Have a backend that compiles elsewhere load here what its first grammar would wait for, tokens of others too.
