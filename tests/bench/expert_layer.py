@@ -33,7 +33,8 @@ from dovetail.layers.routing import Routing
 
 EPS = 1e-5
 LAYERS = 8
-EXPERTS = (32, 128)
+HIDDEN, EXPERTS, COPIES = 2880, (32, 128), 64
+"""Of routers alone: their inputs, how many they choose among, and how many a graph goes through."""
 ROUTER_TILES = ((1, 4096, 2), (1, 4096, 8), (1, 1024, 1), (2, 1024, 2), (2, 4096, 4))
 GATE_TILES = ((8, 1024, 1), (2, 1024, 1), (4, 512, 1), (8, 1024, 2))
 DOWN_TILES = ((2, 512, 1), (2, 1024, 1), (1, 512, 1), (4, 512, 1), (2, 256, 1), (4, 512, 2))
@@ -134,12 +135,11 @@ def timed(name: str, tokens: int, layers: list[Layer], rounds: int) -> Iterator[
 
 def routers(rounds: int) -> Iterator[str]:
     """A line for each number of experts and way of its router."""
-    hidden = 2880
-    x, words = torch.randn(1, hidden, device="cuda").bfloat16(), Words("mxfp4", True)
+    x, words = torch.randn(1, HIDDEN, device="cuda").bfloat16(), Words("mxfp4", True)
     for num in EXPERTS:
-        norm = RMSScale(torch.ones(hidden, device="cuda").bfloat16(), EPS)
+        norm = RMSScale(torch.ones(HIDDEN, device="cuda").bfloat16(), EPS)
         routing, none = Routing(num=num, top_k=4, score="chosen", bias=True), torch.zeros(num, device="cuda").bfloat16()
-        weights = [drawn_router(num, hidden) for _ in range(64)]
+        weights = [drawn_router(num, HIDDEN) for _ in range(COPIES)]
 
         def by_steps(weights: Any = weights, norm: Any = norm, none: Any = none, routing: Any = routing) -> None:
             for weight in weights:
