@@ -68,7 +68,9 @@ def choose(
         best = tl.max(tl.max(choice, 1), 0)
         found = tl.min(tl.min(tl.where((choice == best) & inside, number, E), 1), 0)
         is_found = number == found
-        value = tl.max(tl.max(tl.where(is_found & inside, score, NONE), 1), 0)
+        value = tl.where(found < E, best, NONE)
+        if CORRECTION:
+            value = tl.max(tl.max(tl.where(is_found & inside, score, NONE), 1), 0)
         chosen = tl.where(lane == place, tl.minimum(found, E - 1), chosen)  # NaN equals nothing: `found` is E then
         share = tl.where(lane == place, value, share)
         choice = tl.where(is_found, NONE, choice)
