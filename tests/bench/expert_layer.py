@@ -1,13 +1,14 @@
 """What a layer of experts takes for a few tokens, from the stream to the stream, by how its steps are put together.
 
-    python tests/bench/expert_layer.py [--models gpt-oss-20b …] [--tokens 1 4 8] [--rounds 2]
+    python tests/bench/expert_layer.py [--models gpt-oss-20b …] [--tokens 1 4 8] [--rounds 2] [--tiles]
 
 Needs a GPU. gpt-oss' experts in mxfp4 with biases, and a router that chooses by random weights: a CUDA graph goes
 through layers that the cache cannot hold, and each way is timed in turns with the others. `apart` is a kernel for every
 step (norm, logits, choice, integers, gated half, integers, other half with the residual); `router` has norm, logits,
-choice and integers in one, `between` makes integers where the gated half is written, `both` is what layers use. Behind
-them other tiles, and the router alone, for 32 experts and 128. Printed: microseconds a layer, launches, and the
-difference from `apart`. `gpt-oss-20b-half` is one of two ranks' share.
+choice and integers in one, `between` makes integers where the gated half is written, `both` is what layers use. First
+comes the router alone, for 32 experts and 128; `--tiles` tries other tiles for one token, each compiled for seconds.
+Printed: microseconds a layer, launches, and the difference from the first way. `gpt-oss-20b-half` is one of two ranks'
+share.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def layer_output(
     return of_slots(x, found.ids, found.shares, of, x, tiles, given=found.rows, is_apart=is_apart)  # type: ignore[arg-type]
 
 
-def ways(layer: Layer, tokens: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def ways(layer: Layer, tokens: int, *, has_tiles: bool) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """What each is called, its launches, and arguments of `layer_output`."""
     usual = slot_tiles(layer.experts, tokens * layer.routing.top_k)
     old = SlotTiles((4, 1024, 1), (2, min(1024, usual.down[1] * 2), 1))
@@ -98,7 +99,7 @@ def ways(layer: Layer, tokens: int) -> Iterator[tuple[str, int, dict[str, Any]]]
     yield "between", 6, {"in_one": False, "is_apart": False, "tiles": usual}
     yield "router", 4, {"in_one": True, "is_apart": True, "tiles": usual}
     yield "both", 3, {"in_one": True, "is_apart": False, "tiles": usual}
-    if tokens > 1:
+    if tokens > 1 or not has_tiles:
         return
     both: dict[str, Any] = {"in_one": True, "is_apart": False}
     for tile in ROUTER_TILES:
@@ -115,10 +116,10 @@ def in_turns(runs: list[Callable[[], Any]], rounds: int) -> list[float]:
     return [min(of_one) for of_one in zip(*times, strict=True)]
 
 
-def timed(name: str, tokens: int, layers: list[Layer], rounds: int) -> Iterator[str]:
+def timed(name: str, tokens: int, layers: list[Layer], rounds: int, *, has_tiles: bool) -> Iterator[str]:
     """A line for each way."""
     x = torch.randn(tokens, MODELS[name][3], device="cuda").bfloat16()
-    known = list(ways(layers[0], tokens))
+    known = list(ways(layers[0], tokens, has_tiles=has_tiles))
 
     def through(**way: Any) -> list[Tensor]:
         return [layer_output(x, layer, **way) for layer in layers]
@@ -133,7 +134,7 @@ def timed(name: str, tokens: int, layers: list[Layer], rounds: int) -> Iterator[
     yield f"{name} {tokens} tokens: its experts are read in {floor:.1f} us at {BANDWIDTH / 1e12:.2f} TB/s"
 
 
-def routers(rounds: int) -> Iterator[str]:
+def routers(rounds: int, *, has_tiles: bool) -> Iterator[str]:
     """A line for each number of experts and way of its router."""
     x, words = torch.randn(1, HIDDEN, device="cuda").bfloat16(), Words("mxfp4", True)
     for num in EXPERTS:
@@ -152,7 +153,7 @@ def routers(rounds: int) -> Iterator[str]:
             for weight in weights:
                 routed(x, norm, weight, none, None, routing, scale=1.0, words=words, tile=tile)
 
-        tiles: list[Any] = [None, *ROUTER_TILES]
+        tiles: list[Any] = [None, *(ROUTER_TILES if has_tiles else ())]
         times = in_turns([by_steps, *(partial(at_once, tile) for tile in tiles)], rounds)
         for text, took in zip(("norm, logits, choice", *(f"in one {tile}" for tile in tiles)), times, strict=True):
             yield f"router of {num}, {text}: {took / len(weights):.2f} us"
@@ -165,13 +166,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=possible, choices=possible)
     parser.add_argument("--tokens", nargs="*", type=int, default=[1, 4, 8])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tiles", action="store_true")
     args = parser.parse_args()
-    for line in routers(args.rounds):
+    for line in routers(args.rounds, has_tiles=args.tiles):
         print(line, flush=True)
     for name in args.models:
         layers = [layer_of(name) for _ in range(LAYERS)]
         for tokens in args.tokens:
-            for line in timed(name, tokens, layers, args.rounds):
+            for line in timed(name, tokens, layers, args.rounds, has_tiles=args.tiles):
                 print(line, flush=True)
 
 
