@@ -40,3 +40,18 @@ def test_no_kernel_spills_or_converts_slowly() -> None:
         assert one["local"] <= (112 if of_mxfp4 else 64), one["case"]
         assert one["programs"] >= 1, one["case"]
         assert one["each"] < 8, one["case"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler is there for Linux")
+def test_a_layer_of_gpt_oss_is_as_few_launches_as_ever() -> None:
+    """Six for one stream on one GPU; on each of two, sums over both come before attention and experts."""
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    code = "import json, layer_launches as bench; print(json.dumps([bench.launches(128, n, 512) for n in (1, 2)]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=BENCH.parent, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, two = ([kernel for _, kernel, *_ in found] for found in json.loads(done.stdout.splitlines()[-1]))
+    experts = ["_router_kernel", "_words_kernel", "_words_down_kernel"]
+    assert one == ["_gemv_kernel", "_decode_kernel", "_gemv_kernel", *experts]
+    assert two == ["push_kernel", *one[:3], "push_kernel", *experts]

@@ -137,6 +137,21 @@ def test_experts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     started(monkeypatch, bench, "--models", "bytes", "--tokens", "1", "--compile", "0", "20")
 
 
+def test_expert_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every way, of which none is far from the first, with one other tile; and the router alone."""
+    import expert_layer as bench
+
+    small = {"words": ("mxfp4", 3, 2, 32, 32, "clamped_silu_and_mul")}
+    tiles = {"ROUTER_TILES": ((1, 64, 1),), "GATE_TILES": (), "DOWN_TILES": ()}
+    for name, value in {"MODELS": small, "LAYERS": 1, "HIDDEN": 32, "EXPERTS": (8,), "COPIES": 1, **tiles}.items():
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(bench, "graph_us", once_us)
+    started(monkeypatch, bench, "--models", "words", "--tokens", "1", "--rounds", "1", "--tiles")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].split(", ")[0] for line in lines] == [*["router of 8"] * 3, *["words 1 tokens"] * 7]
+    assert max(float(line.rpartition(" ")[2]) for line in lines if "launches" in line) < 0.02
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
 def test_decode_tiles(dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The tile in use is timed without any time left, others with some."""

@@ -133,11 +133,18 @@ class GatedExperts(nn.Module):
 
     def _fused(self, x: Tensor, ids: Tensor, weights: Tensor, add: Stream | None) -> Tensor | Stream:
         """In our own kernels, which add to the stream themselves unless ranks have shares of it."""
-        is_last = add is not None and self._parallel.size == 1
-        out = self._made(x.contiguous(), ids, weights, add.total() if add is not None and is_last else None)
+        residual = self._residual(add)
+        return self._added(self._made(x.contiguous(), ids, weights, residual), add, residual)
+
+    def _residual(self, add: Stream | None) -> Tensor | None:
+        """What kernels add to what they make: the stream, unless ranks have shares of it."""
+        return add.total() if add is not None and self._parallel.size == 1 else None
+
+    def _added(self, out: Tensor, add: Stream | None, residual: Tensor | None) -> Tensor | Stream:
+        """Add to the stream what kernels made, with `residual` in it or not."""
         if add is None:
             return self._parallel.sum(out)
-        if not is_last:
+        if residual is None:
             return add.plus_share(out, self._parallel)
         add.value = out
         return add

@@ -5,19 +5,29 @@ T tokens, H hidden size, E experts, K experts chosen for each token, G groups of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.layers import BuildContext, Norm, Stream
+from dovetail.contracts.layers import BuildContext, Norm, RMSScale, Stream
 from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
+from dovetail.layers.norm import RMSNorm
 from dovetail.layers.ops import invariant
+from dovetail.layers.packed import PackedExperts
 from dovetail.layers.routing import Routing
 from dovetail.layers.transformer import GATES, GatedMLP
+
+if TYPE_CHECKING:
+    from dovetail.layers.ops.packed_integers import Words
+    from dovetail.layers.ops.router import Routed
+
+FEW_TOKENS = 8
+"""Up to so many go through the router in one kernel, which reads its weights for each; as many as experts of words take
+one by one, of which four are chosen for each."""
 
 
 class Router(Layer):
@@ -49,6 +59,17 @@ class Router(Layer):
             rows = [self.choose(row, scale=scale, dtype=x.dtype) for row in torch.split(logits, 1)]
             return torch.cat([ids for ids, _ in rows]), torch.cat([shares for _, shares in rows])
         return self.choose(logits, scale=scale, dtype=x.dtype)
+
+    def is_for_one_kernel(self, x: Tensor) -> bool:
+        """Whether `routed` serves these tokens: a few, on CUDA."""
+        return x.is_cuda and 0 < len(x) <= FEW_TOKENS and not self._is_invariant and x.stride(-1) == 1
+
+    def routed(self, x: Tensor, norm: Norm | None, scale: float, words: Words | None) -> Routed:
+        """Norm tokens by what is a plain norm, choose for them as a call does, and make of them what experts want."""
+        from dovetail.layers.ops.router import routed  # imports Triton
+
+        rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
+        return routed(x, rms, self.weight, self.bias, self.correction, self.routing, scale=scale, words=words)
 
     def _logits(self, x: Tensor) -> Tensor:
         if self._is_invariant and not x.is_cuda:
@@ -133,9 +154,23 @@ class MixtureOfExperts(nn.Module):
         self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
     ) -> Tensor | Stream:
         """Map `[T, H]` to `[T, H]`; `norm`, `add` and `scale` as for a `Linear`."""
+        if norm is not None and getattr(norm, "rms", None) is None:
+            x, norm = norm(x.total() if isinstance(x, Stream) else x), None
+        if not self.router.is_for_one_kernel(x.value if isinstance(x, Stream) else x):
+            x = x if norm is None else _normed(x, norm)
+            x = x.total() if isinstance(x, Stream) else x
+            ids, shares = self.router(x, scale)
+            return self._of_chosen(x, ids, shares, add, scale)
         x = x.total() if isinstance(x, Stream) else x
-        x = x if norm is None else norm(x)
-        ids, shares = self.router(x, scale)
+        packed = self.experts if self.shared is None and isinstance(self.experts, PackedExperts) else None
+        words = None if packed is None else packed.words(x)
+        routed = self.router.routed(x, norm, scale, words)
+        if packed is not None and not isinstance(routed.rows, Tensor):
+            return packed.of_integers(x, routed.rows, routed.ids, routed.shares, add=add)
+        return self._of_chosen(cast("Tensor", routed.rows), routed.ids, routed.shares, add, scale)
+
+    def _of_chosen(self, x: Tensor, ids: Tensor, shares: Tensor, add: Stream | None, scale: float) -> Tensor | Stream:
+        """Map normed tokens, whose experts are chosen."""
         if self.shared is None:
             return self.experts(x, ids, shares, add=add)
         if add is not None and self.shared_gate is None:
@@ -147,3 +182,11 @@ class MixtureOfExperts(nn.Module):
             return self.experts(x, ids, shares, add=add).plus(shared)
         found: Tensor = self.experts(x, ids, shares) + shared
         return found
+
+
+def _normed(x: Tensor | Stream, norm: Norm) -> Tensor:
+    """The norm; ours add up a stream in the same kernel."""
+    if isinstance(x, Stream) and isinstance(norm, RMSNorm):
+        found: Tensor = norm(x)
+        return found
+    return norm(x.total() if isinstance(x, Stream) else x)

@@ -23,6 +23,8 @@ from dovetail.layers.shards import gated
 
 if TYPE_CHECKING:
     from dovetail.layers.cuda_products import PackedWeight
+    from dovetail.layers.ops.packed_integers import Integers, Words
+    from dovetail.layers.ops.packed_slots import PackedExpertWeights
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "weight": (".weight", ""),
@@ -200,17 +202,39 @@ class PackedExperts(GatedExperts):
 
     def _made(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None) -> Tensor:
         from dovetail.layers.ops.packed_experts import packed_gated_experts  # imports Triton
-        from dovetail.layers.ops.packed_slots import PackedExpertWeights
+
+        return packed_gated_experts(x, ids, shares, self._weights(), residual)
+
+    def words(self, x: Tensor) -> Words | None:
+        """Return how these tokens are wanted as integers by `of_integers`; None: they are not."""
+        if self.gate_up.packed is None or self.down.packed is None:
+            return None
+        from dovetail.layers.ops.packed_slots import wanted_words  # imports Triton
+
+        return wanted_words(self._weights(), len(x) * self._top_k, x.dtype)
+
+    def of_integers(
+        self, x: Tensor, given: Integers, ids: Tensor, weights: Tensor, *, add: Stream | None = None
+    ) -> Tensor | Stream:
+        """As a call, for tokens of the shape and dtype of `x` that somebody made integers of, as `words` says."""
+        from dovetail.layers.ops.packed_slots import of_slots, slot_tiles  # imports Triton
+
+        of, residual = self._weights(), self._residual(add)
+        out = of_slots(x, ids, weights, of, residual, slot_tiles(of, ids.numel()), given=given)
+        return self._added(out, add, residual)
+
+    def _weights(self) -> PackedExpertWeights:
+        """What kernels take."""
+        from dovetail.layers.ops.packed_slots import PackedExpertWeights  # imports Triton
 
         up, down = self.gate_up, self.down
         if not isinstance(up, PackedExpertMatrix) or not isinstance(down, PackedExpertMatrix):
             raise TypeError(f"matrices of packed experts are {type(up).__name__} and {type(down).__name__}")
         if up.packed is None or down.packed is None:
             raise RuntimeError("experts without packed matrices have no kernel")
-        of = PackedExpertWeights(
+        return PackedExpertWeights(
             up.packed, down.packed, up.bias, down.bias, up.first_expert, self._act, self._weigh == "input"
         )
-        return packed_gated_experts(x, ids, shares, of, residual)
 
 
 class PackedFactory:

@@ -54,6 +54,18 @@ INT4_HALVES: tl.constexpr = tl.constexpr(_asm("int4", True))
 E2M1_HALVES: tl.constexpr = tl.constexpr(_asm("mxfp4", True))
 
 
+class Words(NamedTuple):
+    """How a weight wants rows as integers.
+
+    Attributes:
+        kind: Which inputs are pairs.
+        is_halved: Whether each half of a block has a sum.
+    """
+
+    kind: PackedKind
+    is_halved: bool
+
+
 class Integers(NamedTuple):
     """Rows as integers of 16 bits in the order of words.
 
@@ -70,8 +82,8 @@ class Integers(NamedTuple):
 
 
 @triton.jit
-def _inputs(x, norm, factor, at, K: tl.constexpr, NORM: tl.constexpr):
-    """Numbers `at` of a row, normed, in float32."""
+def normed_inputs(x, norm, factor, at, K: tl.constexpr, NORM: tl.constexpr):
+    """Numbers `at` of a row, normed and rounded as it is, in float32."""
     given = tl.load(x + at, mask=at < K, other=0.0)
     wide = given.to(tl.float32)
     if NORM:
@@ -81,9 +93,37 @@ def _inputs(x, norm, factor, at, K: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
-def _whole(x, norm, factor, at, times, K: tl.constexpr, NORM: tl.constexpr):
-    """Numbers `at` of a row, `[SIZE, 8]`, times `[SIZE]`, as integers."""
-    return tl.floor(_inputs(x, norm, factor, at, K, NORM) * times[:, None] + 0.5).to(tl.int32)
+def write_integers(
+    wide, made, sums, scale, m, block, blocks, SIZE: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr
+):  # fmt: skip
+    """Write blocks `block` `[SIZE]` of row `m`, of which there are `blocks`, as `Integers`.
+
+    `wide` `[SIZE, 64]` are their numbers in order, zeros behind the row's last; `m` is of 64 bits.
+    """
+    greatest = tl.max(tl.abs(wide), 1)
+    exponent = tl.maximum((greatest.to(tl.int32, bitcast=True) >> 23) & 255, 16)
+    times = ((268 - exponent) << 23).to(tl.float32, bitcast=True)  # 2 ** (14 - (exponent - 127))
+    whole = tl.floor(wide * times[:, None] + 0.5).to(tl.int32)
+    # A block is eight planes of eight words. Of two planes that make a pair, one is in the upper half of 32 bits.
+    if APART == 1:
+        planes = tl.reshape(whole, [SIZE, 4, 2, 8])
+        upper = (tl.arange(0, 2) == 1)[None, None, :, None]
+        pairs = tl.sum(tl.where(upper, planes << 16, planes & 0xFFFF), 2)
+    else:
+        planes = tl.reshape(whole, [SIZE, 2, 2, 16])
+        upper = (tl.arange(0, 2) == 1)[None, None, :, None]
+        pairs = tl.reshape(tl.sum(tl.where(upper, planes << 16, planes & 0xFFFF), 2), [SIZE, 4, 8])
+    row = tl.cast(blocks, tl.int64) * 8
+    pair, word = tl.arange(0, 4)[None, :, None], tl.arange(0, 8)[None, None, :]
+    to = made + m * 4 * row + pair * row + block[:, None, None] * 8 + word
+    tl.store(to, pairs, mask=(block < blocks)[:, None, None])
+    PARTS: tl.constexpr = 1 + HALVES
+    of_parts = tl.sum(tl.reshape(whole, [SIZE, PARTS, 64 // PARTS]), 2)
+    part = tl.arange(0, PARTS)[None, :]
+    tl.store(sums + (m * PARTS + part) * blocks + block[:, None], of_parts, mask=(block < blocks)[:, None])
+    by = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    by += tl.sum(wide * 0.0, 1)  # what is not finite stays so: a maximum skips nan
+    tl.store(scale + m * blocks + block, by, mask=block < blocks)
 
 
 @triton.jit
@@ -92,47 +132,35 @@ def _integers_kernel(
     K: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """SIZE blocks of one row, of `blocks`: a lane has the numbers of one word, whichever planes they are in."""
+    """SIZE blocks of one row, of `blocks`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     m = tl.program_id(0).to(tl.int64)
-    block, word = tl.program_id(1) * SIZE + tl.arange(0, SIZE), tl.arange(0, 8)
-    first = block[:, None] * 64 + word[None, :]
+    block = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    at = block[:, None] * 64 + tl.arange(0, 64)[None, :]
     x += m * stride_x
-    squares = tl.zeros([SIZE, 8], tl.float32)
     factor = 1.0
     if NORM:
-        for plane in tl.static_range(8):
-            wide = _inputs(x, norm, factor, first + plane * 8, K, False)
-            squares += wide * wide
-        factor = 1.0 / tl.sqrt(tl.sum(tl.sum(squares, 1), 0) / K + eps)
-    greatest, wrong = tl.zeros([SIZE, 8], tl.float32), tl.zeros([SIZE, 8], tl.float32)
-    for plane in tl.static_range(8):
-        wide = _inputs(x, norm, factor, first + plane * 8, K, NORM)
-        greatest = tl.maximum(greatest, tl.abs(wide))
-        wrong += wide * 0.0
-    exponent = tl.maximum((tl.max(greatest, 1).to(tl.int32, bitcast=True) >> 23) & 255, 16)
-    times = ((268 - exponent) << 23).to(tl.float32, bitcast=True)  # 2 ** (14 - (exponent - 127))
-    row = tl.cast(blocks, tl.int64) * 8
-    to = made + m * 4 * row + block[:, None] * 8 + word[None, :]
-    live = block[:, None] < blocks
-    total = tl.zeros([SIZE, 8], tl.int32)
-    for pair in tl.static_range(4):
-        # planes 0 and 2, 1 and 3, 4 and 6, 5 and 7, or neighbours
-        at = first + (pair // 2 * 4 + pair % 2 * (2 // APART)) * 8
-        first_of = _whole(x, norm, factor, at, times, K, NORM)
-        second_of = _whole(x, norm, factor, at + APART * 8, times, K, NORM)
-        total += first_of + second_of
-        tl.store(to + pair * row, (first_of & 0xFFFF) | (second_of << 16), mask=live)
-        if HALVES and pair == 1:
-            tl.store(sums + m * 2 * blocks + block, tl.sum(total, 1), mask=block < blocks)
-            total = tl.zeros([SIZE, 8], tl.int32)
-    PARTS: tl.constexpr = 1 + HALVES
-    tl.store(sums + (m * PARTS + HALVES) * blocks + block, tl.sum(total, 1), mask=block < blocks)
-    by = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
-    by += tl.sum(wrong, 1)  # what is not finite stays so: a maximum skips nan
-    tl.store(scale + m * blocks + block, by, mask=block < blocks)
+        wide = normed_inputs(x, norm, factor, at, K, False)
+        factor = 1.0 / tl.sqrt(tl.sum(tl.sum(wide * wide, 1), 0) / K + eps)
+    wide = normed_inputs(x, norm, factor, at, K, NORM)
+    write_integers(wide, made, sums, scale, m, block, blocks, SIZE, APART, HALVES)
+
+
+def room_for(rows: int, k: int, device: torch.device, *, is_halved: bool) -> Integers:
+    """Return what `write_integers` fills for so many rows of `k` numbers."""
+    blocks = triton.cdiv(k, BLOCK)
+    return Integers(
+        torch.empty(rows, 4, blocks * 8, dtype=torch.int32, device=device),
+        torch.empty(rows, 1 + is_halved, blocks, dtype=torch.int32, device=device),
+        torch.empty(rows, blocks, dtype=torch.float32, device=device),
+    )
+
+
+def apart(kind: PackedKind) -> int:
+    """Return how many planes lie between those of a pair, and one more."""
+    return 2 if kind == "int4" else 1
 
 
 def integers(x: Tensor, kind: PackedKind, norm: Tensor | None = None, eps: float = 0.0, *, is_halved: bool) -> Integers:
@@ -146,18 +174,16 @@ def integers(x: Tensor, kind: PackedKind, norm: Tensor | None = None, eps: float
         is_halved: Whether each half of a block has a sum.
     """
     rows, k = x.shape
+    given = room_for(rows, k, x.device, is_halved=is_halved)
     blocks = triton.cdiv(k, BLOCK)
-    pairs = torch.empty(rows, 4, blocks * 8, dtype=torch.int32, device=x.device)
-    sums = torch.empty(rows, 1 + is_halved, blocks, dtype=torch.int32, device=x.device)
-    scale = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
     size = triton.next_power_of_2(blocks)
     size = size if norm is not None else min(size, MOST_PROGRAM // BLOCK)
     _integers_kernel[(rows, triton.cdiv(blocks, size))](
-        x, x if norm is None else norm, pairs, sums, scale, eps, x.stride(0), blocks,
-        K=k, SIZE=size, NORM=norm is not None, APART=2 if kind == "int4" else 1, HALVES=is_halved,
+        x, x if norm is None else norm, *given, eps, x.stride(0), blocks,
+        K=k, SIZE=size, NORM=norm is not None, APART=apart(kind), HALVES=is_halved,
         num_warps=8 if size > 32 else 4, **launch_options(x),
     )  # fmt: skip
-    return Integers(pairs, sums, scale)
+    return given
 
 
 @triton.jit

@@ -19,18 +19,24 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
+from dovetail.layers.ops.nibbles import BLOCK
 from dovetail.layers.ops.packed_integers import (
+    Integers,
+    Words,
+    apart,
     by_words,
     fits_integers,
     integers,
     is_halved,
     load_integers,
     load_words,
+    room_for,
     summed,
+    write_integers,
 )
 from dovetail.layers.ops.packed_row import RowTile, scaled_sum
 from dovetail.layers.ops.packed_weight import PackedWeight
-from dovetail.layers.ops.pdl import interpreted, launch_options
+from dovetail.layers.ops.pdl import counters, interpreted, launch_options
 from dovetail.layers.ops.silu import act_gated
 
 MAX_SLOTS, MAX_WORD_SLOTS = 64, 32
@@ -172,11 +178,16 @@ def _bytes_down_kernel(
 @triton.jit(do_not_specialize=["first_expert"])
 def _words_kernel(
     pairs, sums, factors, ids, shares, w, scale, offset, row_scale, bias, out, first_expert,
+    arrived, out_pairs, out_sums, out_factors,
     N: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, FORM: tl.constexpr,
     E: tl.constexpr, TOP_K: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, WEIGH: tl.constexpr,
-    ZERO: tl.constexpr, ASM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
+    ZERO: tl.constexpr, ASM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+    OUT_APART: tl.constexpr, OUT_HALVES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `_bytes_kernel` for words, with tokens as `integers`; `bias` and scales are of all experts."""
+    """As `_bytes_kernel` for words, with tokens as `integers`; `bias` and scales are of all experts.
+
+    Of the programs that make a block of 64 outputs, the last to finish makes integers of it.
+    """
     dtype: tl.constexpr = out.dtype.element_ty
     ALL: tl.constexpr = 2 * N
     HALVES: tl.constexpr = GROUP % 64 != 0
@@ -212,6 +223,33 @@ def _words_kernel(
         gate, up = summed(total, row_scale, n, inside, FORM), summed(up_total, row_scale, n + N, inside, FORM)
         made = _gated(gate, up, shares, bias, slot, n, inside, N, ACT, BIAS, WEIGH, dtype)
         tl.store(out + slot * N + n, made.to(dtype), mask=inside)
+        if OUT_APART > 0:
+            _block_as_integers(
+                out, arrived, out_pairs, out_sums, out_factors, slot, N, BLOCK_N, OUT_APART, OUT_HALVES
+            )  # fmt: skip
+
+
+@triton.jit
+def _block_as_integers(
+    out, arrived, pairs, sums, factors, slot,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """Make integers of the block of `out` `[S, N]` that this program wrote to, unless others are still writing to it.
+
+    `arrived` counts them for each slot and block, from zero and back to it.
+    """
+    EACH: tl.constexpr = 64 // BLOCK_N
+    BLOCKS: tl.constexpr = (N + 63) // 64
+    PROGRAMS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tl.debug_barrier()
+    first = tl.program_id(0) // EACH
+    come = arrived + slot * BLOCKS + first
+    if tl.atomic_add(come, 1, sem="acq_rel") == tl.minimum(EACH, PROGRAMS - first * EACH) - 1:
+        tl.store(come, 0)
+        block = first + tl.arange(0, 1)
+        at = block[:, None] * 64 + tl.arange(0, 64)[None, :]
+        wide = tl.load(out + slot * N + at, mask=at < N, other=0.0, cache_modifier=".cg").to(tl.float32)
+        write_integers(wide, pairs, sums, factors, slot, block, BLOCKS, 1, APART, HALVES)
 
 
 @triton.jit(do_not_specialize=["first_expert"])
@@ -222,7 +260,7 @@ def _words_down_kernel(
     ZERO: tl.constexpr, ASM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `_bytes_down_kernel` for words, with `h` as `integers`."""
+    """As `_bytes_down_kernel` for words, with `h` as integers."""
     HALVES: tl.constexpr = GROUP % 64 != 0
     ROWS: tl.constexpr = BLOCK_C * BLOCK_N
     token = tl.program_id(1).to(tl.int64)
@@ -278,12 +316,25 @@ def most_slots(weights: PackedExpertWeights) -> int:
     return MAX_SLOTS if _are_bytes(weights) else MAX_WORD_SLOTS
 
 
+def wanted_words(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtype) -> Words | None:
+    """Return how tokens with so many choices are multiplied as integers by `of_slots`, None where they are not."""
+    if _are_bytes(weights) or not 0 < num_slots <= most_slots(weights) or not fits_slots(weights, dtype):
+        return None
+    return Words(weights.gate_up.kind, is_halved(weights.gate_up))
+
+
 def slot_tiles(weights: PackedExpertWeights, num_slots: int) -> SlotTiles:
     """Return tiles measured on an H200; a short row takes no more than itself."""
-    h, i = (max(64, triton.next_power_of_2(one.num_in)) for one in (weights.gate_up, weights.down))  # a block at least
     if not _are_bytes(weights):
-        return SlotTiles((4, min(1024, h), 1), (2, min(1024, i), 1))
+        return SlotTiles((4, _turn(weights.gate_up.num_in), 1), (2, _turn(weights.down.num_in), 1))
+    h, i = (max(64, triton.next_power_of_2(one.num_in)) for one in (weights.gate_up, weights.down))
     return SlotTiles((4, min(2048, h), 4), (4, min(256, i), 8) if num_slots <= 32 else (2, min(256, i), 4))
+
+
+def _turn(num_in: int) -> int:
+    """Return how many inputs a row of words takes at a time: many, few of them behind its end; a block at least."""
+    whole = max(BLOCK, triton.next_power_of_2(num_in))
+    return min((min(1024, whole), min(512, whole)), key=lambda size: triton.cdiv(num_in, size) * size)
 
 
 def _are_bytes(weights: PackedExpertWeights) -> bool:
@@ -292,45 +343,92 @@ def _are_bytes(weights: PackedExpertWeights) -> bool:
 
 
 def of_slots(
-    x: Tensor, ids: Tensor, shares: Tensor, weights: PackedExpertWeights, residual: Tensor | None, tiles: SlotTiles
+    x: Tensor,
+    ids: Tensor,
+    shares: Tensor,
+    weights: PackedExpertWeights,
+    residual: Tensor | None,
+    tiles: SlotTiles,
+    *,
+    given: Integers | None = None,
+    is_apart: bool = False,
 ) -> Tensor:
-    """As `packed_experts.packed_gated_experts` for weights that `fits_slots`."""
-    num, h, i, top_k = len(weights.gate_up.numbers), weights.gate_up.num_in, weights.down.num_in, ids.shape[1]
-    made, out = x.new_empty(ids.numel(), i), torch.empty_like(x)
-    run, run_down = (_bytes_kernel, _bytes_down_kernel) if _are_bytes(weights) else (_words_kernel, _words_down_kernel)
-    weight, bias = weights.gate_up, weights.gate_up_bias
-    given, ways, block_n, warps = _side_of(x, weight, tiles.gate_up)
-    run[(triton.cdiv(i, block_n), ids.numel())](
-        *given, ids, shares, weight.numbers, *_scales(x, weight), x if bias is None else bias, made, weights.first,
-        N=i, E=num, TOP_K=top_k, ACT=weights.act, BIAS=bias is not None, WEIGH=weights.weigh_input,
-        num_warps=warps, num_stages=1, **ways, **launch_options(x),
+    """As `packed_experts.packed_gated_experts` for weights that `fits_slots`.
+
+    Args:
+        x: See there; with `given`, nothing of it is read.
+        ids: See there.
+        shares: See there.
+        weights: See there.
+        residual: See there.
+        tiles: Of both kernels.
+        given: The tokens as integers, where words are multiplied and somebody made them already.
+        is_apart: Whether a kernel of its own makes integers of what is between, to compare with.
+    """
+    if _are_bytes(weights):
+        return _of_bytes(x, ids, shares, weights, residual, tiles)
+    up, down = weights.gate_up, weights.down
+    num, i = ids.numel(), down.num_in
+    made, out = x.new_empty(num, i), torch.empty_like(x)
+    given = integers(x, up.kind, is_halved=is_halved(up)) if given is None else given
+    between = room_for(num, i, x.device, is_halved=is_halved(down))
+    ways, grid = _ways(weights, up, tiles.gate_up), triton.cdiv(i, tiles.gate_up[0])
+    if tiles.gate_up[0] > BLOCK:
+        raise ValueError(f"a tile of {tiles.gate_up[0]} outputs, of at most {BLOCK} integers are made at a time")
+    _words_kernel[(grid, num)](
+        *given, ids, shares, *_parts_of(x, up, weights.gate_up_bias), made, weights.first,
+        counters(x.device, max(num, MAX_WORD_SLOTS) * triton.cdiv(i, BLOCK)), *between, N=i, TOP_K=ids.shape[1],
+        ACT=weights.act, BIAS=weights.gate_up_bias is not None, WEIGH=weights.weigh_input,
+        OUT_APART=0 if is_apart else apart(down.kind), OUT_HALVES=is_halved(down), num_stages=1,
+        **ways, **launch_options(x),
     )  # fmt: skip
-    weight, bias = weights.down, weights.down_bias
-    given, ways, block_n, warps = _side_of(made, weight, tiles.down)
-    run_down[(triton.cdiv(h, block_n), len(x))](
-        *given, ids, shares, weight.numbers, *_scales(x, weight), x if bias is None else bias,
-        x if residual is None else residual, out, weights.first, N=h, E=num, TOP_K=top_k, BIAS=bias is not None,
-        WEIGH_INPUT=weights.weigh_input, RESIDUAL=residual is not None, BLOCK_C=triton.next_power_of_2(top_k),
-        num_warps=warps, **ways, **launch_options(x),
+    between = integers(made, down.kind, is_halved=is_halved(down)) if is_apart else between
+    h, block_n = down.num_out, tiles.down[0]
+    _words_down_kernel[(triton.cdiv(h, block_n), len(x))](
+        *between, ids, shares, *_parts_of(x, down, weights.down_bias), x if residual is None else residual, out,
+        weights.first, N=h, TOP_K=ids.shape[1], BIAS=weights.down_bias is not None, WEIGH_INPUT=weights.weigh_input,
+        RESIDUAL=residual is not None, BLOCK_C=triton.next_power_of_2(ids.shape[1]),
+        **_ways(weights, down, tiles.down), **launch_options(x),
     )  # fmt: skip
     return out
 
 
-def _scales(x: Tensor, weight: PackedWeight) -> tuple[Tensor, ...]:
-    """Return the scales that kernels take, `x` for those that there are not."""
+def _of_bytes(
+    x: Tensor, ids: Tensor, shares: Tensor, weights: PackedExpertWeights, residual: Tensor | None, tiles: SlotTiles
+) -> Tensor:
+    """As `of_slots` for numbers of 8 bits."""
+    up, down, i = weights.gate_up, weights.down, weights.down.num_in
+    made, out = x.new_empty(ids.numel(), i), torch.empty_like(x)
+    _bytes_kernel[(triton.cdiv(i, tiles.gate_up[0]), ids.numel())](
+        x, ids, shares, *_parts_of(x, up, weights.gate_up_bias), made, weights.first, N=i, TOP_K=ids.shape[1],
+        ACT=weights.act, BIAS=weights.gate_up_bias is not None, WEIGH=weights.weigh_input, num_stages=1,
+        **_ways(weights, up, tiles.gate_up), **launch_options(x),
+    )  # fmt: skip
+    _bytes_down_kernel[(triton.cdiv(down.num_out, tiles.down[0]), len(x))](
+        made, ids, shares, *_parts_of(x, down, weights.down_bias), x if residual is None else residual, out,
+        weights.first, N=down.num_out, TOP_K=ids.shape[1], BIAS=weights.down_bias is not None,
+        WEIGH_INPUT=weights.weigh_input, RESIDUAL=residual is not None,
+        BLOCK_C=triton.next_power_of_2(ids.shape[1]), **_ways(weights, down, tiles.down), **launch_options(x),
+    )  # fmt: skip
+    return out
+
+
+def _parts_of(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the tensors of a weight that kernels take, and its bias; `x` for those that there are not."""
     parts: tuple[Tensor | None, ...] = (weight.scale, weight.row_scale)
     if weight.kind != "scaled":
         parts = (weight.scale, weight.offset, weight.row_scale)
-    return tuple(x if part is None else part for part in parts)
+    return weight.numbers, *(x if part is None else part for part in (*parts, bias))
 
 
-def _side_of(rows: Tensor, weight: PackedWeight, tile: RowTile) -> tuple[tuple[Tensor, ...], dict[str, Any], int, int]:
-    """Return rows as a kernel takes them, what it is told of the weight, BLOCK_N and warps."""
+def _ways(weights: PackedExpertWeights, weight: PackedWeight, tile: RowTile) -> dict[str, Any]:
+    """Return what a kernel is told of a weight, and of its tile."""
     block_n, block_k, warps = tile
-    ways: dict[str, Any] = {"GROUP": weight.group, "GROUPS": weight.groups, "BLOCK_N": block_n}
+    ways: dict[str, Any] = {
+        "E": len(weights.gate_up.numbers), "GROUP": weight.group, "GROUPS": weight.groups, "BLOCK_N": block_n,
+        "num_warps": warps,
+    }  # fmt: skip
     if weight.kind == "scaled":
-        ways |= {"K": weight.num_in, "ROW_SCALE": weight.row_scale is not None, "BLOCK_K": block_k}
-        return (rows,), ways, block_n, warps
+        return ways | {"K": weight.num_in, "ROW_SCALE": weight.row_scale is not None, "BLOCK_K": block_k}
     ways |= {"ROW": weight.numbers.shape[-1], "FORM": weight.kind, "ZERO": weight.offset is not None}
-    ways |= {"ASM": not interpreted(), "BLOCK_W": block_k // 8}
-    return integers(rows, weight.kind, is_halved=is_halved(weight)), ways, block_n, warps
+    return ways | {"ASM": not interpreted(), "BLOCK_W": block_k // 8}

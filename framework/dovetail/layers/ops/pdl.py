@@ -41,3 +41,9 @@ def shared_bytes(device: torch.device) -> int:
         return 0
     found: int = triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
     return found
+
+
+@cache
+def counters(device: torch.device, num: int) -> torch.Tensor:
+    """Return how many programs have come to each of `num` places: zero between kernels."""
+    return torch.zeros(num, dtype=torch.int32, device=device)

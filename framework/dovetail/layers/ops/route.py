@@ -5,6 +5,8 @@ Of equal scores, the expert of the lower number is chosen.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -25,22 +27,19 @@ def _first_best(values, numbers, size: tl.constexpr):
 
 
 @triton.jit
-def _route_kernel(
-    logits, correction, ids, shares, scale,
+def choose(
+    logits, correction, ids, shares, scale, token,
     E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, CORRECTION: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
-    G_BLOCK: tl.constexpr, E_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    G_BLOCK: tl.constexpr, E_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    """Choose a token's experts; `token` is of 64 bits, and CACHE says how logits are loaded."""
     group = tl.arange(0, G_BLOCK)[:, None]
     member = tl.arange(0, E_BLOCK)[None, :]
     size: tl.constexpr = E // GROUPS
     number = group * size + member
     inside = (group < GROUPS) & (member < size)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    score = tl.load(logits + token * E + number, mask=inside, other=NONE).to(tl.float32)
+    score = tl.load(logits + token * E + number, mask=inside, other=NONE, cache_modifier=CACHE).to(tl.float32)
     if SCORE == "sigmoid":
         score = 1.0 / (1.0 + tl.exp(-score))
     if SCORE == "softmax":
@@ -69,7 +68,9 @@ def _route_kernel(
         best = tl.max(tl.max(choice, 1), 0)
         found = tl.min(tl.min(tl.where((choice == best) & inside, number, E), 1), 0)
         is_found = number == found
-        value = tl.max(tl.max(tl.where(is_found & inside, score, NONE), 1), 0)
+        value = tl.where(found < E, best, NONE)
+        if CORRECTION:
+            value = tl.max(tl.max(tl.where(is_found & inside, score, NONE), 1), 0)
         chosen = tl.where(lane == place, tl.minimum(found, E - 1), chosen)  # NaN equals nothing: `found` is E then
         share = tl.where(lane == place, value, share)
         choice = tl.where(is_found, NONE, choice)
@@ -83,20 +84,49 @@ def _route_kernel(
     tl.store(shares + at, (share * scale).to(shares.dtype.element_ty), mask=lane < TOP_K)
 
 
+@triton.jit
+def _route_kernel(
+    logits, correction, ids, shares, scale,
+    E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, CORRECTION: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
+    G_BLOCK: tl.constexpr, E_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    choose(
+        logits, correction, ids, shares, scale, tl.program_id(0).to(tl.int64),
+        E, TOP_K, SCORE, NORMALISE, CORRECTION, GROUPS, TOP_GROUPS, BEST_TWO, G_BLOCK, E_BLOCK, K_BLOCK, "",
+    )  # fmt: skip
+
+
+def ways_of(routing: Routing, correction: Tensor | None) -> dict[str, Any]:
+    """Constants of `choose`."""
+    return {
+        "E": routing.num, "TOP_K": routing.top_k, "SCORE": routing.score, "NORMALISE": routing.normalise,
+        "CORRECTION": correction is not None, "GROUPS": routing.groups, "TOP_GROUPS": routing.top_groups,
+        "BEST_TWO": routing.group_score == "best_two", "G_BLOCK": triton.next_power_of_2(routing.groups),
+        "E_BLOCK": triton.next_power_of_2(routing.num // routing.groups),
+        "K_BLOCK": triton.next_power_of_2(routing.top_k),
+    }  # fmt: skip
+
+
+def room_for_choice(
+    routing: Routing, num_tokens: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return ids and shares to be filled."""
+    shape = num_tokens, routing.top_k
+    return torch.empty(shape, dtype=torch.int64, device=device), torch.empty(shape, dtype=dtype, device=device)
+
+
 def route(
     logits: Tensor, correction: Tensor | None, routing: Routing, *, scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """As `dovetail.layers.moe.Router.choose`; `correction` `[E]` float32 or None."""
-    num_tokens, num = logits.shape
-    ids = torch.empty(num_tokens, routing.top_k, dtype=torch.int64, device=logits.device)
-    shares = torch.empty(num_tokens, routing.top_k, dtype=dtype, device=logits.device)
-    if num_tokens:
-        _route_kernel[(num_tokens,)](
+    ids, shares = room_for_choice(routing, len(logits), dtype, logits.device)
+    if len(logits):
+        _route_kernel[(len(logits),)](
             logits, logits if correction is None else correction, ids, shares, routing.scale * scale,
-            E=num, TOP_K=routing.top_k, SCORE=routing.score, NORMALISE=routing.normalise,
-            CORRECTION=correction is not None, GROUPS=routing.groups, TOP_GROUPS=routing.top_groups,
-            BEST_TWO=routing.group_score == "best_two", G_BLOCK=triton.next_power_of_2(routing.groups),
-            E_BLOCK=triton.next_power_of_2(num // routing.groups), K_BLOCK=triton.next_power_of_2(routing.top_k),
-            num_warps=1, **launch_options(logits),
+            **ways_of(routing, correction), num_warps=1, **launch_options(logits),
         )  # fmt: skip
     return ids, shares
