@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rank_engines import PROMPTS, SMALL, make_core
 from restarting import Reading, make_engine, mixed
@@ -21,9 +22,10 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.process import Restarts
 from dovetail.errors import ConfigError
 from dovetail.executor.followers import ProcessFollower, RankError
-from dovetail.executor.group import GroupExecutor
+from dovetail.executor.group import GroupExecutor, about, check_same
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.memory.plan import DeviceBytes
 from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model
 
@@ -150,6 +152,22 @@ def test_a_rank_of_other_code_is_refused(code: str, folder: Path, monkeypatch: p
     assert OTHERS[code] in str(caught.value)
     assert "restart the server" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_candidates_that_the_first_rank_alone_has_tried_are_no_difference() -> None:
+    """It measures several attention backends; the others load what it has chosen."""
+    plan = make_plan(
+        Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", schedule_policy="fcfs", device="cuda"
+    )
+    first, other = load(plan, "engine"), load(plan, "worker")
+    assert len(list(first.candidates("attention_backend"))) > 1
+    next(other.candidates("attention_backend"))
+    device = DeviceBytes(kind="cuda", name="a device", total=1, free=1)
+    check_same(about(first, device), about(other, device), 1)
+    first.get("model", "LlamaForCausalLM")
+    kept = [row for row in about(other, device).plugins if row[0] != "model"]
+    with pytest.raises(ConfigError, match=r"^model "):
+        check_same(about(first, device), msgspec.structs.replace(about(other, device), plugins=tuple(kept)), 1)
 
 
 def test_a_rank_that_dies_at_its_start_is_named(folder: Path) -> None:

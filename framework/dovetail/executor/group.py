@@ -282,9 +282,19 @@ class GroupExecutor:
 
 
 def about(plugins: LoadedPlugins, device: DeviceBytes) -> Built:
-    """Say what a rank is; all must be the same."""
+    """Say what a rank is; all must be the same.
+
+    Candidates of `auto` for attention are left out: the first rank tries more of them than the others, which take what it
+    has chosen, and say so where they cannot.
+    """
     versions = {(planned.kind, planned.qualified): planned.version for planned in plugins.plan.plugins}
-    shared = [state for state in plugins.states() if {"engine", "worker"} <= set(KINDS[state[0]].roles)]
+    tried = {planned.qualified for planned in plugins.plan.of_kind("attention_backend") if not planned.requested}
+    shared = [
+        state
+        for state in plugins.states()
+        if {"engine", "worker"} <= set(KINDS[state[0]].roles)
+        and not (state[0] == "attention_backend" and state[1] in tried)
+    ]
     return Built(
         version=version("dovetail"),
         plugins=tuple(sorted((kind, name, versions.get((kind, name), ""), state) for kind, name, state, _ in shared)),
