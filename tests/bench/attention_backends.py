@@ -122,7 +122,8 @@ class Step:
             num_decode=num if new == 1 else 0, positions=places, kv_slots=places, rows=torch.arange(num, device=device),
             page_table=1 + torch.randperm(num * pages, device="cuda").view(num, pages).to(torch.int32),
             seq_lens=torch.full((num,), length, device=device), q_starts=starts,
-            seq_lens_cpu=[] if new == 1 else [length] * num, q_lens_cpu=[] if new == 1 else [new] * num, attention=self.backend, last_tokens=starts[1:].long() - 1,
+            seq_lens_cpu=[] if new == 1 else [length] * num, q_lens_cpu=[] if new == 1 else [new] * num,
+            attention=self.backend, last_tokens=starts[1:].long() - 1,
         )  # fmt: skip
         self.q = torch.randn(num * new, load.kv_heads * load.group, load.dim, device=device, dtype=torch.bfloat16)
         self.k = torch.randn(num * new, load.kv_heads, load.dim, device=device, dtype=torch.bfloat16)
