@@ -275,16 +275,17 @@ def run(
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(address))
         listener.listen()
-        if not (child := os.fork()):
-            with contextlib.suppress(BrokenPipeError):
-                client(listener, submits, streams)
-            os._exit(0)
         core = EngineCore(settings, plugins, executor)
         gc.freeze()
         counted = Counted(core, executor)
         if profile is not None:
             profile.watch(core, executor)
         transport = SocketTransport(address)
+        if not (child := os.fork()):
+            transport._socket.close()  # so that it reads an end where the engine fails
+            with contextlib.suppress(BrokenPipeError, ConnectionError, struct.error):
+                client(listener, submits, streams)
+            os._exit(0)
         run_loop(core, transport)
         os.waitpid(child, 0)
     return counted.outcome(streams, clock)
