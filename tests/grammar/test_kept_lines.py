@@ -22,6 +22,7 @@ from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar
 
 TOKENS = (*(bytes([i]) for i in range(256)), b'"}', b'{"', b"true", b"ab", b"<think>", b"</think>", b"")
 EOS = len(TOKENS) - 1
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 4}},
@@ -56,7 +57,7 @@ class Rows:
         marks = MarkedThinking(state="in", start=Marker("<think>", (EOS - 2,)), end=Marker("</think>", (EOS - 1,)))
         gates = [make_gate(marks, TOKENS, constrained=True) if i % 3 == 0 else None for i in range(9)]
         self.constraints = [Constraint(sets, gate, grammar.matcher(), backend) for gate in gates]
-        self.buffer = MaskBuffer(vocabulary.mask_words, torch.device("cpu"), 9, num_slots)
+        self.buffer = MaskBuffer(vocabulary.mask_words, DEVICE, 9, num_slots)
         self.kept = KeptLines(num_slots) if num_slots else None
         self.num_named = 0
 
@@ -71,7 +72,7 @@ class Rows:
         found = self.buffer.mask_of(mask_of)
         assert found is not None
         assert found.rows.tolist() == list(range(9))
-        return self.buffer.sent.numpy()[self.buffer.lines_of(mask_of)], found.words.numpy().copy()
+        return self.buffer.sent.cpu().numpy()[self.buffer.lines_of(mask_of)], found.words.cpu().numpy().copy()
 
 
 @pytest.mark.parametrize("num_slots", [1, 4, 64])
