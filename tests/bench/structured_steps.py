@@ -39,6 +39,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.loop import run_loop
 from dovetail.engine.wire import SocketTransport
 from dovetail.grammar.bits import has_bit
+from dovetail.grammar.matching.bitmask import FREE
 from dovetail.messages import Control, GrammarOption, SamplingParams, Submit, ToEngine
 from dovetail.messages.frames import frame
 from dovetail.messages.step import (
@@ -53,6 +54,7 @@ from dovetail.messages.step import (
     StepOutput,
 )
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.sampling.masks import num_kept
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -107,20 +109,22 @@ class Clock:
 class TimedExecutor:
     """See the module. One step is in flight beside the one that is launched, as with a device."""
 
-    def __init__(self, device: Device, clock: Clock, texts: Texts | None, num_rows: int) -> None:
+    def __init__(self, device: Device, clock: Clock, texts: Texts | None, num_rows: int, sends_all: bool) -> None:
         self.device, self.clock, self.texts = device, clock, texts
         self.rows: dict[int, Row] = {}
         self.ends: list[tuple[float, int]] = []
         self.late_s: list[float] = []
+        self.num_sent = self.num_masks = 0
         self._free_at = self._due = 0.0
         self._open: tuple[StepInput, list[int]] | None = None
         self._flying: deque[tuple[float, StepInput, list[int], StepLate | None]] = deque()
-        self._masks = np.zeros((2 * num_rows, (VOCAB + 31) // 32), dtype=np.int32)
+        words, self._num_lent = (VOCAB + 31) // 32, 2 * num_rows
+        self._masks = np.zeros((2 * num_rows + num_kept(words), words), dtype=np.int32)
         self.info = ExecutorInfo(
             architecture="None", dtype="bfloat16", device="cpu", vocab_size=VOCAB, hidden_size=8, eos_ids=(EOS,),
             context_len=4096, page_size=16, num_pages=(8192,), reaches=(FULL,), chunk_size=2048,
             attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=GRAPHS,
-            prepared=Prepared(captured=GRAPHS),
+            prepared=Prepared(captured=GRAPHS), kept_masks=0 if sends_all else num_kept(words),
         )  # fmt: skip
 
     def launch(self, step: StepInput) -> None:
@@ -144,6 +148,11 @@ class TimedExecutor:
         """Draw behind the forward pass, once the masks are there."""
         assert self._open is not None
         (step, places), self._open = self._open, None
+        with self.clock.free():
+            for line, slot in late.keep.tolist():
+                self._masks[self._num_lent + slot] = self._masks[line]
+            self.num_sent += int((late.mask_of >= 0).sum())
+            self.num_masks += int((late.mask_of != FREE).sum())
         self.clock.spend(self.device.choose / 1e3)
         self.late_s.append(self.clock.now() - self._due)
         self._free_at = max(self._free_at, self.clock.now()) + self.device.draw / 1e3
@@ -156,7 +165,7 @@ class TimedExecutor:
         with self.clock.free():
             skip = np.zeros(step.num_sampled, np.bool_) if late is None else late.skip
             tokens = [
-                self._draw(int(step.rows[at]), places[at], None if late is None else self._masks[late.mask_of[at]])
+                self._draw(int(step.rows[at]), places[at], None if late is None else self._mask(int(late.mask_of[at])))
                 for at in np.flatnonzero(~skip).tolist()
             ]
             num = np.zeros(len(step.rows), dtype=np.int32)
@@ -164,6 +173,10 @@ class TimedExecutor:
             self.ends.append((self.clock.now(), int(np.count_nonzero(step.start == AT_DEVICE))))
             finite = np.ones(len(step.rows), dtype=np.bool_)
             return StepOutput(step=step.step, num=num, tokens=np.array(tokens, dtype=np.int64), finite=finite)
+
+    def _mask(self, number: int) -> npt.NDArray[np.int32]:
+        """A mask of a step, or one that is kept."""
+        return self._masks[number if number >= 0 else self._num_lent - 2 - number]
 
     def _take(self, step: StepInput) -> list[int]:
         """Note who came, and what tokens the host alone knows; returns which token each row draws."""
@@ -236,7 +249,7 @@ def client(listener: socket.socket, submits: list[Submit], streams: int) -> None
 
 @dataclass
 class Outcome:
-    """Of a run: steps, tokens a second, how late masks came, and how long the host waited in a step."""
+    """Of a run: steps, tokens a second, how late masks came, how long the host waited, and the part of masks sent."""
 
     step_ms: float
     mean_ms: float
@@ -244,6 +257,7 @@ class Outcome:
     rate: float
     late_ms: float
     waited_ms: float
+    sent: float
 
 
 def run(
@@ -253,6 +267,7 @@ def run(
     device: Device,
     texts: Texts | None,
     profile: Profile | None,
+    sends_all: bool,
 ) -> Outcome:
     """Serve some rounds of requests."""
     settings = EngineSettings(
@@ -261,7 +276,7 @@ def run(
     plan = make_plan(Registry.scan(), grammar_backend="auto", schedule_policy="fcfs")
     plugins = load(plan, "engine")
     clock = Clock()
-    executor = TimedExecutor(device, clock, texts, streams)
+    executor = TimedExecutor(device, clock, texts, streams, sends_all)
     rounds = max(3, 8 // streams)
     submits = [
         Submit(
@@ -275,16 +290,17 @@ def run(
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(address))
         listener.listen()
-        if not (child := os.fork()):
-            with contextlib.suppress(BrokenPipeError):
-                client(listener, submits, streams)
-            os._exit(0)
         core = EngineCore(settings, plugins, executor)
         gc.freeze()
         counted = Counted(core, executor)
         if profile is not None:
             profile.watch(core, executor)
         transport = SocketTransport(address)
+        if not (child := os.fork()):
+            transport._socket.close()  # so that it reads an end where the engine fails
+            with contextlib.suppress(BrokenPipeError, ConnectionError, struct.error):
+                client(listener, submits, streams)
+            os._exit(0)
         run_loop(core, transport)
         os.waitpid(child, 0)
     return counted.outcome(streams, clock)
@@ -318,6 +334,7 @@ class Counted:
             tokens / float(times.sum()),
             1e3 * statistics.median(late) if late else 0.0,
             1e3 * (ticks[-1][2] - ticks[0][2]) / len(times),
+            self._executor.num_sent / max(1, self._executor.num_masks),
         )
 
 
@@ -332,6 +349,7 @@ def main() -> None:
     parser.add_argument("--choose", type=float, default=0.05, help="ms of the host for a late draw")
     parser.add_argument("--only", nargs="+", help="of: free schema-random schema-text tools-random tools-text")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--sends-all", action="store_true", help="the device keeps no masks")
     options = parser.parse_args()
     tokenizer = Tokenizer.load(options.folder)
     schema, tools = grammars(tokenizer)
@@ -345,18 +363,18 @@ def main() -> None:
     _preload_grammars(load(make_plan(Registry.scan(), grammar_backend="auto"), "engine"))
     for streams, forward in zip(options.streams, options.forward, strict=True):
         print(f"{streams} streams: forward {forward} ms, draw {options.draw}, launch {options.launch}", flush=True)
-        print(f"  {'ms of a step':14}  median    mean     p95    tok/s  of it  masks at  host waits")
+        print(f"  {'ms of a step':14}  median    mean     p95    tok/s  of it  masks at  host waits  masks sent")
         base = 0.0
         for name, grammar, texts in cases:
             if options.only and name not in options.only:
                 continue
             device = Device(forward, options.draw, options.launch, options.choose if grammar else 0.0)
             profile = Profile() if options.profile else None
-            found = run(options.folder, grammar, streams, device, texts, profile)
+            found = run(options.folder, grammar, streams, device, texts, profile, options.sends_all)
             base = base or found.rate
             print(
                 f"  {name:14}{found.step_ms:8.3f}{found.mean_ms:8.3f}{found.slow_ms:8.3f}{found.rate:9.0f}"
-                f"{found.rate / base:7.2f}{found.late_ms:+10.3f}{found.waited_ms:10.3f}",
+                f"{found.rate / base:7.2f}{found.late_ms:+10.3f}{found.waited_ms:10.3f}{found.sent:12.2f}",
                 flush=True,
             )
             if profile is not None:

@@ -398,12 +398,19 @@ def test_arrays_travel_as_they_are() -> None:
 
     near, far = Pipe()
     no = np.zeros(2, dtype=np.bool_)
-    late = StepLate(step=3, mask_of=np.array([0, -1], dtype=np.int32), skip=no, ends_only=no)
+    late = StepLate(
+        step=3,
+        mask_of=np.array([0, -1], dtype=np.int32),
+        skip=no,
+        ends_only=no,
+        keep=np.array([[0, 5]], dtype=np.int32),
+    )
     with near, far:
         for masks in (np.arange(8, dtype=np.int32).reshape(1, 8), np.empty((0, 0), dtype=np.int32)):
             send(near, Choose(late, masks))
             got: Any = next_command(far)
             assert (got.late.mask_of == late.mask_of).all()
+            assert (got.late.keep == late.keep).all()
             assert (got.masks.shape, got.masks.dtype) == (masks.shape, masks.dtype)
             assert (got.masks == masks).all()
 

@@ -38,6 +38,8 @@ from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.testing.engine import make_plans
 
+KEPT = 2
+"""Slots for masks: fewer than there are masks."""
 SIZES = [PrefillGraph(8, 1), PrefillGraph(16, 1), PrefillGraph(24, 5), PrefillGraph(40, 5)]
 
 
@@ -178,7 +180,7 @@ def add_graphs(
     """Give an executor on CPU captured graphs of both kinds, or of one, before an engine is made over it."""
     runner, pool, stepper = executor.runner, FakePool(torch.device("cpu")), executor.stepper
     words, slots = (runner.config.vocab_size + 31) // 32, len(runner.state.params.rows)
-    runner.masks = stepper._masks = masks = MaskBuffer(words, pool.device, runner.state.padding_row)
+    runner.masks = stepper._masks = masks = MaskBuffer(words, pool.device, runner.state.padding_row, KEPT)
     stepper._counts = counts = TokenCounts(runner.config.vocab_size, pool.device, slots)
     parts: Any = (runner.model, runner.attention, runner.state)
     num = runner.state.padding_row if max_requests is None else max_requests

@@ -22,6 +22,7 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import Request
 from dovetail.messages import Finish, GrammarOption, SamplingParams, Submit
+from dovetail.runtime.device.row_params import MAX_TOP
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
@@ -69,6 +70,13 @@ class Thirds:
         flags[self.num % 3 :: 3] = 1
         row[:] = np.packbits(flags, bitorder="little").view(np.int32)
         return self.num != 1
+
+    def known(self) -> Any:
+        """Which third; nobody looks at the words."""
+        return None if self.num == 1 else (self.num % 3, np.empty(0, dtype=np.int32))
+
+    def take_known(self, line: Any) -> None:
+        """The mask stands on the device."""
 
     def only_ends(self, row: Any) -> bool:
         """Never."""
@@ -227,7 +235,7 @@ def test_masks_and_counts_are_applied_in_graphs(
     want = serve(make_core(folder, **SETTINGS), asked, every=1)
     core = make(overlap)
     stepper: Any = core.executor.stepper
-    outside, later = [], stepper._later
+    outside, later, kept = [], stepper._later, 0
     beside, choose, prefill = [], stepper.choose, stepper._prefill
 
     def noted(part: Any, logits: Any, step: Any) -> None:
@@ -236,8 +244,10 @@ def test_masks_and_counts_are_applied_in_graphs(
         later(part, logits, step)
 
     def chosen_late(launched: Any, late: Any) -> None:
+        nonlocal kept
+        kept += int((late.mask_of < -1).sum())
         num = launched.step.num_decode
-        beside.append(launched.step.prefill_graph is not None and (late.mask_of[:num] >= 0).any())
+        beside.append(launched.step.prefill_graph is not None and (late.mask_of[:num] != -1).any())
         choose(launched, late)
 
     monkeypatch.setattr(stepper, "_later", noted)
@@ -253,7 +263,34 @@ def test_masks_and_counts_are_applied_in_graphs(
     assert serve(core, asked, every=1) == want
     assert not outside
     assert any(beside)
+    assert kept > 6
     assert adjusted(core) > 6
+
+
+@BOTH
+@pytest.mark.parametrize("rivals", [MAX_TOP, MAX_TOP + 1], ids=["in a graph", "outside"])
+def test_masks_that_the_device_keeps_are_given_up_when_a_step_fails(
+    rivals: int, overlap: bool, make: Callable[..., EngineCore], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws that fail before a mask was copied: every token is still the same, wherever it is drawn."""
+    chosen = {"max_tokens": 12, "ignore_eos": True, "logprobs": rivals, "logit_bias": {}}
+    asked = [(ids, msgspec.structs.replace(params, **chosen), i != 1) for i, (ids, params, _) in enumerate(loads(8, 4))]
+    want = serve(make_core(folder, **SETTINGS), asked, every=1)
+    core = make(overlap)
+    stepper: Any = core.executor.stepper
+    choose, failed, kept = stepper.choose, 0, 0
+
+    def failing(launched: Any, late: Any) -> None:
+        nonlocal failed, kept
+        kept += int((late.mask_of < -1).sum())
+        if len(late.keep) and kept and failed < 2:
+            failed += 1
+            raise RuntimeError("no")
+        choose(launched, late)
+
+    monkeypatch.setattr(stepper, "choose", failing)
+    assert serve(core, asked, every=1) == want
+    assert failed == 2
 
 
 def test_full_batches_are_padded_and_drawn_in_graphs(make: Callable[..., EngineCore], folder: Path) -> None:

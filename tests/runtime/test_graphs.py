@@ -106,15 +106,15 @@ def test_an_unchanged_batch_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     made.capture(key)
     for _ in range(3):
         made.draw(made.run(rows, key))
-        made.draw_adjusted(made.run(rows.copy(), key), None)
+        made.draw_adjusted(made.run(rows.copy(), key), None, 0)
     assert sent == ["rows"]
     lines, tables.masks.lend(1)[:] = np.array([-1, 0, -1], dtype=np.int32), -1
     for _ in range(2):
-        made.draw_adjusted(made.run(rows, key), lines)
+        made.draw_adjusted(made.run(rows, key), lines, 1)
     assert sent == ["rows", "lines"]
-    made.draw_adjusted(made.run(rows[:2], key), None)
+    made.draw_adjusted(made.run(rows[:2], key), None, 0)
     assert sent == ["rows", "lines", "rows", "lines"]
     state.params.admit(Admit(1, 1, 0, SamplingParams(max_tokens=1, logit_bias={7: 5.0})))
     state.flush()
-    assert made.draw_adjusted(made.run(rows[:2], key), None).ids.tolist()[1] == 7
+    assert made.draw_adjusted(made.run(rows[:2], key), None, 0).ids.tolist()[1] == 7
     assert sent == ["rows", "lines", "rows", "lines"]

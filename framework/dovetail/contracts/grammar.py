@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -274,6 +274,14 @@ class GrammarBackend(Configurable, ABC):
         prefills. Override it where first visits are slow.
         """
         return
+
+    def known(self, matcher: GrammarMatcher) -> tuple[Hashable, Mask] | None:
+        """Return the mask of a matcher's next token where it is at hand, so that a device may keep it; None: fill it.
+
+        A key stands for the mask: of two matchers of this process with equal keys, whatever they are of, the masks are
+        equal, now and later. The words, `[W]`, are only read, and before the next call of `fill_batch`.
+        """
+        return None
 
     def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
         """Fill one row per matcher in one call and return what `fill` returned for each. Override where faster."""

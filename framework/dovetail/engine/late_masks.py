@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from dovetail.engine.grammar_manager import GrammarManager
 from dovetail.engine.request import StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.grammar.matching.bitmask import FREE, fill_masks
+from dovetail.grammar.matching.kept_lines import KeptLines
 from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import StepLate
 
@@ -33,6 +35,8 @@ class LateMasks:
         """`decide` lets requests go on whose grammars have been compiled meanwhile."""
         self.executor, self.scheduler, self.grammars = executor, scheduler, grammars
         self._decide = decide
+        num_kept = executor.info.kept_masks
+        self._kept = KeptLines(num_kept) if num_kept else None
 
     def choose(self, plan: StepPlan) -> None:
         """Have the tokens drawn.
@@ -68,13 +72,19 @@ class LateMasks:
         wants = [r.params.min_tokens > 0 and r.num_output < r.params.min_tokens for r in sampled]
         try:
             constraints = [r.constraint for r in sampled]
-            mask_of, ends_only = fill_masks(constraints, wants, self.executor.masks, plan.drafts)
+            mask_of, ends_only = fill_masks(constraints, wants, self.executor.masks, plan.drafts, self._kept)
         except Exception as error:
             logger.error("A grammar failed; its step's requests are tried again.", exc_info=error)
             self._discard(plan)
             raise StepError.of(error, is_memory=isinstance(error, MemoryError)) from error
         skip = np.fromiter((request.waiting_for_grammar for request in sampled), np.bool_, len(sampled))
-        return StepLate(step=plan.number, mask_of=mask_of, skip=skip, ends_only=ends_only)
+        late = StepLate(step=plan.number, mask_of=mask_of, skip=skip, ends_only=ends_only)
+        return late if self._kept is None else replace(late, keep=self._kept.new)
+
+    def forget(self) -> None:
+        """A step has failed, and with it perhaps what was to be kept."""
+        if self._kept is not None:
+            self._kept.forget()
 
     def _discard(self, plan: StepPlan) -> None:
         """Let a launched step end without its tokens."""

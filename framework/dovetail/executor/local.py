@@ -77,6 +77,7 @@ class LocalExecutor:
             generates=runner.config.generates,
             num_labels=runner.config.num_labels,
             pool=runner.config.pool,
+            kept_masks=runner.masks.num_kept,
         )
 
     def launch(self, step: StepInput) -> None:

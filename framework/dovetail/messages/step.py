@@ -152,15 +152,18 @@ class StepLate:
 
     Attributes:
         step: Its number.
-        mask_of: `[P]` which row of `Executor.masks` says what may be said there; -1: anything. Ascending.
+        mask_of: `[P]` which row of `Executor.masks` says what may be said there, ascending; -1: anything;
+            below: the mask that is kept in slot `-2 - mask_of`.
         skip: `[R]` bool: it is still not known what the row may say, so it gets no token.
         ends_only: `[P]` bool: the mask allows nothing but ends, so a minimum length gives way.
+        keep: `[N, 2]`: a row of `Executor.masks` and the slot in which it is kept from the next step on.
     """
 
     step: int
     mask_of: Ints
     skip: npt.NDArray[np.bool_]
     ends_only: npt.NDArray[np.bool_]
+    keep: Ints = field(default_factory=lambda: np.empty((0, 2), dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +207,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see; of
     a recurrent group they are the copies of its states. Both are empty where nothing is cached.
     `generates`, `num_labels` and `pool` are those of `ModelConfig`. `attention_measured`: as in `EngineInfo`.
+    `kept_masks`: slots in which masks are kept on the device, for steps to name.
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
     """
@@ -230,3 +234,4 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0
     pool: Pool = "last"
     attention_measured: str = ""
+    kept_masks: int = 0

@@ -143,7 +143,7 @@ KINDS: dict[str, PluginKind] = {
             label="--grammar-backend",
             kit=f"{_KIT}.grammar:GrammarBackendConformance",
             about="The grammar backend {name} for Dovetail",
-            minor=1,
+            minor=2,
             setting="grammar_backend",
             hook="dovetail_grammar_backends",
         ),

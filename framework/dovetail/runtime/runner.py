@@ -49,7 +49,7 @@ from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan, context_len
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.sampling.draw_graphs import SampleTables
-from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
 from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.stepper import StepGraphs, Stepper
 from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
@@ -191,8 +191,8 @@ class ModelRunner:
         """Make what holds masks and counts; where graphs may read them, each row has its place from the start."""
         vocab, may_capture = self.config.vocab_size, self.device.type == "cuda" and not settings.disable_cuda_graph
         num_rows = settings.max_running_requests if may_capture else 0
-        num_slots = len(self.state.params.rows) if may_capture else 0
-        masks = MaskBuffer((vocab + 31) // 32, self.device, min(num_rows, BUCKETS[-1]))
+        num_slots, words = len(self.state.params.rows) if may_capture else 0, (vocab + 31) // 32
+        masks = MaskBuffer(words, self.device, min(num_rows, BUCKETS[-1]), num_kept(words) if may_capture else 0)
         return masks, TokenCounts(vocab, self.device, num_slots)
 
     def _graphs(self, settings: EngineSettings, plan: MemoryPlan, tables: SampleTables) -> StepGraphs | None:

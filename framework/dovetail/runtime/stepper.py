@@ -87,6 +87,7 @@ class Stepper:
     @torch.inference_mode()
     def choose(self, launched: InFlightStep, late: StepLate) -> None:
         """Sample what waited for its masks. Rows that are to be skipped leave the step without a token."""
+        self._masks.keep(late.keep)
         waiting = [part for part in launched.parts if part.logits is not None]
         if not waiting:
             return
@@ -94,8 +95,10 @@ class Stepper:
             if (done := part.captured) is not None and not late.skip[part.at].any():
                 if part.logits is not None and launched.step.prefill_graph is not None:
                     done.logits[: len(part.at)].copy_(part.logits)
-                lines, ends_only = late.mask_of[part.places], late.ends_only[part.places]
-                self._draw_adjusted(part, done, np.where(ends_only, give_way(lines), lines))
+                mask_of, ends_only = late.mask_of[part.places], late.ends_only[part.places]
+                lines = self._masks.lines_of(mask_of)
+                lines = np.where(ends_only, give_way(lines), lines)
+                self._draw_adjusted(part, done, lines, int((mask_of >= 0).sum()))
         if left := [part for part in waiting if part.logits is not None]:
             part = _without_skipped(left[0] if len(left) == 1 else _join(left), launched, late)
             launched.parts = [other for other in launched.parts if other.logits is None]
@@ -225,19 +228,21 @@ class Stepper:
             if step.prefill_graph is not None:  # whose replay may overwrite what stands in graphs' memory
                 part.logits, part.non_finite = part.logits.clone(), done.non_finite[:num].clone()
         elif part.is_banning or not facts.needs_no_adjustment:
-            self._draw_adjusted(part, done, None)
+            self._draw_adjusted(part, done, None, 0)
         else:
             ids = graphs.draw(done) if facts.is_drawn else done.ids
             part.choose(Sampled(ids[:num], done.non_finite[:num]))
         return part
 
-    def _draw_adjusted(self, part: StepPart, done: Captured, lines: npt.NDArray[np.int32] | None) -> None:
-        """Draw the rows of a decode graph in another one; `lines` `[R]` as `AdjustedDraw` has them."""
+    def _draw_adjusted(
+        self, part: StepPart, done: Captured, lines: npt.NDArray[np.int32] | None, num_sent: int
+    ) -> None:
+        """Draw the rows of a decode graph in another one; the rest as `DecodeGraphs.draw_adjusted` has it."""
         graphs, num, rows = self._graphs, len(part.at), part.params
         if graphs is None:
             raise ValueError("a part of a graph that is not there")
         remember(rows, part.rows, self._state.params, self._counts)
-        drawn = graphs.decode.draw_adjusted(done, lines)
+        drawn = graphs.decode.draw_adjusted(done, lines, num_sent)
         ranked = None
         if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
             num_top = [min(rows[i].params.logprobs or 0, done.logits.shape[1]) for i in asking]

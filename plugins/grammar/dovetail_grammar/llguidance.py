@@ -14,7 +14,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -153,6 +153,14 @@ class LlguidanceBackend(GrammarBackend):
             grammar.follow()
         for seed in range(NUM_WALKS):
             self._walk(grammar.matcher(), random.Random(seed), time.perf_counter() + timeout_s / NUM_WALKS)
+
+    def known(self, matcher: GrammarMatcher) -> tuple[Hashable, Words] | None:
+        """Return the mask that is kept for the matcher's state, which stands for it."""
+        shared = matcher.shared if isinstance(matcher, LlguidanceMatcher) and not matcher.terminated else None
+        if shared is None or shared.line is None:
+            return None
+        shared.is_used = True
+        return shared, shared.line
 
     def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
         """Copy the masks of states that are known, and compute each other state's once; called by one thread only."""

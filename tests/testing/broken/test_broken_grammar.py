@@ -220,6 +220,13 @@ class FillsInOrder(Finite):
         return [matcher.fill(mask, row) for row, matcher in enumerate(matchers)]
 
 
+class KnowsOneMask(Finite):
+    def known(self, matcher: Any) -> Any:
+        mask = np.zeros((1, matcher.vocabulary.mask_words), dtype=np.int32)
+        matcher.fill(mask, 0)
+        return "all", mask[0]
+
+
 class Weightless(Finite):
     def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
         compiled = super().compile(spec, limits)
@@ -245,6 +252,7 @@ FAULTS = {
         "forced() returns [0], of which 0 are accepted",
     ),
     "fills rows in its own order": (FillsInOrder, "test_fill_batch_equals_fill", "fill_batch and fill differ in row"),
+    "has one key for all masks": (KnowsOneMask, "test_known_masks_are_those_of_fill", "known and fill differ after"),
     "states no size": (Weightless, "test_size_is_stated", "num_bytes is 0"),
     "ignores rollback": (
         broken(rollback=lambda self, num_tokens: None),

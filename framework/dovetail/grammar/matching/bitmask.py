@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher
 from dovetail.grammar.bits import has_bit
 from dovetail.grammar.matching.constraint import Constraint
+from dovetail.grammar.matching.kept_lines import KeptLines, kept_number
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask
@@ -29,6 +30,7 @@ def fill_masks(
     wants: Sequence[bool],
     lend: Callable[[int], Mask],
     drafts: Sequence[Sequence[int]] = (),
+    kept: KeptLines | None = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """Fill the masks of a step.
 
@@ -38,12 +40,16 @@ def fill_masks(
         lend: Gives memory for so many masks, `[K, W]`; not called for none.
         drafts: Of each row; none has any if not given. A constraint follows its row's drafts as far as it allows them,
             and is taken back. Behind that nothing is masked: what is drawn there does not count.
+        kept: The masks that devices keep, for rows without drafts; what has become known now is added.
 
     Returns:
-        `[P]` which mask each place has, ascending, or `FREE`; and `[P]` whether it allows only ends.
+        `[P]` which mask each place has, ascending, or `FREE`, or the number of one that is kept; and `[P]` whether it
+        allows only ends.
     """
+    if kept is not None:
+        kept.begin()
     if not any(drafts):
-        return _fill_places(constraints, wants, lend)
+        return _fill_places(constraints, wants, lend, kept)
     lens = [1 + len(ids) for ids in drafts]
     mask_of, ends_only = np.full(sum(lens), FREE, dtype=np.int32), np.zeros(sum(lens), dtype=np.bool_)
     walks, place, num_lines = [], 0, 0
@@ -61,14 +67,22 @@ def fill_masks(
 
 
 def _fill_places(
-    constraints: Sequence[Constraint | None], wants: Sequence[bool], lend: Callable[[int], Mask]
+    constraints: Sequence[Constraint | None],
+    wants: Sequence[bool],
+    lend: Callable[[int], Mask],
+    kept: KeptLines | None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """As `fill_masks`, where each row has one place."""
     mask_of, ends_only = np.full(len(constraints), FREE, dtype=np.int32), np.zeros(len(constraints), dtype=np.bool_)
-    places = [place for place, constraint in enumerate(constraints) if constraint is not None]
+    places, bound = [], []
+    for place, constraint in enumerate(constraints):
+        if constraint is None or (kept is not None and _is_kept(constraint, place, wants, kept, mask_of, ends_only)):
+            continue
+        places.append(place)
+        bound.append(constraint)
     if not places:
         return mask_of, ends_only
-    lines, bound = lend(len(places)), [constraint for constraint in constraints if constraint is not None]
+    lines = lend(len(places))
     numbers = list(range(len(bound)))
     matched, written = _fill_matchers(bound, lines, numbers), []
     for line, constraint in enumerate(bound):
@@ -80,12 +94,35 @@ def _fill_places(
     mask_of[places] = written
     if FREE in written:
         _close_up(mask_of, lines)
+    if kept is not None:
+        for place, constraint in zip(places, bound, strict=True):
+            if mask_of[place] != FREE and (known := constraint.known()) is not None:
+                kept.keep(known[0], int(mask_of[place]))
     return mask_of, ends_only
+
+
+def _is_kept(
+    constraint: Constraint,
+    place: int,
+    wants: Sequence[bool],
+    kept: KeptLines,
+    mask_of: npt.NDArray[np.int32],
+    ends_only: npt.NDArray[np.bool_],
+) -> bool:
+    """Whether the devices have a place's mask; notes what is told of it, then."""
+    known = constraint.known()
+    slot = None if known is None else kept.find(known[0])
+    if known is None or slot is None:
+        return False
+    constraint.take_known(known[1])
+    mask_of[place] = kept_number(slot)
+    ends_only[place] = wants[place] and constraint.only_ends(known[1])
+    return True
 
 
 def _close_up(mask_of: npt.NDArray[np.int32], lines: Mask) -> None:
     """Move masks to the front, over lines that hold none."""
-    for num, at in enumerate(np.flatnonzero(mask_of != FREE).tolist()):
+    for num, at in enumerate(np.flatnonzero(mask_of >= 0).tolist()):
         if num != mask_of[at]:
             lines[num] = lines[mask_of[at]]
         mask_of[at] = num

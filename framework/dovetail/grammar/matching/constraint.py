@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +114,28 @@ class Constraint:
         if gate is not None and not gate.covers_reply and (gate.free or gate.forced_ids is not None):
             return None
         return self.matcher.inner if isinstance(self.matcher, UniqueMatcher) else self.matcher
+
+    def known(self) -> tuple[Hashable, Words] | None:
+        """Return what stands for the mask of the next token, and the mask, where it is at hand; None: see `fill`.
+
+        That is the backend's, where nothing changes it, and the mask of thinking before a grammar.
+        """
+        gate, matcher = self.gate, self.matcher
+        if matcher is None or self.backend is None or self.rules is not None or isinstance(matcher, UniqueMatcher):
+            return None
+        if gate is not None:
+            if gate.forced_ids is not None or gate.extra_id is not None:
+                return None
+            if gate.free:
+                but = gate.forbidden_ids
+                return None if gate.covers_reply else (("thinking", but), self._sets.non_eos_mask(but))
+            if gate.forbidden_id is not None or self._leading_whitespace > 0:
+                return None
+        return self.backend.known(matcher)
+
+    def take_known(self, line: Words) -> None:
+        """In place of `fill`: the next token is drawn by a mask that `known` returned."""
+        self._row = None if self.gate is not None and self.gate.free else line
 
     def fill(self, row: Words, matched: bool) -> bool:
         """Complete a row of the mask; False: everything is allowed.

@@ -185,20 +185,21 @@ class DecodeGraphs:
         done.draw.graph.replay()
         return done.draw.ids
 
-    def draw_adjusted(self, done: Captured, lines: Lines | None) -> AdjustedDraw:
+    def draw_adjusted(self, done: Captured, lines: Lines | None, num_sent: int) -> AdjustedDraw:
         """Sample the logits of a decode step that was replayed, by all that its rows ask for.
 
         Args:
             done: The step.
             lines: As `AdjustedDraw` has them; None: no row has a mask.
+            num_sent: Masks of this step that have yet to be sent.
 
         Returns:
             What holds the tokens, which are the next inputs of their rows at once, and what is told of them.
         """
         if done.adjusted is None:
             raise ValueError("a bucket's draws are captured with its step")
-        if lines is not None:
-            self._tables.masks.send(int((lines != NOTHING).sum()))
+        if num_sent:
+            self._tables.masks.send(num_sent)
         done.adjusted.set_lines(lines)
         done.adjusted.graph.replay()
         return done.adjusted

@@ -33,19 +33,30 @@ class TokenMask:
         apply_mask(logits, self.words, self.rows)
 
 
+MAX_KEPT_BYTES = 16 << 20
+"""Of masks that stay on the device: 883 of a vocabulary of 152,000 tokens."""
+
+
+def num_kept(num_words: int) -> int:
+    """Return how many masks a device keeps."""
+    return MAX_KEPT_BYTES // (4 * max(1, num_words))
+
+
 class MaskBuffer:
-    """Host memory for masks, pinned where the device is a GPU; it grows to the most rows seen.
+    """Host memory for masks, pinned where the device is a GPU; it grows to the most rows seen. And those kept there.
 
     Attributes:
-        sent: `[max_rows, W]` int32 on the device, where graphs read masks.
+        sent: `[max_rows + num_kept, W]` int32 on the device, where graphs read masks: a step's, then those kept.
+        num_kept: Slots of masks that stay.
     """
 
-    def __init__(self, num_words: int, device: torch.device, max_rows: int = 0) -> None:
+    def __init__(self, num_words: int, device: torch.device, max_rows: int = 0, num_kept: int = 0) -> None:
         """`max_rows`: of a captured step."""
+        self.num_kept, self._max_rows = num_kept, max_rows
         self._device = device
         self._num_words = num_words
         self._words = self._allocate(8)
-        self.sent = torch.zeros(max_rows, num_words, dtype=torch.int32, device=device)
+        self.sent = torch.zeros(max_rows + num_kept, num_words, dtype=torch.int32, device=device)
 
     def lend(self, num: int) -> npt.NDArray[np.int32]:
         """Return memory for so many masks, `[num, W]`, to be filled before `masks_of` is called."""
@@ -57,20 +68,39 @@ class MaskBuffer:
         """Send the first masks of what was lent to where graphs read them."""
         self.sent[:num].copy_(self._words[:num], non_blocking=True)
 
+    def keep(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy masks of what was lent to slots, `[N, 2]`, for what is sent to the device from now on."""
+        for line, slot in pairs.tolist():
+            self.sent[self._max_rows + slot].copy_(self._words[line], non_blocking=True)
+
+    def lines_of(self, mask_of: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return where in `sent` the masks of rows stand, as `StepLate` names them; -1 stays."""
+        return np.where(mask_of < -1, self._max_rows - 2 - mask_of, mask_of)
+
     def mask_of(self, lines: npt.NDArray[np.int32]) -> TokenMask | None:
         """Send masks of a step, which stand in what was lent; None where nothing is masked.
 
         Args:
-            lines: `[R]` the mask of each row, each the next one; below 0: the row may say anything.
+            lines: `[R]` the mask of each row, as `StepLate` has it: of those that were lent, each is the next one.
         """
-        rows = np.flatnonzero(lines >= 0)
+        rows = np.flatnonzero(lines != -1)
         if not rows.size:
             return None
-        first = int(lines[rows[0]])
-        words = self._words[first : first + rows.size]
+        lent = lines[lines >= 0]
+        first = int(lent[0]) if lent.size else 0
+        words = self._words[first : first + lent.size]
         if self._device.type != "cpu":
             words = words.to(self._device, non_blocking=True)
+        if lent.size < rows.size:
+            words = self._among_kept(words, lines[rows])
         return TokenMask(words, to_device(torch.from_numpy(rows), self._device))
+
+    def _among_kept(self, lent: Tensor, lines: npt.NDArray[np.int32]) -> Tensor:
+        """Return the masks `[K, W]` of rows of which some are lent, in their order, and others kept."""
+        is_kept, device = lines < 0, self._device
+        slots = to_device(torch.from_numpy(self.lines_of(lines[is_kept]).astype(np.int64)), device)
+        order = np.argsort(np.concatenate((np.flatnonzero(~is_kept), np.flatnonzero(is_kept))))
+        return torch.cat((lent, self.sent[slots]))[to_device(torch.from_numpy(order), device)]
 
     def warm_up(self, vocab_size: int) -> None:
         """Mask a made-up row of logits: where that is a kernel, it is compiled now."""

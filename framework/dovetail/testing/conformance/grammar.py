@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -342,6 +342,22 @@ class GrammarBackendConformance(Conformance):
             bits = np.unpackbits(mask[row].view(np.uint8), bitorder="little")[: vocabulary.size].astype(np.bool_)
             got = bits if was_written else np.ones(vocabulary.size, dtype=np.bool_)
             check(bool((got == allowed(matcher, vocabulary)).all()), f"fill_batch and fill differ in row {row}")
+
+    def test_known_masks_are_those_of_fill(self) -> None:
+        """A mask that is at hand, for a device to keep, is what `fill` computes, whoever else has its key."""
+        vocabulary, backend = self.vocabulary(), self._backend()
+        states = self._states()
+        mask = np.zeros((len(states), vocabulary.mask_words), dtype=np.int32)
+        backend.fill_batch([matcher for _, matcher, _ in states], mask, range(len(states)))
+        kept: dict[Hashable, np.ndarray[Any, Any]] = {}
+        for sample, matcher, tokens in states:
+            known = backend.known(matcher)
+            if known is None:
+                continue
+            line = kept.setdefault(known[0], known[1].copy())
+            bits = np.unpackbits(line.view(np.uint8), bitorder="little")[: vocabulary.size].astype(np.bool_)
+            where = f"after {text_of(vocabulary, tokens)!r} in {shown(sample.spec.source)}"
+            check(bool((bits == allowed(matcher, vocabulary)).all()), f"known and fill differ {where}")
 
     def test_size_is_stated(self) -> None:
         """A compiled grammar says how much memory it holds."""

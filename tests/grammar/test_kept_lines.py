@@ -1,0 +1,139 @@
+"""Masks that devices keep: what the host names is what it would have sent."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
+from dovetail.grammar.bits import draw_ids
+from dovetail.grammar.matching.bitmask import FREE, fill_masks
+from dovetail.grammar.matching.constraint import Constraint, TokenSets
+from dovetail.grammar.matching.kept_lines import MAX_NEW, KeptLines, kept_number
+from dovetail.grammar.matching.reasoning_gate import make_gate
+from dovetail.messages import MarkedThinking, Marker
+from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
+from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar
+
+TOKENS = (*(bytes([i]) for i in range(256)), b'"}', b'{"', b"true", b"ab", b"<think>", b"</think>", b"")
+EOS = len(TOKENS) - 1
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 4}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    """Bytes, and a few longer tokens."""
+    return Vocabulary(
+        tokens=TOKENS, size=len(TOKENS), eos_ids=frozenset({EOS}), special_ids=frozenset({EOS - 2, EOS - 1, EOS}),
+        fingerprint="kept", added={"<think>": EOS - 2, "</think>": EOS - 1},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backend(vocabulary: Vocabulary) -> LlguidanceBackend:
+    """Makes the library's tokenizer once."""
+    return LlguidanceBackend(vocabulary)
+
+
+class Rows:
+    """Requests of one schema, every third of which thinks first, and the device that keeps their masks, or none."""
+
+    def __init__(self, vocabulary: Vocabulary, backend: LlguidanceBackend, num_slots: int) -> None:
+        grammar: Any = backend.compile(GrammarSpec(kind=Kind.JSON, source=json.dumps(SCHEMA)), GrammarLimits())
+        assert isinstance(grammar, LlguidanceGrammar)
+        grammar.follow()
+        sets = TokenSets(vocabulary)
+        marks = MarkedThinking(state="in", start=Marker("<think>", (EOS - 2,)), end=Marker("</think>", (EOS - 1,)))
+        gates = [make_gate(marks, TOKENS, constrained=True) if i % 3 == 0 else None for i in range(9)]
+        self.constraints = [Constraint(sets, gate, grammar.matcher(), backend) for gate in gates]
+        self.buffer = MaskBuffer(vocabulary.mask_words, DEVICE, 9, num_slots)
+        self.kept = KeptLines(num_slots) if num_slots else None
+        self.num_named = 0
+
+    def step(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The masks of all rows, as graphs read them and as they are sent otherwise."""
+        mask_of, _ = fill_masks(self.constraints, [False] * 9, self.buffer.lend, kept=self.kept)
+        assert (mask_of != FREE).all()
+        if self.kept is not None:
+            self.buffer.keep(self.kept.new)
+        self.buffer.send(int((mask_of >= 0).sum()))
+        self.num_named += int((mask_of < FREE).sum())
+        found = self.buffer.mask_of(mask_of)
+        assert found is not None
+        assert found.rows.tolist() == list(range(9))
+        return self.buffer.sent.cpu().numpy()[self.buffer.lines_of(mask_of)], found.words.cpu().numpy().copy()
+
+
+@pytest.mark.parametrize("num_slots", [1, 4, 64])
+def test_a_kept_mask_is_the_mask_that_would_be_sent(
+    num_slots: int, vocabulary: Vocabulary, backend: LlguidanceBackend
+) -> None:
+    """Rows that walk beside others without a table, with too few slots and with enough, in thinking and behind it."""
+    rng = random.Random(num_slots)
+    rows, plain = Rows(vocabulary, backend, num_slots), Rows(vocabulary, backend, 0)
+    done = [False] * 9
+    for step in range(60):
+        (by_graph, sent), (_, want) = rows.step(), plain.step()
+        assert (by_graph == want).all()
+        assert (sent == want).all()
+        for i in range(9):
+            drawn = draw_ids(want[i], 6, rng)
+            token = min(drawn, key=lambda t: (TOKENS[t].isspace(), rng.random()))
+            gate = plain.constraints[i].gate
+            if gate is not None and gate.free and step >= 5:
+                token = EOS - 1
+            if not done[i]:
+                assert rows.constraints[i].accept(token) == plain.constraints[i].accept(token) is None
+                assert rows.constraints[i].was_forced == plain.constraints[i].was_forced
+                done[i] = rows.constraints[i].terminated
+    assert rows.num_named > 20
+
+
+def test_what_a_step_draws_by_is_not_given_to_others() -> None:
+    """The mask that nobody asked for longest goes; where all are in use, a new one is not kept."""
+    kept = KeptLines(2)
+    kept.begin()
+    kept.keep("a", 0)
+    kept.keep("b", 1)
+    kept.keep("a", 2)
+    assert kept.new.tolist() == [[0, 0], [1, 1]]
+    kept.begin()
+    assert kept.find("a") == 0
+    kept.keep("c", 0)
+    kept.keep("d", 1)
+    assert kept.new.tolist() == [[0, 1]]
+    assert kept.find("b") is None
+    assert kept.find("c") == 1
+    kept.forget()
+    assert kept.find("a") is None
+    assert kept.new.shape == (0, 2)
+
+
+def test_a_step_has_few_masks_kept() -> None:
+    """Each is a copy of its own; the next step goes on."""
+    kept = KeptLines(100)
+    for most in (MAX_NEW, 2 * MAX_NEW):
+        kept.begin()
+        for key in range(20):
+            kept.keep(key, key)
+        assert len(kept.new) == MAX_NEW
+        assert kept.new[-1, 1] == most - 1
+
+
+def test_kept_masks_are_numbered_below_free_ones() -> None:
+    """And stand behind those of a step; as many as 16 MB hold."""
+    buffer = MaskBuffer(1, torch.device("cpu"), 5, 3)
+    named = np.array([0, FREE, kept_number(0), kept_number(2)], dtype=np.int32)
+    assert buffer.lines_of(named).tolist() == [0, FREE, 5, 7]
+    assert num_kept(4748) == 883
