@@ -284,8 +284,8 @@ class GroupExecutor:
 def about(plugins: LoadedPlugins, device: DeviceBytes) -> Built:
     """Say what a rank is; all must be the same.
 
-    Candidates of `auto` for attention are left out: the first rank tries more of them than the others, which take what it
-    has chosen, and say so where they cannot.
+    Candidates of `auto` for attention are left out: the first rank tries more of them than the others, which take what
+    it has chosen, and say so where they cannot.
     """
     versions = {(planned.kind, planned.qualified): planned.version for planned in plugins.plan.plugins}
     tried = {planned.qualified for planned in plugins.plan.of_kind("attention_backend") if not planned.requested}
