@@ -137,3 +137,24 @@ def test_kept_masks_are_numbered_below_free_ones() -> None:
     named = np.array([0, FREE, kept_number(0), kept_number(2)], dtype=np.int32)
     assert buffer.lines_of(named).tolist() == [0, FREE, 5, 7]
     assert num_kept(4748) == 883
+
+
+def test_equal_keys_of_two_backends_are_two_masks(vocabulary: Vocabulary, backend: LlguidanceBackend) -> None:
+    """What one backend means by a key is nothing to another one."""
+
+    class Numbers:
+        """A backend that has numbers for keys, and one mask."""
+
+        def __init__(self, mask: int) -> None:
+            self.words = np.full(vocabulary.mask_words, mask, dtype=np.int32)
+
+        def known(self, matcher: Any) -> Any:
+            return 5, self.words
+
+    sets, matchers = TokenSets(vocabulary), [object(), object()]
+    backends: list[Any] = [Numbers(1), Numbers(2)]
+    constraints = [Constraint(sets, None, matcher, of) for matcher, of in zip(matchers, backends, strict=True)]  # type: ignore[arg-type]
+    found = [constraint.known() for constraint in constraints]
+    assert found[0] is not None and found[1] is not None
+    assert found[0][0] != found[1][0]
+    assert found[0][0] == (backends[0], 5)

@@ -278,7 +278,7 @@ class GrammarBackend(Configurable, ABC):
     def known(self, matcher: GrammarMatcher) -> tuple[Hashable, Mask] | None:
         """Return the mask of a matcher's next token where it is at hand, so that a device may keep it; None: fill it.
 
-        A key stands for the mask: of two matchers of this process with equal keys, whatever they are of, the masks are
+        A key stands for the mask: of two matchers of this backend with equal keys, whatever they are of, the masks are
         equal, now and later. The words, `[W]`, are only read, and before the next call of `fill_batch`.
         """
         return None

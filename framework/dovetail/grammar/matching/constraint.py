@@ -131,7 +131,8 @@ class Constraint:
                 return None if gate.covers_reply else (("thinking", but), self._sets.non_eos_mask(but))
             if gate.forbidden_id is not None or self._leading_whitespace > 0:
                 return None
-        return self.backend.known(matcher)
+        found = self.backend.known(matcher)
+        return None if found is None else ((self.backend, found[0]), found[1])
 
     def take_known(self, line: Words) -> None:
         """In place of `fill`: the next token is drawn by a mask that `known` returned."""
