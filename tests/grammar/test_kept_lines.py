@@ -155,6 +155,7 @@ def test_equal_keys_of_two_backends_are_two_masks(vocabulary: Vocabulary, backen
     backends: list[Any] = [Numbers(1), Numbers(2)]
     constraints = [Constraint(sets, None, matcher, of) for matcher, of in zip(matchers, backends, strict=True)]  # type: ignore[arg-type]
     found = [constraint.known() for constraint in constraints]
-    assert found[0] is not None and found[1] is not None
+    assert found[0] is not None
+    assert found[1] is not None
     assert found[0][0] != found[1][0]
     assert found[0][0] == (backends[0], 5)
