@@ -13,7 +13,7 @@ import transformers
 from dovetail.contracts.config import ModelConfig
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
-from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, judge, translate
+from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, divide, translate
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.deepseek import DeepseekV2, DeepseekV3
 from dovetail_models.gemma2 import Gemma2
@@ -200,7 +200,7 @@ def test_no_key_is_both() -> None:
     """A key is harmless or changes something."""
     assert not HARMLESS & CHANGING
     assert set(NEUTRAL) <= CHANGING
-    assert judge({"bos_token_id": 1}) == ({}, {})
+    assert divide({"bos_token_id": 1}) == ({}, {})
 
 
 WINDOWS: list[tuple[dict[str, Any], list[int | None]]] = [
@@ -343,6 +343,6 @@ def test_a_text_part_is_judged_as_if_it_stood_alone() -> None:
         "text_config.use_cache": True,
         "vision_config.hidden_act": "x",
     }
-    refused, unknown = judge({**unread, "text_config.new_key": 1, "rope_parameters.sliding_window": 3})
+    refused, unknown = divide({**unread, "text_config.new_key": 1, "rope_parameters.sliding_window": 3})
     assert list(refused) == ["text_config.attn_logit_softcapping"]
     assert list(unknown) == ["text_config.new_key", "rope_parameters.sliding_window"]

@@ -182,7 +182,7 @@ def translate(
             f"{tracked.last_read or 'none'}; correct the file, or report this to the plugin's author"
         ) from error
     check_switches(tracked.read())
-    refused, unknown = judge({key: value for key, value in tracked.unread().items() if key not in served})
+    refused, unknown = divide({key: value for key, value in tracked.unread().items() if key not in served})
     if refused:
         named = ", ".join(f"{key} = {_short(value)}" for key, value in refused.items())
         raise ModelError(
@@ -197,7 +197,7 @@ def translate(
     return config
 
 
-def judge(unread: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def divide(unread: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide keys that were not read into those that change the arithmetic and those that nobody knows."""
     refused, unknown = {}, {}
     for path, value in unread.items():
