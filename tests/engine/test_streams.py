@@ -40,7 +40,7 @@ class Loopback(StreamClient):
         self._receive(StepDeltas(step=1, deltas=list(deltas)))
 
     def lose(self) -> None:
-        self._lost("gone")
+        self._engine_died("gone")
 
 
 def submit(rid: str = "a") -> Submit:

@@ -13,9 +13,10 @@ import transformers
 from dovetail.contracts.config import ModelConfig
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
-from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, judge, translate
+from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, divide, translate
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.deepseek import DeepseekV2, DeepseekV3
+from dovetail_models.gemma2 import Gemma2
 from dovetail_models.gpt_oss import GptOss
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
@@ -199,7 +200,7 @@ def test_no_key_is_both() -> None:
     """A key is harmless or changes something."""
     assert not HARMLESS & CHANGING
     assert set(NEUTRAL) <= CHANGING
-    assert judge({"bos_token_id": 1}) == ({}, {})
+    assert divide({"bos_token_id": 1}) == ({}, {})
 
 
 WINDOWS: list[tuple[dict[str, Any], list[int | None]]] = [
@@ -251,6 +252,79 @@ def test_contradictions_are_named(keys: dict[str, Any], message: str) -> None:
         dense_config({**BASE, **keys})
 
 
+def rope(**numbers: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **numbers}}
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (rope(rope_theta="NaN"), r"\(rope_theta\) is nan; it must be above 1"),
+        (rope(rope_theta=0), r"\(rope_theta\) is 0.0"),
+        (rope(rope_theta=-1e4), r"\(rope_theta\) is -10000"),
+        (rope(rope_theta=1), r"\(rope_theta\) is 1.0"),
+        (rope(rope_theta=float("inf")), r"\(rope_theta\) is inf"),
+        (rope(rope_type="linear", factor=0), "factor of the rotary embedding is 0.0; it must be above 0"),
+        (rope(rope_type="linear", factor=float("nan")), "factor of the rotary embedding is nan"),
+        (rope(rope_type="yarn", factor=-2), "factor of the rotary embedding is -2.0"),
+        (rope(rope_type="yarn", factor=2, beta_slow=-1), "beta_slow of the rotary embedding is -1.0"),
+        (rope(**{**LLAMA3, "high_freq_factor": 1.0}), r"low_freq_factor .* is 1.0; it must be below high_freq_factor"),
+        (rope(**{**LONG, "short_factor": [1.0, 0.0]}), "a short_factor of the rotary embedding is not above 0"),
+        (rope(partial_rotary_factor=0), "partial_rotary_factor is 0.0; it must be above 0, and 1 at most"),
+        (rope(partial_rotary_factor=1.5), "partial_rotary_factor is 1.5"),
+        ({"sliding_window": 0}, "layer 0: its sliding window is 0; it must be 1 token at least, and null means none"),
+        ({"sliding_window": -3}, "layer 0: its sliding window is -3"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0; a model has from 1 to 10,000 layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000"),
+        ({"num_hidden_layers": float("nan")}, "num_hidden_layers = nan"),
+        ({"num_key_value_heads": -2}, "layer 0: num_kv_heads is -2; it must be 1 at least"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 2}, "3 query heads cannot share 2 key and value heads"),
+        ({"head_dim": -4}, "layer 0: qk_dim is -4"),
+        ({"vocab_size": -1}, "vocab_size is -1; it must be 1 at least"),
+        ({"hidden_size": 0, "head_dim": 4}, "hidden_size is 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"rms_norm_eps": float("nan")}, "the norms' epsilon is nan; it must be 0 or more"),
+        ({"rms_norm_eps": -1e-6}, "the norms' epsilon is -1e-06"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false' is text; write true or false, without quo"),
+        ({"attention_bias": "Yes"}, "attention_bias = 'Yes' is text"),
+        ({"num_attention_heads": 0}, "config_from_hf raised ZeroDivisionError"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused(keys: dict[str, Any], message: str) -> None:
+    """One line that names the number, whichever plugin reads the file; a server would start, and answer nonsense."""
+    with pytest.raises(ModelError, match=message) as error:
+        translate(Llama.config_from_hf, {**BASE, **keys})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"query_pre_attn_scalar": 0},
+            "raised ZeroDivisionError.*; the key read last is query_pre_attn_scalar = 0; cor",
+        ),
+        ({"query_pre_attn_scalar": -4}, r"layer 0: its scores are multiplied by .*; that must be above 0"),
+        ({"attn_logit_softcapping": -1}, "layer 0: its scores are capped at -1.0; that must be above 0, and null mea"),
+        ({"attn_logit_softcapping": "x"}, "raised ValueError: could not convert .* to float: 'x'; .* correct the file"),
+    ],
+)
+def test_a_value_that_a_plugin_cannot_read_is_the_files(keys: dict[str, Any], message: str) -> None:
+    """Not "upgrade the plugin": what was raised, which key was read last, and whose fault it may be."""
+    with pytest.raises(ModelError, match=message):
+        translate(Gemma2.config_from_hf, {**BASE, **keys})
+
+
+def test_what_is_computed_in_range_is_served() -> None:
+    """The ends of the ranges, and kinds that need none of the numbers."""
+    for keys in (rope(**LLAMA3), rope(**LONG), {"sliding_window": 1}, {"rms_norm_eps": 0}, rope(rope_theta=1.5)):
+        translate(Llama.config_from_hf, {**BASE, **keys})
+
+
 def test_renamed_keys_mean_the_same() -> None:
     """`hidden_activation` is `hidden_act`; the rope's numbers may stand beside its mapping or inside."""
     assert dense_config({**BASE, "hidden_activation": "gelu"}).hidden_act == "gelu"
@@ -269,6 +343,6 @@ def test_a_text_part_is_judged_as_if_it_stood_alone() -> None:
         "text_config.use_cache": True,
         "vision_config.hidden_act": "x",
     }
-    refused, unknown = judge({**unread, "text_config.new_key": 1, "rope_parameters.sliding_window": 3})
+    refused, unknown = divide({**unread, "text_config.new_key": 1, "rope_parameters.sliding_window": 3})
     assert list(refused) == ["text_config.attn_logit_softcapping"]
     assert list(unknown) == ["text_config.new_key", "rope_parameters.sliding_window"]

@@ -77,6 +77,15 @@ def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
         load(made, "api")
 
 
+def model(architectures: str) -> str:
+    return f"from dovetail_models.llama import Llama\nclass Own(Llama):\n    architectures = {architectures}\n"
+
+
+def parser(line: str) -> str:
+    source = "from dovetail.contracts import ReasoningParser\nclass Own(ReasoningParser):\n"
+    return f"{source}    {line}\n    def spec(self, tokenizer, template, request): ...\n"
+
+
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
@@ -91,6 +100,17 @@ def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
             "",
             r"--plugin-file '.*empty\.py': defines no plugin; subclass one of ModelPlugin, .* with @hookimpl",
         ),
+        ("letters.py", model("'AForCausalLM'"), r"model Own: architectures = 'AForCausalLM' .*; give a tuple of names"),
+        ("number.py", model("5"), r"number\.py': model Own: architectures = 5 names nothing that can be asked for"),
+        ("nobody.py", model("()"), r"model Own: architectures = \(\) names nothing"),
+        (
+            "spaced.py",
+            parser("plugin_name = 'acme r2'"),
+            r"plugin_name = 'acme r2' names nothing .*; give a name as it",
+        ),
+        ("empty_name.py", parser("plugin_name = ''"), r"reasoning_parser Own: plugin_name = '' names nothing"),
+        ("of_two.py", parser("plugin_name = 'acme:r2'"), r"plugin_name = 'acme:r2' names nothing"),
+        ("minor.py", parser("needs_minor = '0'"), r"'own': needs_minor = '0' is no number of a minor version"),
         ("bad.py", "1 / 0", r"bad\.py': running it raised ZeroDivisionError: division by zero; correct the file"),
         ("exits.py", "raise SystemExit(0)", r"exits\.py': running it raised SystemExit: 0; correct the file"),
         ("slow.py", "import time; time.sleep(60)", r"slow\.py': running it did not end within 0\.2 s; fix or disable"),
@@ -173,7 +193,9 @@ def test_two_files_of_one_name(tmp_path: Path) -> None:
         loaded = load(plan("--plugin-file", files, "--reasoning-parser", name)[1], "api")
         assert loaded.get("reasoning_parser", name).__name__ == name.title().replace("-", "")
     (tmp_path / "b" / "same.py").write_text((tmp_path / "a" / "same.py").read_text())
-    with pytest.raises(PluginError, match=r"same\.py: reasoning_parser 'first-r2': already registered as"):
+    with pytest.raises(
+        PluginError, match=r"same\.py: reasoning_parser 'first-r2': already defined by .*/a/same\.py; give the sec"
+    ):
         plan("--plugin-file", files)
 
 

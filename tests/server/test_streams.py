@@ -45,7 +45,7 @@ class Ticking(StreamClient):
             await asyncio.sleep(0)
 
     async def close(self, *, wait: bool = True) -> None:
-        self._lost("closed by the test")
+        self._engine_died("closed by the test")
 
     def tick(self) -> None:
         deltas = []

@@ -67,7 +67,7 @@ class LateEngine(StreamClient):
         self._receive(StepDeltas(step=self.step + 1, deltas=[delta]))
 
     async def close(self, *, wait: bool = True) -> None:
-        self._lost("closed by the test")
+        self._engine_died("closed by the test")
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ TEMPLATE = (
 )
 """Thinking and calls of no known family, for the parsers that read templates."""
 ATTRS: dict[tuple[str, str], dict[str, Any]] = {
+    ("hooks", "otel"): {"remembers": 20_000},  # tests/plugins/test_otel.py::test_what_is_remembered_is_bounded
     **{("reasoning_parser", name): {"samples": samples(TABLE_OF.reasoning_rows(name))} for name in TABLE_OF.TAGS},
     **{
         ("reasoning_parser", name): {"samples": samples(TABLE_OF.thinking_rows(name))}

@@ -29,6 +29,17 @@ def test_every_kind_has_a_conformance_class() -> None:
         assert cls.__mro__[1].__name__ in kit.__all__
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_tells_what_each_class_can_be_given(kind: str) -> None:
+    """Every class of the kit and every attribute that is its own stands in the table of `docs/testing.md`."""
+    cls = CONFORMANCE[kind].__mro__[1]
+    page = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
+    row = next((line for line in page.splitlines() if line.startswith("| ") and f"`{cls.__name__}`" in line), "")
+    own = {name for name in vars(cls).get("__annotations__", {}) if not name.startswith("_")}
+    missing = sorted(name for name in own if f"`{name}`" not in row)
+    assert (bool(row), missing) == (True, [])
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_is_tested_and_documented(hook: str) -> None:
     """A hook cannot be added without a conformance test, a page that names it, and a test with an installed package."""

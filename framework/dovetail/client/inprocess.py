@@ -43,7 +43,7 @@ class InProcessClient(StreamClient):
             self._send(Control(id=0, op="shutdown"))
             if wait:
                 await asyncio.to_thread(self._thread.join)
-        self._lost(CLOSED)
+        self._engine_died(CLOSED)
 
     def poll(self, timeout_s: float) -> list[ToEngine]:
         """See `Transport.poll`; called by the engine's thread."""

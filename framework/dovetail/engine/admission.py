@@ -178,20 +178,20 @@ class Admission:
             or self._need(request, request.matched_pages) <= self._pages.num_available
         ):
             return True
-        return bool(self._victims(request))
+        return bool(self._retractable(request))
 
     def _make_space(self, request: Request) -> bool:
         """Whether `request` fits beside the running ones, after retracting those that give way to it."""
         while not self._fits(request):
-            victims = self._victims(request)
-            if not victims:
+            candidates = self._retractable(request)
+            if not candidates:
                 return False
-            victim = self._scheduler.retract(victims)
+            victim = self._scheduler.retract(candidates)
             self._expected = None
             self._plan.decode = [r for r in self._plan.decode if r is not victim]
         return True
 
-    def _victims(self, request: Request) -> list[Request]:
+    def _retractable(self, request: Request) -> list[Request]:
         """Running requests that give way: of the background, and any of lower priority if the policy retracts them."""
         if not self._scheduler.policy.preempts and not self._scheduler.num_background:
             return []

@@ -121,7 +121,7 @@ class ProcessClient(StreamClient):
             if not life.is_ready or not await life.wait(STOP_TIMEOUT_S if wait else 0):
                 life.kill(CLOSED)
         await self._tasks.close()
-        self._lost(CLOSED)
+        self._engine_died(CLOSED)
 
     async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         """See `EngineClient.control`. While a profile is recorded and written, nothing counts as a hang."""
@@ -135,7 +135,7 @@ class ProcessClient(StreamClient):
     def submit(self, request: Submit, *, every: int = 1) -> Stream:
         """See `EngineClient.submit`."""
         if self._closing:
-            self._lost(CLOSED)
+            self._engine_died(CLOSED)
         return super().submit(request, every=every)
 
     def close_stream(self, entry: Entry, *, finished: bool) -> None:
@@ -157,13 +157,13 @@ class ProcessClient(StreamClient):
                     break
                 await asyncio.sleep(self._limit.delay_s)
             if self._closing:
-                self._lost(CLOSED)
+                self._engine_died(CLOSED)
             elif self._info is None:
-                self._lost(why, user_error=life.failure is not None and life.failure.user_error)
+                self._engine_died(why, user_error=life.failure is not None and life.failure.user_error)
             else:
-                self._lost(f"{why}; it is not started again, for {refusal}")
+                self._engine_died(f"{why}; it is not started again, for {refusal}")
         except Exception as error:
-            self._lost(f"the engine cannot be started: {type(error).__name__}: {error}")
+            self._engine_died(f"the engine cannot be started: {type(error).__name__}: {error}")
             raise
 
     def _may_not_restart(self, life: EngineLife, why: str) -> str | None:

@@ -64,9 +64,9 @@ class Replies:
     def _end_non_finite(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
         """End requests for which a step computed numbers that are not finite, before anybody gets more of them."""
         written = {request for request, _, _ in plan.writes}  # who is missing was undone with an earlier step
-        broken = [r for r, ok in zip(plan.requests, output.finite, strict=True) if not ok and r in written]
-        self.scheduler.cut(plan, broken)
-        return [self.last(request, NOT_FINITE) for request in broken if request.finish is None]
+        non_finite = [r for r, ok in zip(plan.requests, output.finite, strict=True) if not ok and r in written]
+        self.scheduler.cut(plan, non_finite)
+        return [self.last(request, NOT_FINITE) for request in non_finite if request.finish is None]
 
     def _take_prompt_logprobs(self, plan: StepPlan, output: StepOutput) -> None:
         """Keep what a step told of prompts, until their first token is sent; nothing predicts a prompt's first one."""

@@ -143,14 +143,14 @@ class Scheduler:
                 if request.row >= 0 and plan.number > request.void_step:
                     self.pages.slide(request, start + num_new.get(request, 1))
 
-    def cut(self, plan: StepPlan, broken: list[Request]) -> None:
-        """Undo what a step wrote for `broken` requests, and what later steps made of it: it does not count.
+    def cut(self, plan: StepPlan, non_finite: list[Request]) -> None:
+        """Undo what a step wrote for `non_finite` requests, and what later steps made of it: it does not count.
 
         All of these requests go back to the queue, as far as they run, with what they had before; nothing was emitted
         of what they lose, as steps are read in order. The step itself has finished, or was never under way.
         """
-        poisoned, victims = self._spread(plan, broken)
-        for request in victims:
+        poisoned, affected = self._spread(plan, non_finite)
+        for request in affected:
             request.void_step = self.num_launched
             if request.num_output == 0:
                 request.cached_len = -1
@@ -163,17 +163,17 @@ class Scheduler:
         request.void_step = self.num_launched
         self._put_back(request)
 
-    def _spread(self, plan: StepPlan, broken: list[Request]) -> tuple[list[set[int]], list[Request]]:
+    def _spread(self, plan: StepPlan, non_finite: list[Request]) -> tuple[list[set[int]], list[Request]]:
         """Find the pages of each group that are not to be used, and the requests that have some."""
         poisoned: list[set[int]] = [set() for _ in self.pages.allocators]
-        victims = dict.fromkeys(broken)
+        affected = dict.fromkeys(non_finite)
         size = self.pages.page_size
         for step in [plan, *(step for step in self._in_flight if step.number > plan.number)]:
             kept = []
             for write in step.writes:
                 request, pages, start = write
-                if request in victims or (step is not plan and has_any(pages, poisoned)):
-                    victims[request] = None
+                if request in affected or (step is not plan and has_any(pages, poisoned)):
+                    affected[request] = None
                     for bad, own in zip(poisoned, pages, strict=True):
                         bad.update(page for page in own[start // size :] if page)
                 else:
@@ -181,8 +181,8 @@ class Scheduler:
             step.writes = kept
         for request in self.running:
             if has_any(request.pages, poisoned):
-                victims[request] = None
-        return poisoned, list(victims)
+                affected[request] = None
+        return poisoned, list(affected)
 
     def _put_back(self, request: Request) -> None:
         """Let a running request wait again; the tree has its full pages."""

@@ -83,7 +83,7 @@ class Stream:
 
 
 class StreamClient(ABC):
-    """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_lost`."""
+    """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_engine_died`."""
 
     def __init__(self, *, seed: int | None = None) -> None:
         """Nothing is submitted yet; from `seed` come those of requests without one, a random one if not given."""
@@ -218,7 +218,7 @@ class StreamClient(ABC):
             if self._started is not None and not self._started.done():
                 self._started.set_result(message.info)
         elif isinstance(message, Failed):
-            self._lost(message.message, user_error=message.user_error)
+            self._engine_died(message.message, user_error=message.user_error)
 
     def _drop_slow_reader(self, entry: Entry) -> None:
         """End a request whose reader is too far behind: what waits for it is dropped, to be told instead."""
@@ -227,7 +227,7 @@ class StreamClient(ABC):
             TokenDelta(handle=entry.submit.handle, ids=[], finish=Finish("abort", None, SLOW_READER, "slow_reader"))
         )
 
-    def _lost(self, why: str, *, user_error: bool = False) -> None:
+    def _engine_died(self, why: str, *, user_error: bool = False) -> None:
         """The engine is gone: end everything that waits for it. The first reason is kept."""
         if self._dead is not None:
             return

@@ -190,7 +190,7 @@ class StructuredOutputs:
             verdicts = [tool.valid for tool in made.tools if tool.name in {name for name, _ in outcome.calls}]
             return replace(made, valid=None if None in verdicts else all(verdicts))
         if route.spec.kind is Kind.JSON:
-            [valid] = self._validator.judge(route.spec.source, [outcome.text])
+            [valid] = self._validator.validate(route.spec.source, [outcome.text])
             return replace(made, valid=valid)
         return made
 
@@ -202,7 +202,7 @@ class StructuredOutputs:
             texts = [text for name, text in outcome.calls if name == tool.name]
             valid: bool | None = None
             if texts and outcome.ended:
-                verdicts = [True] if enforcement == "full" else self._validator.judge(tool.source, texts)
+                verdicts = [True] if enforcement == "full" else self._validator.validate(tool.source, texts)
                 valid = None if None in verdicts else all(verdicts)
             made.append(ToolReport(tool.name, enforcement, ignored, valid))
         return tuple(made)

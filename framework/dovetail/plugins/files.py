@@ -28,6 +28,8 @@ from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 DIGEST_LEN = 12
 SELF = "__dovetail_module__"
 """Attribute that holds the file's module itself: the target of its hooks plugin."""
+NAME = re.compile(r"\*|[^\s,:=]+")
+"""What a flag can name: lists are divided at commas, and a package stands before a colon."""
 VERSION = "__dovetail_version__"
 """Attribute that holds the digest of what was run."""
 
@@ -159,7 +161,7 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
     version = digest(path, given)
     module = _run(path, version, timeout_s, given)
     owner: dict[str, Any] = {"distribution": path.name, "version": version, "file": str(path)}
-    classes = list(_classes(module))
+    classes = list(_classes(module, given))
     for kind, name, attr in classes:  # before anything can choose or pass over one
         if why := KINDS[kind].too_new(getattr(module, attr)):
             raise PluginError(f"{given}: {kind} {name!r}: {why}; upgrade dovetail")
@@ -187,8 +189,12 @@ def _run(path: Path, version: str, timeout_s: float, given: str) -> ModuleType:
         raise PluginError(" ".join(text.split())) from error
 
 
-def _classes(module: ModuleType) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, name, attribute) of each concrete class of a contract that the module names and that is its own."""
+def _classes(module: ModuleType, given: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (kind, name, attribute) of each concrete class of a contract that the module names and that is its own.
+
+    Raises:
+        PluginError: What a class says of its names is no name.
+    """
     for attr, value in list(vars(module).items()):
         if not isinstance(value, type) or inspect.isabstract(value):
             continue
@@ -199,10 +205,22 @@ def _classes(module: ModuleType) -> Iterator[tuple[str, str, str]]:
                 continue
             home, _, contract = kind.contract.partition(":")
             if issubclass(value, getattr(import_module(home), contract)):
-                given = getattr(value, "plugin_name", None)
-                default = (given or _kebab(attr),)
-                for name in getattr(value, "architectures", default) if kind.name == "model" else default:
-                    yield kind.name, str(name), attr
+                for name in _names(kind.name, value, attr, given):
+                    yield kind.name, name, attr
+
+
+def _names(kind: str, plugin: type, attr: str, given: str) -> Iterable[str]:
+    """Return the names of a class: a model's architectures, else its `plugin_name`, else its own in kebab case."""
+    if kind == "model" and (listed := getattr(plugin, "architectures", None)) is not None:
+        names = () if isinstance(listed, str) or not isinstance(listed, Iterable) else tuple(listed)
+        said, wish = f"architectures = {listed!r}", "give a tuple of names, with a comma behind a single one"
+    else:
+        listed = getattr(plugin, "plugin_name", None)
+        names = (listed if listed is not None else _kebab(attr),)
+        said, wish = f"plugin_name = {listed!r}", "give a name as it is typed, such as 'acme-r2'"
+    if not names or not all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
+        raise PluginError(f"{given}: {kind} {attr}: {said} names nothing that can be asked for; {wish}")
+    return names
 
 
 def _has_hooks(module: ModuleType) -> bool:

@@ -72,9 +72,14 @@ class PluginKind(NamedTuple):
         return self.oldest_api <= api <= self.api
 
     def too_new(self, plugin: object) -> str:
-        """Return why a class that needs a later minor version cannot be used, or "" where it can."""
+        """Return why a class that needs a later minor version cannot be used, or "" where it can.
+
+        One that says it in no number cannot, either.
+        """
         needed = getattr(plugin, "needs_minor", 0)
-        if isinstance(needed, int) and needed <= self.minor:
+        if not isinstance(needed, int):
+            return f"needs_minor = {needed!r} is no number of a minor version, such as {self.minor}"
+        if needed <= self.minor:
             return ""
         return f"it needs API {self.api}.{needed} of {self.name}, this dovetail speaks {self.api}.{self.minor}"
 

@@ -148,7 +148,8 @@ class Registry:
             if same and other.usable:
                 if other.target == target:
                     return other
-                raise PluginError(f"{who}: already registered as {other.target!r}; give the second one another name")
+                by = f"defined by {other.file}" if other.file else f"registered as {other.target!r}"
+                raise PluginError(f"{who}: already {by}; give the second one another name")
         self.records.append(record)
         _note_taken_names(self.records)
         return record

@@ -13,7 +13,7 @@ import msgspec
 from dovetail.errors import ConfigError, RequestError
 from dovetail.settings import Task
 
-Way = Literal["labels", "cosine", "yes_no"]
+Comparison = Literal["labels", "cosine", "yes_no"]
 """How two texts are compared: by the score of a label, by their embeddings, by what the model would answer."""
 ROUTES: Mapping[Task, str] = {
     "generate": "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /generate",
@@ -61,7 +61,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     possible: tuple[Task, ...] = get_args(Task)
-    way: Way | None = None
+    way: Comparison | None = None
     hint: str = ""
     encodes: bool = False
 
@@ -110,7 +110,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         raise RequestError(text, param="model", code="unsupported_task")
 
 
-def _way(info: Facts, task: Task | None, *, embeds: bool, answers: bool) -> Way | None:
+def _way(info: Facts, task: Task | None, *, embeds: bool, answers: bool) -> Comparison | None:
     """How the model compares texts; only a classifier of a single label has one score for a pair."""
     if info.num_labels:
         return "labels" if info.num_labels == 1 else None

@@ -140,7 +140,7 @@ class BatchFinalizer:
             LeaseLostError: It was cancelled, or somebody else does so now.
             OSError: Something cannot be read or written now.
         """
-        status = await self._settle(row, lease)
+        status = await self._complete(row, lease)
         published: dict[str, tuple[str, int]] = {}
         try:
             published = await self._publish(lease, status)
@@ -154,7 +154,7 @@ class BatchFinalizer:
         await asyncio.to_thread(self._remove, lease.batch_id)
         return status
 
-    async def _settle(self, row: RowMapping, lease: Lease) -> str:
+    async def _complete(self, row: RowMapping, lease: Lease) -> str:
         """Decide how a batch ends; from then on no line of it changes."""
         async with self.store.database.write() as db:
             await self.store.check(db, lease)

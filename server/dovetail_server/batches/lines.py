@@ -153,7 +153,7 @@ class LineStore:
                 await db.execute(sa.update(batches).where(batches.c.id == batch_id).values(more))
         return num
 
-    async def give_back(self, leased: Sequence[Leased], *, has_counted: bool) -> None:
+    async def return_leases(self, leased: Sequence[Leased], *, has_counted: bool) -> None:
         """Let others, or this process later, run lines; `has_counted` keeps the attempt on record."""
         async with self.database.write() as db:
             for line in leased:

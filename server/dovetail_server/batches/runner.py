@@ -221,7 +221,7 @@ class Runner:
 
     async def _give_back(self, line: Leased, *, has_counted: bool) -> None:
         try:
-            await self.lines.give_back([line], has_counted=has_counted)
+            await self.lines.return_leases([line], has_counted=has_counted)
         except Exception as error:
             logger.warning("Batches: a request could not be given back and is freed later: %s", error)
 

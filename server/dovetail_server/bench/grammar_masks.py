@@ -69,7 +69,7 @@ class MaskBench:
         self._router = Router({p.name: backend(vocabulary) for p, backend in plugins.candidates("grammar_backend")})
         self.service.warm_up()
         warm = GrammarSpec(kind=Kind.JSON, source='{"type": "null"}')
-        self._settle(self.service.request(self._router.route(warm, "json_schema").steps))
+        self._outcome(self.service.request(self._router.route(warm, "json_schema").steps))
         self._raw = RawLibrary(vocabulary)
 
     def compile(self) -> tuple[dict[str, Any], list[Enforced]]:
@@ -85,7 +85,7 @@ class MaskBench:
             except RequestError:
                 refused += 1
                 continue
-            outcome = self._settle(self.service.request(route.steps))
+            outcome = self._outcome(self.service.request(route.steps))
             if not isinstance(outcome, Enforced):
                 refused += 1
                 continue
@@ -155,7 +155,7 @@ class MaskBench:
         """End threads and processes."""
         self.service.close()
 
-    def _settle(self, future: CompileFuture) -> Enforced | Refused | None:
+    def _outcome(self, future: CompileFuture) -> Enforced | Refused | None:
         """Wait for a future as the engine does, without its other work."""
         while not future.is_ready:
             self.service.wait(0.002)

@@ -25,7 +25,7 @@ from dovetail_server.state import ServerState
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Send
 
-LEAVE_S = 10.0
+SHUTDOWN_TIMEOUT_S = 10.0
 """A request whose caller is gone ends within so long, or is cancelled."""
 
 
@@ -151,7 +151,7 @@ class Server:
         finally:
             gone.set()
             if not task.done():
-                await asyncio.wait({task}, timeout=LEAVE_S)
+                await asyncio.wait({task}, timeout=SHUTDOWN_TIMEOUT_S)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task

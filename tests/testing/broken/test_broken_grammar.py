@@ -234,6 +234,14 @@ class Weightless(Finite):
         return compiled
 
 
+KEPT: list[Matcher] = []
+
+
+def kept_init(self: Matcher, texts: Sequence[bytes], vocabulary: Vocabulary) -> None:
+    Matcher.__init__(self, texts, vocabulary)
+    KEPT.append(self)
+
+
 def any_prefix(self: Matcher) -> bool:
     return any(text.startswith(self.text) for text in self.texts)
 
@@ -273,6 +281,11 @@ FAULTS = {
         broken(steps=property(lambda self: LEAK, lambda self, steps: None)),
         "test_matchers_of_one_grammar_are_independent",
         "state leaks between matchers of one grammar",
+    ),
+    "keeps matchers": (
+        broken(__init__=kept_init),
+        "test_keeps_nothing_of_matchers",
+        "bytes more for every matcher of ",
     ),
     "mask off by one": (broken(fill=shifted_fill), "test_mask_equals_brute_force", "the mask is off by one"),
     "mask too wide": (

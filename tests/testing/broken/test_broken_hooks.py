@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,26 @@ class RaisingLogger(StatLogger):
         raise OSError("disk full")
 
 
+class HoardingObserver(RequestObserver):
+    """Notes when a request began, by its number, and never forgets."""
+
+    def __init__(self) -> None:
+        self.began: dict[int, float] = {}
+
+    def request_started(self, event: Any) -> None:
+        self.began[event.number] = 0.0
+
+
+class RecentObserver(RequestObserver):
+    """Keeps the last few, which is no fault."""
+
+    def __init__(self) -> None:
+        self.recent: deque[Any] = deque(maxlen=2000)
+
+    def request_ended(self, event: Any) -> None:
+        self.recent.append(event)
+
+
 @dataclass
 class Settings:
     greeting: str = "hello"
@@ -100,7 +121,7 @@ class Right:
 
     @hookimpl
     def dovetail_request_observers(self, ctx: Any) -> Any:
-        return RequestObserver()
+        return RecentObserver()
 
     @hookimpl
     def dovetail_stat_loggers(self, ctx: Any) -> Any:
@@ -247,6 +268,11 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
         broken("dovetail_request_observers", lambda self, ctx: [RequestObserver(), LosingObserver()]),
         "test_request_observers",
         "LosingObserver.events_lost raised ValueError: 3",
+    ),
+    "hoards requests": (
+        broken("dovetail_request_observers", lambda self, ctx: [RequestObserver(), HoardingObserver()]),
+        "test_observers_keep_nothing_of_requests",
+        "HoardingObserver keeps ",
     ),
     "logger that nobody would await": (
         broken("dovetail_stat_loggers", lambda self, ctx: WaitingLogger()),

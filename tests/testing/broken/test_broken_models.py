@@ -21,7 +21,10 @@ from dovetail.layers.linear import Linear
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.hf_config import dense_config
 from dovetail.testing import check_class, conformance_class
+from dovetail_models.gemma2 import Gemma2
+from dovetail_models.gpt_oss import GptOss
 from dovetail_models.llama import RULES, Llama
+from dovetail_models.phi3 import Phi3
 
 ARCHITECTURE = "LlamaForCausalLM"
 
@@ -131,6 +134,35 @@ class NoWindows(Llama):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         return dense_config(hf, has_windows=False)
+
+
+class WholeHeads(Phi3):
+    """Rotates whole heads, whatever the config says."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        config = super().config_from_hf(hf)
+        return replace(config, rope=replace(config.rope, partial=1.0))
+
+
+class NoCap(Gemma2):
+    """Reads the cap of the scores, and does nothing with it."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        config = super().config_from_hf(hf)
+        return replace(config, layers=tuple(replace(spec, soft_cap=None) for spec in config.layers))
+
+
+class NoSinks(GptOss):
+    """Loads the sinks, and attends without them."""
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
+        model: Any = super().build(config, ctx)
+        for layer in model.layers:
+            layer.attention.layer = replace(layer.attention.layer, sinks=None)
+        return model
 
 
 class Unheard(Llama):
@@ -253,6 +285,9 @@ class Misnamed(Llama):
     architectures: ClassVar[Sequence[str]] = ("LlamaModel",)
 
 
+OF_THEIR_OWN = (NoWindows, Unheard, WholeHeads, NoCap, NoSinks)
+"""Plugins of another architecture than Llama's."""
+
 FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
     "forgets a weight": (
         ForgetsABias,
@@ -346,6 +381,21 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
         "test_logits_equal_transformers",
         "logits differ from transformers with {'sliding_window': 8}",
     ),
+    "rotates whole heads": (
+        WholeHeads,
+        "test_logits_equal_transformers",
+        "'partial_rotary_factor': 0.5}}: ",
+    ),
+    "drops the soft cap": (
+        NoCap,
+        "test_logits_equal_transformers",
+        "wrong facts of the attention layer (heads, scale, window, cap, sinks)",
+    ),
+    "drops the sinks": (
+        NoSinks,
+        "test_logits_equal_transformers",
+        "logits differ from transformers with ",
+    ),
     "without a reference": (
         Unheard,
         "test_logits_equal_transformers",
@@ -379,5 +429,5 @@ def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> Non
     attrs: dict[str, Any] = {"configs": [{"attention_bias": True}]} if plugin is ForgetsABias else {}
     if plugin is Hangs:
         attrs["time_limit_s"] = 8.0
-    own = plugin.architectures[0] if plugin in (NoWindows, Unheard) else ARCHITECTURE
+    own = plugin.architectures[0] if plugin in OF_THEIR_OWN else ARCHITECTURE
     caught("model", plugin, test, message, select=test, architecture=own, **attrs)

@@ -167,6 +167,32 @@ class StatefulSpec(Right):
         return replace(SPEC, initial=State.IN if self.calls % 2 else State.OPEN)
 
 
+class KeepsRequests(Right):
+    seen: list[Any] = []
+
+    def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+        self.seen.append(request)
+        return SPEC
+
+
+class KeepsText(Leaking):
+    """Keeps what was said, by what was said: text, which no garbage collector lists."""
+
+    heard: set[str] = set()
+
+    def feed(self, ids: Sequence[int], text: str | None = None) -> list[Event]:
+        self.heard.add(text or "")
+        return self.inner.feed(ids, text)
+
+
+class KeepsTools(RightCalls):
+    seen: list[Any] = []
+
+    def grammar(self, tools: Any, choice: Any, strict: bool, parallel: bool) -> Any:
+        self.seen.append(tools)
+        return None
+
+
 class EmptyMarker(Right):
     def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
         return FormatSpec(reasoning=Markers("<r>", ""))
@@ -307,6 +333,8 @@ REASONING_FAULTS = {
     ),
     "ignores the prompt": (with_machine(Unprimed), "test_prompt_tail_sets_the_state", "the state is State.OPEN, not"),
     "keeps state between requests": (StatefulSpec, "test_spec_is_the_same_every_time", "keeps state between requests"),
+    "keeps requests": (KeepsRequests, "test_keeps_nothing_of_replies", "bytes more for every reply"),
+    "keeps text": (with_machine(KeepsText), "test_keeps_nothing_of_replies", "bytes more for every reply"),
     "empty marker": (EmptyMarker, "test_spec_is_well_formed", "reasoning: a marker is empty: '<r>', ''"),
     "raises on template arguments": (
         RaisesOnArguments,
@@ -347,6 +375,7 @@ TOOL_FAULTS = {
         "test_extend_keeps_the_reasoning_format",
         "extend loses the reasoning format",
     ),
+    "keeps tools": (KeepsTools, "test_keeps_nothing_of_replies", "bytes more for every reply"),
     "changes the tools": (
         ChangesTools,
         "test_tools_are_only_read",

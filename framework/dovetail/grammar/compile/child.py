@@ -98,7 +98,7 @@ class SchemaValidator:
 
     def __init__(self) -> None:
         """Load what judging needs."""
-        from dovetail.grammar.compile.judge import is_valid  # imports jsonschema, which compiling does not need
+        from dovetail.grammar.compile.validity import is_valid  # imports jsonschema, which compiling does not need
 
         self._is_valid = is_valid
 
@@ -106,7 +106,7 @@ class SchemaValidator:
         """Nothing is left to load."""
 
     def work(self, job: ChildJob | ChildCheck) -> ChildReply:
-        """Judge texts by a schema. Here, because a pattern can take Python's matcher for ever."""
+        """Validate texts by a schema. Here, because a pattern can take Python's matcher for ever."""
         if isinstance(job, ChildJob):
             return ChildReply(error="this process only judges texts")
         try:

@@ -12,7 +12,7 @@ from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutE
 from dovetail.grammar.spec.wire import ChildCheck, ChildStart
 
 TIMEOUT_S = 1.5
-"""With the time of a compilation, an answer takes six seconds at most; a text is judged in milliseconds."""
+"""With the time of a compilation, an answer takes six seconds at most; a text is validated in milliseconds."""
 
 
 class FinalValidator:
@@ -28,7 +28,7 @@ class FinalValidator:
         self._is_early = True
         self._started().warm_up()
 
-    def judge(self, schema: str, texts: Sequence[str]) -> list[bool | None]:
+    def validate(self, schema: str, texts: Sequence[str]) -> list[bool | None]:
         """Return for each text whether it conforms; None where that could not be found out in time. Blocks."""
         pool = self._started()
         job = ChildCheck(schema=schema, texts=list(texts), timeout_s=TIMEOUT_S)

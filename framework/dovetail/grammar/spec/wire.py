@@ -33,7 +33,7 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ChildCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Judge finished texts by a JSON Schema within `timeout_s`; `sent` as above."""
+    """Validate finished texts by a JSON Schema within `timeout_s`; `sent` as above."""
 
     schema: str
     texts: list[str]

@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ModelError
+from dovetail.runtime.checkpoint.config_numbers import check_counts, check_numbers, check_switches
 
 logger = logging.getLogger(__name__)
 
@@ -104,14 +105,23 @@ MEANS_SOMETHING_IF_FALSE = frozenset({"is_causal"})
 class TrackedConfig(Mapping[str, Any]):
     """A parsed `config.json` that remembers which keys were read; asking whether one is there is no reading."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        """Wrap it, and what stands in it under `rope_parameters` and the like."""
-        self._values = {k: TrackedConfig(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    def __init__(self, values: Mapping[str, Any], path: str = "", trail: list[tuple[str, Any]] | None = None) -> None:
+        """Wrap it, and what stands in it under `rope_parameters` and the like, whose `path` that is.
+
+        `trail` is shared by all of one file, and holds what was read last.
+        """
+        self._path, self._trail = path, [] if trail is None else trail
+        self._values = {
+            key: TrackedConfig(value, f"{path}{key}.", self._trail) if isinstance(value, Mapping) else value
+            for key, value in values.items()
+        }
         self._read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
-        return self._values[key]
+        value = self._values[key]
+        self._trail[:] = [(f"{self._path}{key}", value)]
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -124,6 +134,15 @@ class TrackedConfig(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(self._values)
+
+    @property
+    def last_read(self) -> str:
+        """The key that was read last and is there, with its value; "" before any."""
+        return next((f"{key} = {_short(value)}" for key, value in self._trail), "")
+
+    def read(self) -> dict[str, Any]:
+        """Return what was read of the outer keys."""
+        return {key: value for key, value in self._values.items() if key in self._read}
 
     def unread(self) -> dict[str, Any]:
         """Return what was not read, inner keys by their path (`rope_parameters.factor`)."""
@@ -147,11 +166,23 @@ def translate(
         served: Keys that another plugin reads.
 
     Raises:
-        ModelError: It cannot serve the config, or leaves out what changes the arithmetic.
+        ModelError: It cannot serve the config, or leaves out what changes the arithmetic; a number is none, or out of
+            its range.
     """
+    check_counts(hf)
     tracked = TrackedConfig(hf)
-    config = config_from_hf(tracked)
-    refused, unknown = judge({key: value for key, value in tracked.unread().items() if key not in served})
+    try:
+        config = config_from_hf(tracked)
+        check_numbers(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A file's value far more often than a plugin's fault: the key is what the user can look at.
+        name = getattr(config_from_hf, "__qualname__", "config_from_hf")
+        raise ModelError(
+            f"config.json: {name} raised {type(error).__name__}: {' '.join(str(error).split())}; the key read last is "
+            f"{tracked.last_read or 'none'}; correct the file, or report this to the plugin's author"
+        ) from error
+    check_switches(tracked.read())
+    refused, unknown = divide({key: value for key, value in tracked.unread().items() if key not in served})
     if refused:
         named = ", ".join(f"{key} = {_short(value)}" for key, value in refused.items())
         raise ModelError(
@@ -166,7 +197,7 @@ def translate(
     return config
 
 
-def judge(unread: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def divide(unread: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide keys that were not read into those that change the arithmetic and those that nobody knows."""
     refused, unknown = {}, {}
     for path, value in unread.items():

@@ -40,6 +40,7 @@ from dovetail.testing.conformance.grammar_laws import (
     token_name,
 )
 from dovetail.testing.conformance.grammar_samples import HOSTILE, SAMPLES, TRAPS, WRONG, small_vocabulary
+from dovetail.testing.conformance.growth import bytes_kept
 from dovetail.testing.samples import GrammarSample
 
 LIMIT_S = 0.5
@@ -254,6 +255,17 @@ class GrammarBackendConformance(Conformance):
             random_walk(two, self.vocabulary(), random.Random(5), 4)
             same = state_of(one, self.vocabulary()) == start
             check(same, f"state leaks between matchers of one grammar: {shown(sample.spec.source)}")
+
+    def test_keeps_nothing_of_matchers(self) -> None:
+        """Requests that are over leave nothing behind in the grammar that they shared, nor in the backend."""
+        for sample in self._usable()[:1]:
+            compiled = self._compile(sample.spec)
+
+            def serve(compiled: CompiledGrammar = compiled) -> None:
+                random_walk(compiled.matcher(), self.vocabulary(), random.Random(7), 3)  # the same: states are known
+
+            kept = bytes_kept(serve, 16)
+            check(not kept, f"{kept} bytes more for every matcher of {shown(sample.spec.source)}")
 
     def test_rollback_restores(self) -> None:
         """Undoing tokens, an end token included, leads to the state before them."""

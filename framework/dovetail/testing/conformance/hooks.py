@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
 from typing import Any, ClassVar
 
 import pytest
@@ -30,9 +32,12 @@ from dovetail.plugins.plan import PlannedPlugin
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance.asgi import response_of
 from dovetail.testing.conformance.base import Conformance
+from dovetail.testing.conformance.growth import bytes_kept
 from dovetail.testing.conformance.options import check_round_trip
 
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if name.startswith("dovetail_") and callable(value))
+OBSERVED = 400
+"""Requests in each round in which it is counted what is kept: more than a buffer of bounded size is likely to hold."""
 _HERE = __name__
 
 
@@ -41,9 +46,12 @@ class HooksConformance(Conformance):
 
     Attributes:
         facts: What hooks are told of the server that starts.
+        remembers: How many requests an observer keeps on purpose behind their end, at most. Beyond 2,000 the kit cannot
+            wait for that; a test of the plugin's own shows the bound.
     """
 
     kind = "hooks"
+    remembers: ClassVar[int] = 2000
     facts: ClassVar[Mapping[str, str]] = {"device": "cpu", "architecture": "LlamaForCausalLM", "model_path": "model"}
 
     def _manager(self) -> HookManager:
@@ -199,6 +207,17 @@ class HooksConformance(Conformance):
                 _calls(observer.http_ended, left)
                 _calls(observer.events_lost, 3)
 
+    def test_observers_keep_nothing_of_requests(self) -> None:
+        """Requests that have ended leave nothing behind in an observer, but for what is bounded."""
+        self._need("dovetail_request_observers")
+        if self.remembers > HooksConformance.remembers:
+            pytest.skip(f"it remembers {self.remembers} requests on purpose")
+        for value in self._values("dovetail_request_observers"):
+            for observer in value if isinstance(value, list | tuple) else [value]:
+                kept = bytes_kept(partial(_whole_request, observer, count(10)), OBSERVED)
+                check(not kept, f"{type(observer).__name__} keeps {kept} bytes more for every request that has ended: "
+                      "forget in request_ended and http_ended what is known by their numbers")  # fmt: skip
+
     def test_stat_loggers(self) -> None:
         """Loggers are StatLoggers with an interval, and take a snapshot."""
         self._need("dovetail_stat_loggers")
@@ -340,3 +359,23 @@ class _BrokenNeighbour:
     @hookspecs.hookimpl
     def dovetail_stat_loggers(self) -> None:
         raise RuntimeError("broken")
+
+
+def _whole_request(observer: RequestObserver, numbers: Iterator[int]) -> None:
+    """Tell of one request, from its headers to its end, that is like none before."""
+    number = next(numbers)
+    name = f"request-{number}"
+    observer.http_started(HttpStart(number=number, request_id=name, at=1.0, trace={}))
+    observer.request_started(
+        RequestStart(request_id=name, num_choices=1, num_prompt_tokens=3, number=number, http=number)
+    )
+    observer.request_progressed(RequestProgress(request_id=name, num_tokens=1, first_token_s=0.05, gaps_s=[]))
+    observer.request_ended(
+        RequestEnd(
+            request_id=name, num_prompt_tokens=3, num_completion_tokens=1, finish_reasons=("stop",), seconds=0.1,
+            number=number,
+        )
+    )  # fmt: skip
+    observer.http_ended(
+        HttpEnd(request_id=name, method="POST", route="/generate", status=200, seconds=0.1, number=number)
+    )

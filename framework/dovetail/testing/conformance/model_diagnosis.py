@@ -43,7 +43,7 @@ def explain(
         return f"wrong rope: {rope}"
     return (
         f"the first token of each prompt agrees and later ones do not (relative error {worst:.2g}): wrong rope, or "
-        "wrong facts of the attention layer (heads, scale, window)"
+        "wrong facts of the attention layer (heads, scale, window, cap, sinks)"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +19,7 @@ from dovetail.contracts.reasoning import ParserRequest
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance import parsing
 from dovetail.testing.conformance.base import Conformance
-from dovetail.testing.conformance.growth import grows_linearly, time_grows_linearly
+from dovetail.testing.conformance.growth import bytes_kept, grows_linearly, time_grows_linearly
 from dovetail.testing.conformance.parsing import ParsedReply, Way
 from dovetail.testing.conformance.tool_events import check_events
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
@@ -262,7 +263,24 @@ class ParserConformance(Conformance):
             check(is_linear, f"time grows faster than the output: {opening!r} and then {unit!r} repeated takes "
                   f"{one * 1e3:.0f} ms, four times as much of it {four * 1e3:.0f} ms")  # fmt: skip
 
+    def test_keeps_nothing_of_replies(self) -> None:
+        """Replies that are over, no two of which are alike, leave nothing behind in the plugin."""
+        way, samples = self._ways()[0], self._texts()[:4]
+        numbers = count()
+
+        def serve() -> None:
+            number = next(numbers)
+            sample = samples[number % len(samples)]
+            self._ask()
+            self._parse(way, [way.whole(f"{number} {sample.text} {number}")], sample.prompt_tail)
+
+        kept = bytes_kept(serve, 12)
+        check(not kept, f"{kept} bytes more for every reply: keep what belongs to one in the parser of that reply")
+
     # Helpers.
+
+    def _ask(self) -> None:
+        """Ask the plugin what a server asks of it for each request, beside the format."""
 
     def _parse(self, way: Way, chunks: parsing.Chunks, tail: str | None, reason: str = "stop") -> ParsedReply:
         return parsing.parse(self.output_parser, way, chunks, tail, reason)
@@ -348,9 +366,12 @@ class ToolParserConformance(ParserConformance):
         """Return the format that the plugin declares for a request."""
         return self._extended(FormatSpec())
 
+    def _ask(self) -> None:
+        self.instance().grammar(deepcopy(list(self.tools)), "auto", False, parallel=True)
+
     def _extended(self, spec: FormatSpec) -> FormatSpec:
         try:
-            extended: FormatSpec = self.instance().extend(spec, list(self.tools))
+            extended: FormatSpec = self.instance().extend(spec, deepcopy(list(self.tools)))
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"extend raised {raised(error)}")
         return extended

@@ -97,7 +97,7 @@ def normalize(given: Any, text: str | None = None) -> Normal:
 
 
 def plain(given: Any) -> Any:
-    """Return a schema in draft 2020-12's keywords with nothing rewritten, to judge texts by."""
+    """Return a schema in draft 2020-12's keywords with nothing rewritten, to validate texts by."""
     return _Document(given).write() if isinstance(given, dict) else given
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from dovetail.grammar.compile.judge import is_valid
+from dovetail.grammar.compile.validity import is_valid
 
 TEXTS = [
     "",
