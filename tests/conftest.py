@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,24 @@ LIGHT = {"DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}
 """Environment of servers that are asked for no grammar and no large body: a third of a start's processor time."""
 
 
+sys.path.insert(0, str(Path(__file__).parent / "warm"))
+from warm_starts import WarmStarts  # noqa: E402
+
 STDERR = pytest.StashKey[int]()
+WARM = pytest.StashKey[WarmStarts]()
+COLD = (
+    "tests/engine/test_process.py",
+    "tests/models/test_loading_memory.py",
+    "tests/server/test_e2e.py",
+    "tests/server/test_exits.py",
+    "tests/server/test_first_requests.py",
+    "tests/server/test_signals.py",
+    "tests/test_orphans.py",
+)
+"""Files whose claims are about how a process starts, ends or what it takes: theirs are started, never forked.
+
+`DOVETAIL_FULL=1` starts those of all files.
+"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,12 +65,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_DATA_HOME"] = folder.name
     config.stash[STDERR] = os.dup(2)  # capturing has not begun
+    config.stash[WARM] = WarmStarts()
+    config.add_cleanup(config.stash[WARM].close)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Bound the test by its own time, where that is longer than pytest's limit, which has just begun."""
     end_when_stuck(item.config, item)
+    is_cold = os.environ.get("DOVETAIL_FULL") or item.nodeid.partition("::")[0] in COLD
+    item.config.stash[WARM].set(not is_cold)
     return (yield)
 
 

@@ -252,12 +252,12 @@ def told(served: Served, number: int, begun: Callable[[], object] = lambda: None
     return "".join(c["delta"].get("content") or c["delta"].get("reasoning") or "" for k in chunks for c in k["choices"])
 
 
-NUM_STREAMS, IN_FLIGHT, AFTER = (40, 6, 12) if FULL else (20, 6, 7)
+NUM_STREAMS, IN_FLIGHT, AFTER = (40, 6, 12) if FULL else (15, 6, 7)
 
 
 @pytest.fixture(scope="module")
 def unbroken(served: Served) -> list[str]:
-    """What twenty streams say if nothing happens, `DOVETAIL_FULL=1` forty."""
+    """What fifteen streams say if nothing happens, `DOVETAIL_FULL=1` forty."""
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         texts = list(pool.map(lambda number: told(served, number), range(NUM_STREAMS)))
     assert not [text for text in texts if text.startswith("broken")]
