@@ -350,7 +350,8 @@ def main() -> None:
     given = dict(os.environ)
     try:
         for name in PRELOAD:
-            import_module(name)
+            with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed here, such as Triton
+                import_module(name)
         for package in PACKAGES:
             for found in pkgutil.iter_modules(import_module(package).__path__):
                 import_module(f"{package}.{found.name}")
