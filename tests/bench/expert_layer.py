@@ -4,11 +4,10 @@
 
 Needs a GPU. gpt-oss' experts in mxfp4 with biases, and a router that chooses by random weights: a CUDA graph goes
 through layers that the cache cannot hold, and each way is timed in turns with the others. `apart` is a kernel for every
-step (norm, logits, choice, integers, gated half, integers, other half with the residual); `router` has norm, logits,
-choice and integers in one, `between` makes integers where the gated half is written, `both` is what layers use. First
-comes the router alone, for 32 experts and 128; `--tiles` tries other tiles for one token, each compiled for seconds.
-Printed: microseconds a layer, launches, and the difference from the first way. `gpt-oss-20b-half` is one of two ranks'
-share.
+step (norm, logits, choice, integers, gated half, integers, other half with the residual); `router`, which layers use,
+has norm, logits, choice and first integers in one. First comes the router alone, for 32 experts and 128; `--tiles`
+tries other tiles, each compiled for seconds. Printed: microseconds a layer, launches, and the difference from the first
+way. `gpt-oss-20b-half` is one of two ranks' share.
 """
 
 from __future__ import annotations
@@ -75,39 +74,32 @@ def chosen_by_steps(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     return rows, *route(logits, None, layer.routing, scale=1.0, dtype=x.dtype)
 
 
-def layer_output(
-    x: Tensor, layer: Layer, *, in_one: bool, is_apart: bool, tiles: SlotTiles, router_tile: Any = None
-) -> Tensor:
+def layer_output(x: Tensor, layer: Layer, *, in_one: bool, tiles: SlotTiles, router_tile: Any = None) -> Tensor:
     """The stream behind a layer."""
     of = layer.experts
     if not in_one:
         rows, ids, shares = chosen_by_steps(x, layer)
-        return of_slots(rows, ids, shares, of, x, tiles, is_apart=is_apart)
+        return of_slots(rows, ids, shares, of, x, tiles)
     found = routed(
         x, layer.norm, layer.router, layer.bias, None, layer.routing, scale=1.0, words=Words(of.gate_up.kind, True),
         tile=router_tile,
     )  # fmt: skip
-    return of_slots(x, found.ids, found.shares, of, x, tiles, given=found.rows, is_apart=is_apart)  # type: ignore[arg-type]
+    return of_slots(x, found.ids, found.shares, of, x, tiles, given=found.rows)  # type: ignore[arg-type]
 
 
 def ways(layer: Layer, tokens: int, *, has_tiles: bool) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """What each is called, its launches, and arguments of `layer_output`."""
     usual = slot_tiles(layer.experts, tokens * layer.routing.top_k)
-    old = SlotTiles((4, 1024, 1), (2, min(1024, usual.down[1] * 2), 1))
-    yield "apart, as it was", 7, {"in_one": False, "is_apart": True, "tiles": old}
-    yield "apart", 7, {"in_one": False, "is_apart": True, "tiles": usual}
-    yield "between", 6, {"in_one": False, "is_apart": False, "tiles": usual}
-    yield "router", 4, {"in_one": True, "is_apart": True, "tiles": usual}
-    yield "both", 3, {"in_one": True, "is_apart": False, "tiles": usual}
-    if tokens > 1 or not has_tiles:
+    yield "apart", 7, {"in_one": False, "tiles": usual}
+    yield "router", 4, {"in_one": True, "tiles": usual}
+    if not has_tiles:
         return
-    both: dict[str, Any] = {"in_one": True, "is_apart": False}
     for tile in ROUTER_TILES:
-        yield f"both, router {tile}", 3, {**both, "tiles": usual, "router_tile": tile}
+        yield f"router {tile}", 4, {"in_one": True, "tiles": usual, "router_tile": tile}
     for tile in GATE_TILES:
-        yield f"both, gate {tile}", 3, {**both, "tiles": replace(usual, gate_up=tile)}
+        yield f"router, gate {tile}", 4, {"in_one": True, "tiles": replace(usual, gate_up=tile)}
     for tile in DOWN_TILES:
-        yield f"both, down {tile}", 3, {**both, "tiles": replace(usual, down=tile)}
+        yield f"router, down {tile}", 4, {"in_one": True, "tiles": replace(usual, down=tile)}
 
 
 def in_turns(runs: list[Callable[[], Any]], rounds: int) -> list[float]:

@@ -42,12 +42,12 @@ class Layer:
         self.experts = PackedExpertWeights(halves[0], halves[1], *biases, 0, "clamped_silu_and_mul", False)
 
     def __call__(self, x: Tensor, *, is_apart: bool = False) -> Tensor:
-        """The stream behind the layer; apart, by the normed rows, and integers in kernels of their own."""
+        """The stream behind the layer; apart, by the normed rows, of which a kernel of its own makes integers."""
         words = None if is_apart else Words("mxfp4", True)
         found: Any = routed(x, self.norm, self.router, self.bias, None, ROUTING, scale=1.0, words=words)
         rows, given = (found.rows, None) if is_apart else (x, found.rows)
         tiles = slot_tiles(self.experts, found.ids.numel())
-        return of_slots(rows, found.ids, found.shares, self.experts, x, tiles, given=given, is_apart=is_apart)
+        return of_slots(rows, found.ids, found.shares, self.experts, x, tiles, given=given)
 
 
 @pytest.mark.parametrize("num", [32, 128])

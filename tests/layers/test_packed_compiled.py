@@ -44,7 +44,7 @@ def test_no_kernel_spills_or_converts_slowly() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler is there for Linux")
 def test_a_layer_of_gpt_oss_is_as_few_launches_as_ever() -> None:
-    """Six for one stream on one GPU; on each of two, sums over both come before attention and experts."""
+    """Seven for one stream on one GPU; on each of two, sums over both come before attention and experts."""
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     code = "import json, layer_launches as bench; print(json.dumps([bench.launches(128, n, 512) for n in (1, 2)]))"
     done = subprocess.run(
@@ -52,6 +52,6 @@ def test_a_layer_of_gpt_oss_is_as_few_launches_as_ever() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = ([kernel for _, kernel, *_ in found] for found in json.loads(done.stdout.splitlines()[-1]))
-    experts = ["_router_kernel", "_words_kernel", "_words_down_kernel"]
+    experts = ["_router_kernel", "_words_kernel", "_integers_kernel", "_words_down_kernel"]
     assert one == ["_gemv_kernel", "_decode_kernel", "_gemv_kernel", *experts]
     assert two == ["push_kernel", *one[:3], "push_kernel", *experts]

@@ -19,7 +19,7 @@ from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import by_halves, fits_halves, halves
 from dovetail.layers.ops.packed_integers import by_integers, fits_integers, integers
 from dovetail.layers.ops.packed_row import row
-from dovetail.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, of_slots, slot_tiles
+from dovetail.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, slot_tiles
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import written
@@ -316,40 +316,16 @@ def test_experts(form: Form, ways: dict[str, Any], is_few: bool, num_tokens: int
         close(found, want, most)
 
 
-@pytest.mark.parametrize("form", [Int4(32, has_zero=True), Int4(None), Mxfp4()], ids=str)
-@pytest.mark.parametrize("inner", [32, 96, 160])
-@pytest.mark.parametrize("block_n", [1, 4, 64])
-def test_what_is_between_becomes_integers_where_it_is_written(
-    form: Any, inner: int, block_n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bit by bit what a kernel of its own makes of it; twice, as what is counted begins at zero again."""
-    monkeypatch.setitem(globals(), "INNER", inner)
-    _, weights = experts(form, act="clamped_silu_and_mul", bias=True, weigh="output")
-    x, shares = random(3, HIDDEN, seed=9).half(), random(3, TOP_K, seed=7).half()
-    ids = torch.stack([torch.randperm(NUM)[:TOP_K] for _ in range(3)]).to(DEVICE)
-    ids[1, 0] = NUM + 3  # another rank's
-    tiles = SlotTiles((block_n, 128, 1), (2, 64, 1))
-    want = of_slots(x, ids, shares, weights, x, tiles, is_apart=True)
-    for _ in range(2):
-        assert torch.equal(of_slots(x, ids, shares, weights, x, tiles), want)
-
-
-def test_blocks_of_integers_are_not_wider_than_one() -> None:
-    """A tile that writes to several blocks at once is refused by name."""
-    _, weights = experts(Mxfp4(), act="silu_and_mul", bias=False, weigh="output")
-    x, ids, shares = random(1, HIDDEN).half(), torch.zeros(1, TOP_K, dtype=torch.int64, device=DEVICE), random(1, TOP_K)
-    with pytest.raises(ValueError, match="a tile of 128 outputs"):
-        of_slots(x, ids, shares.half(), weights, None, SlotTiles((128, 128, 4), (2, 64, 1)))
-
-
 def test_tiles_of_words_read_little_behind_a_rows_end() -> None:
-    """A rank's 1,440 inputs take three turns of 512, 2,880 take three of 1,024."""
+    """A rank's 1,440 inputs take three turns of 512, for two tokens two of 1,024; 2,880 take three of those."""
     for inner, block in ((2880, 1024), (1440, 512), (32, 64), (768, 1024), (200, 256)):
         weights = PackedExpertWeights(
             PackedWeight("mxfp4", *4 * (None,), 32, 2 * inner, 2880),  # type: ignore[arg-type]
             PackedWeight("mxfp4", *4 * (None,), 32, 2880, inner), None, None, 0, "silu_and_mul", False,  # type: ignore[arg-type]
         )  # fmt: skip
-        assert slot_tiles(weights, 4) == SlotTiles((4, 1024, 1), (2, block, 1))
+        assert slot_tiles(weights, 9) == SlotTiles((4, 1024, 1), (2, block, 1))
+        longest = 1024 if inner == 1440 else block
+        assert slot_tiles(weights, 8) == SlotTiles((4, 1024, 1), (2, longest, 1))
 
 
 def test_experts_of_one_short_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_expert_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setattr(bench, "graph_us", once_us)
     started(monkeypatch, bench, "--models", "words", "--tokens", "1", "--rounds", "1", "--tiles")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0].split(", ")[0] for line in lines] == [*["router of 8"] * 3, *["words 1 tokens"] * 7]
+    assert [line.split(":")[0].split(", ")[0] for line in lines] == [*["router of 8"] * 3, *["words 1 tokens"] * 4]
     assert max(float(line.rpartition(" ")[2]) for line in lines if "launches" in line) < 0.02
 
 

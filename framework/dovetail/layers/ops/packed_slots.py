@@ -23,24 +23,24 @@ from dovetail.layers.ops.nibbles import BLOCK
 from dovetail.layers.ops.packed_integers import (
     Integers,
     Words,
-    apart,
     by_words,
     fits_integers,
     integers,
     is_halved,
     load_integers,
     load_words,
-    room_for,
     summed,
-    write_integers,
 )
 from dovetail.layers.ops.packed_row import RowTile, scaled_sum
 from dovetail.layers.ops.packed_weight import PackedWeight
-from dovetail.layers.ops.pdl import counters, interpreted, launch_options
+from dovetail.layers.ops.pdl import interpreted, launch_options
 from dovetail.layers.ops.silu import act_gated
 
 MAX_SLOTS, MAX_WORD_SLOTS = 64, 32
 """Choices of which each is multiplied by itself, although two may then read the same expert; fewer of 4-bit numbers."""
+SLOTS_OF_LONG_TURNS = 8
+"""Up to so many choices, rows take the fewest turns: two tokens of gpt-oss. Measured for one, where turns of 512 of
+1,440 inputs are slower than of 1,024 (24.0 µs a layer against 22.8), and 8, where they are faster (85.4, 92.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +178,11 @@ def _bytes_down_kernel(
 @triton.jit(do_not_specialize=["first_expert"])
 def _words_kernel(
     pairs, sums, factors, ids, shares, w, scale, offset, row_scale, bias, out, first_expert,
-    arrived, out_pairs, out_sums, out_factors,
     N: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, FORM: tl.constexpr,
     E: tl.constexpr, TOP_K: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, WEIGH: tl.constexpr,
-    ZERO: tl.constexpr, ASM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
-    OUT_APART: tl.constexpr, OUT_HALVES: tl.constexpr, PDL: tl.constexpr,
+    ZERO: tl.constexpr, ASM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `_bytes_kernel` for words, with tokens as `integers`; `bias` and scales are of all experts.
-
-    Of the programs that make a block of 64 outputs, the last to finish makes integers of it.
-    """
+    """As `_bytes_kernel` for words, with tokens as `integers`; `bias` and scales are of all experts."""
     dtype: tl.constexpr = out.dtype.element_ty
     ALL: tl.constexpr = 2 * N
     HALVES: tl.constexpr = GROUP % 64 != 0
@@ -223,33 +218,6 @@ def _words_kernel(
         gate, up = summed(total, row_scale, n, inside, FORM), summed(up_total, row_scale, n + N, inside, FORM)
         made = _gated(gate, up, shares, bias, slot, n, inside, N, ACT, BIAS, WEIGH, dtype)
         tl.store(out + slot * N + n, made.to(dtype), mask=inside)
-        if OUT_APART > 0:
-            _block_as_integers(
-                out, arrived, out_pairs, out_sums, out_factors, slot, N, BLOCK_N, OUT_APART, OUT_HALVES
-            )  # fmt: skip
-
-
-@triton.jit
-def _block_as_integers(
-    out, arrived, pairs, sums, factors, slot,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr,
-):  # fmt: skip
-    """Make integers of the block of `out` `[S, N]` that this program wrote to, unless others are still writing to it.
-
-    `arrived` counts them for each slot and block, from zero and back to it.
-    """
-    EACH: tl.constexpr = 64 // BLOCK_N
-    BLOCKS: tl.constexpr = (N + 63) // 64
-    PROGRAMS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    tl.debug_barrier()
-    first = tl.program_id(0) // EACH
-    come = arrived + slot * BLOCKS + first
-    if tl.atomic_add(come, 1, sem="acq_rel") == tl.minimum(EACH, PROGRAMS - first * EACH) - 1:
-        tl.store(come, 0)
-        block = first + tl.arange(0, 1)
-        at = block[:, None] * 64 + tl.arange(0, 64)[None, :]
-        wide = tl.load(out + slot * N + at, mask=at < N, other=0.0, cache_modifier=".cg").to(tl.float32)
-        write_integers(wide, pairs, sums, factors, slot, block, BLOCKS, 1, APART, HALVES)
 
 
 @triton.jit(do_not_specialize=["first_expert"])
@@ -325,16 +293,17 @@ def wanted_words(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtyp
 
 def slot_tiles(weights: PackedExpertWeights, num_slots: int) -> SlotTiles:
     """Return tiles measured on an H200; a short row takes no more than itself."""
+    h, i = (max(BLOCK, triton.next_power_of_2(one.num_in)) for one in (weights.gate_up, weights.down))
     if not _are_bytes(weights):
-        return SlotTiles((4, _turn(weights.gate_up.num_in), 1), (2, _turn(weights.down.num_in), 1))
-    h, i = (max(64, triton.next_power_of_2(one.num_in)) for one in (weights.gate_up, weights.down))
+        return SlotTiles((4, min(1024, h), 1), (2, _turn(weights.down.num_in, min(1024, i), num_slots), 1))
     return SlotTiles((4, min(2048, h), 4), (4, min(256, i), 8) if num_slots <= 32 else (2, min(256, i), 4))
 
 
-def _turn(num_in: int) -> int:
-    """Return how many inputs a row of words takes at a time: many, few of them behind its end; a block at least."""
-    whole = max(BLOCK, triton.next_power_of_2(num_in))
-    return min((min(1024, whole), min(512, whole)), key=lambda size: triton.cdiv(num_in, size) * size)
+def _turn(num_in: int, most: int, num_slots: int) -> int:
+    """Return how many inputs a row of words takes at a time: `most`, or half of it to have few behind the row's end."""
+    if num_slots <= SLOTS_OF_LONG_TURNS or most < 1024:
+        return most
+    return min((most, most // 2), key=lambda size: triton.cdiv(num_in, size) * size)
 
 
 def _are_bytes(weights: PackedExpertWeights) -> bool:
@@ -351,7 +320,6 @@ def of_slots(
     tiles: SlotTiles,
     *,
     given: Integers | None = None,
-    is_apart: bool = False,
 ) -> Tensor:
     """As `packed_experts.packed_gated_experts` for weights that `fits_slots`.
 
@@ -363,7 +331,6 @@ def of_slots(
         residual: See there.
         tiles: Of both kernels.
         given: The tokens as integers, where words are multiplied and somebody made them already.
-        is_apart: Whether a kernel of its own makes integers of what is between, to compare with.
     """
     if _are_bytes(weights):
         return _of_bytes(x, ids, shares, weights, residual, tiles)
@@ -371,18 +338,12 @@ def of_slots(
     num, i = ids.numel(), down.num_in
     made, out = x.new_empty(num, i), torch.empty_like(x)
     given = integers(x, up.kind, is_halved=is_halved(up)) if given is None else given
-    between = room_for(num, i, x.device, is_halved=is_halved(down))
-    ways, grid = _ways(weights, up, tiles.gate_up), triton.cdiv(i, tiles.gate_up[0])
-    if tiles.gate_up[0] > BLOCK:
-        raise ValueError(f"a tile of {tiles.gate_up[0]} outputs, of at most {BLOCK} integers are made at a time")
-    _words_kernel[(grid, num)](
-        *given, ids, shares, *_parts_of(x, up, weights.gate_up_bias), made, weights.first,
-        counters(x.device, max(num, MAX_WORD_SLOTS) * triton.cdiv(i, BLOCK)), *between, N=i, TOP_K=ids.shape[1],
-        ACT=weights.act, BIAS=weights.gate_up_bias is not None, WEIGH=weights.weigh_input,
-        OUT_APART=0 if is_apart else apart(down.kind), OUT_HALVES=is_halved(down), num_stages=1,
-        **ways, **launch_options(x),
+    _words_kernel[(triton.cdiv(i, tiles.gate_up[0]), num)](
+        *given, ids, shares, *_parts_of(x, up, weights.gate_up_bias), made, weights.first, N=i,
+        TOP_K=ids.shape[1], ACT=weights.act, BIAS=weights.gate_up_bias is not None, WEIGH=weights.weigh_input,
+        num_stages=1, **_ways(weights, up, tiles.gate_up), **launch_options(x),
     )  # fmt: skip
-    between = integers(made, down.kind, is_halved=is_halved(down)) if is_apart else between
+    between = integers(made, down.kind, is_halved=is_halved(down))
     h, block_n = down.num_out, tiles.down[0]
     _words_down_kernel[(triton.cdiv(h, block_n), len(x))](
         *between, ids, shares, *_parts_of(x, down, weights.down_bias), x if residual is None else residual, out,
