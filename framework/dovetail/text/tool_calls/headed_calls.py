@@ -85,7 +85,7 @@ class HeadedCalls(MarkedCalls):
                 return [ToolArgs(self._call, piece)] if piece else []
             pos = self._after_value(piece, text, end)
         else:
-            if self._goes_on_in_mark(text):
+            if self._read_on[1] and self._goes_on_in_mark(text):  # no call where nothing is held
                 return []
             text, self._held = self._held + text, ""
         while pos < len(text):

@@ -64,8 +64,8 @@ class MarkedCalls(ToolBody):
         return out
 
     def _goes_on_in_mark(self, text: str) -> bool:
-        """Whether all of a new piece may still belong to the mark that is held: then it is held, too."""
-        if self._read_on[1] and (state := self._marks().follow(text, self._read_on[1])):
+        """Whether all of a new piece may still belong to the mark that has begun: then it is held, too."""
+        if state := self._marks().follow(text, self._read_on[1]):
             self._held += text
             self._read_on = (len(self._held), state)
             return True

@@ -138,7 +138,7 @@ class TaggedCalls(MarkedCalls):
         is_value = self._at == "value" and self._streams and not (self._held or self._newline or self._at_start)
         if is_value and self._call is not None and self._plain(text) is None:
             return [ToolArgs(self._call, text)] if text else []
-        if self._goes_on_in_mark(text):
+        if self._read_on[1] and self._goes_on_in_mark(text):  # no call where nothing is held
             return []
         text, self._held = self._held + text, ""
         pos = 0
