@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent
-from dovetail.text.parsing.matcher import Matcher, matcher
+from dovetail.text.parsing.matcher import matcher
 from dovetail.text.tool_calls.json_text import JsonText
 from dovetail.text.tool_calls.marked_calls import MarkedCalls
 
@@ -29,6 +29,8 @@ FENCE = "```"
 Head = tuple[str, str | None]
 """Name and id of a call; None for an id that the model does not write."""
 At = Literal["between", "head", "open", "value", "plain", "tail", "broken"]
+READ: tuple[At, ...] = ("between", "head", "plain", "tail")
+"""Where text is read up to the next mark."""
 
 
 def is_half_a_head(text: str) -> bool:
@@ -59,13 +61,12 @@ class HeadedCalls(MarkedCalls):
             end: Marker behind a call, if there is one.
             is_fenced: A fence ends arguments that lack a bracket, as a marker does.
         """
-        super().__init__()
+        found = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
+        super().__init__(dict.fromkeys(READ, found), matcher((begin,)) if begin else None)
         self._new_call = new_call
         self._read_head = read_head
         self._begin, self._end = begin, end
         self._stops = frozenset(stops)
-        self._matcher = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
-        self._begins = matcher((begin,)) if begin else None
         self._ends = tuple(filter(None, (begin, end, FENCE if is_fenced else "")))
         self._breaks = "".join(sorted({text[0] for text in self._ends} & {"<", "`"}))
         self._is_marked = False
@@ -124,12 +125,6 @@ class HeadedCalls(MarkedCalls):
     def _may_go_on(self) -> bool:
         """Whether a head that nothing ends may be half a head."""
         return self._is_marked and is_half_a_head("".join(self._head))
-
-    def _marks(self) -> Matcher:
-        return self._matcher
-
-    def _call_mark(self) -> Matcher | None:
-        return self._begins
 
     def _resume(self) -> None:
         self._at = "between"

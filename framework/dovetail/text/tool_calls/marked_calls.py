@@ -7,6 +7,7 @@ text decides, and how far it was read is kept, so that no character is looked at
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
 from dovetail.contracts.output import Malformed, ToolBody, ToolEvent
 from dovetail.text.parsing.matcher import Matcher
@@ -20,8 +21,14 @@ class MarkedCalls(ToolBody):
 
     _at: str
 
-    def __init__(self) -> None:
-        """Begin with nothing held."""
+    def __init__(self, marks: Mapping[str, Matcher], begins: Matcher | None) -> None:
+        """Begin with nothing held.
+
+        Args:
+            marks: Those that count, by where the reader is.
+            begins: The mark that begins a call, None where none does.
+        """
+        self._marks, self._begins = marks, begins
         self._out: list[ToolEvent] = []
         self._held = ""
         self._read_on = (0, 0)
@@ -38,14 +45,6 @@ class MarkedCalls(ToolBody):
     @abstractmethod
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
         """End the section."""
-
-    @abstractmethod
-    def _marks(self) -> Matcher:
-        """Return the marks that count where the reader is."""
-
-    @abstractmethod
-    def _call_mark(self) -> Matcher | None:
-        """Return the mark that begins a call, None where none does."""
 
     @abstractmethod
     def _resume(self) -> None:
@@ -65,7 +64,7 @@ class MarkedCalls(ToolBody):
 
     def _goes_on_in_mark(self, text: str) -> bool:
         """Whether all of a new piece may still belong to the mark that has begun: then it is held, too."""
-        if state := self._marks().follow(text, self._read_on[1]):
+        if state := self._marks[self._at].follow(text, self._read_on[1]):
             self._held += text
             self._read_on = (len(self._held), state)
             return True
@@ -73,7 +72,7 @@ class MarkedCalls(ToolBody):
 
     def _read(self, text: str, pos: int) -> int:
         """Read up to the next mark that counts here, or as far as there certainly is none; return where."""
-        found = self._marks()
+        found = self._marks[self._at]
         read, state = self._read_on
         end, state, length = found.scan(text, pos + read, state)
         self._read_on = (0, 0)
@@ -89,7 +88,7 @@ class MarkedCalls(ToolBody):
 
     def _skip_noise(self, text: str, pos: int) -> int:
         """Give out text that belongs to no call, up to the mark of the next one; return where it stands."""
-        found = self._call_mark()
+        found = self._begins
         if found is None:
             self._out.append(Malformed("tool_call", text[pos:]))
             return len(text)

@@ -103,12 +103,12 @@ class TaggedCalls(MarkedCalls):
             tools: As OpenAI writes them, for the types of values.
             name: The function's, where it stands outside of the section: then this is one call's arguments.
         """
-        super().__init__()
+        marks = _matchers(tags)
+        super().__init__(marks, marks["call"] if tags.call[0] else None)
         self._new_call = new_call
         self._tags = tags
         self._tools = tools
         self._schema: Mapping[str, Any] | None = None
-        self._matchers: dict[str, Matcher] = _matchers(tags)
         self._meant = dict(tags.spelled)
         self._plain = _not_plain(tags)
         self._followers = _followers(tags)
@@ -189,12 +189,6 @@ class TaggedCalls(MarkedCalls):
             and is_half_a_head(head)
             and (bool(self._tags.call[0]) or _NAME.fullmatch(head.strip()) is not None)
         )
-
-    def _marks(self) -> Matcher:
-        return self._matchers[self._at]
-
-    def _call_mark(self) -> Matcher | None:
-        return self._matchers["call"] if self._tags.call[0] else None
 
     def _resume(self) -> None:
         self._begin_head("call")
