@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent
 from dovetail.text.parsing.matcher import matcher
 from dovetail.text.tool_calls.json_text import JsonText
+from dovetail.text.tool_calls.marked_calls import MarkedCalls
 
 MAX_HEAD = 512
 """Characters of the longest head; longer text is no call."""
@@ -28,6 +29,8 @@ FENCE = "```"
 Head = tuple[str, str | None]
 """Name and id of a call; None for an id that the model does not write."""
 At = Literal["between", "head", "open", "value", "plain", "tail", "broken"]
+READ: tuple[At, ...] = ("between", "head", "plain", "tail")
+"""Where text is read up to the next mark."""
 
 
 def is_half_a_head(text: str) -> bool:
@@ -35,7 +38,7 @@ def is_half_a_head(text: str) -> bool:
     return len(text) <= MAX_CUT_HEAD and len(text.split()) <= 2
 
 
-class HeadedCalls(ToolBody):
+class HeadedCalls(MarkedCalls):
     """Reads calls one after the other. Arguments that are no JSON object pass as written; none are `{}`."""
 
     def __init__(
@@ -58,20 +61,16 @@ class HeadedCalls(ToolBody):
             end: Marker behind a call, if there is one.
             is_fenced: A fence ends arguments that lack a bracket, as a marker does.
         """
+        found = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
+        super().__init__(dict.fromkeys(READ, found), matcher((begin,)) if begin else None)
         self._new_call = new_call
         self._read_head = read_head
         self._begin, self._end = begin, end
         self._stops = frozenset(stops)
-        self._matcher = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
-        self._resume = matcher((begin,)) if begin else None
         self._ends = tuple(filter(None, (begin, end, FENCE if is_fenced else "")))
         self._breaks = "".join(sorted({text[0] for text in self._ends} & {"<", "`"}))
         self._is_marked = False
-        self._out: list[ToolEvent] = []
         self._at: At = "between"
-        self._held = ""
-        self._read_on = (0, 0)
-        """How much of what is held was read, and the matcher's state behind it."""
         self._raw: list[str] = []
         self._head: list[str] = []
         self._head_len = 0
@@ -87,9 +86,7 @@ class HeadedCalls(ToolBody):
                 return [ToolArgs(self._call, piece)] if piece else []
             pos = self._after_value(piece, text, end)
         else:
-            if self._read_on[1] and (state := self._matcher.follow(text, self._read_on[1])):
-                self._held += text
-                self._read_on = (len(self._held), state)
+            if self._read_on[1] and self._goes_on_in_mark(text):  # no call where nothing is held
                 return []
             text, self._held = self._held + text, ""
         while pos < len(text):
@@ -103,14 +100,6 @@ class HeadedCalls(ToolBody):
             else:
                 pos = self._read(text, pos)
         return self._take_out()
-
-    def close(self) -> list[ToolEvent]:
-        """End the section: a call without arguments has none."""
-        return self._finish(complete=True)
-
-    def cut(self) -> list[ToolEvent]:
-        """End the section: a call that was cut short keeps what it has."""
-        return self._finish(complete=False)
 
     @property
     def inside_value(self) -> bool:
@@ -137,39 +126,8 @@ class HeadedCalls(ToolBody):
         """Whether a head that nothing ends may be half a head."""
         return self._is_marked and is_half_a_head("".join(self._head))
 
-    def _take_out(self) -> list[ToolEvent]:
-        out, self._out = self._out, []
-        return out
-
-    def _skip_noise(self, text: str, pos: int) -> int:
-        """Give out text that belongs to no call, up to the marker of the next one; return where it stands."""
-        if self._resume is None:
-            self._out.append(Malformed("tool_call", text[pos:]))
-            return len(text)
-        end, state, length = self._resume.scan(text, pos, 0)
-        cut = end - (length or self._resume.held(state))
-        if cut > pos:
-            self._out.append(Malformed("tool_call", text[pos:cut]))
-        if not length:
-            self._held = text[cut:]
-            return len(text)
+    def _resume(self) -> None:
         self._at = "between"
-        return cut
-
-    def _read(self, text: str, pos: int) -> int:
-        """Read up to the next marker, or as far as there certainly is none; return where."""
-        read, state = self._read_on
-        end, state, length = self._matcher.scan(text, pos + read, state)
-        self._read_on = (0, 0)
-        cut = end - (length or self._matcher.held(state))
-        self._text(text[pos:cut])
-        if self._at == "broken":
-            return cut
-        if not length:
-            self._held = text[cut:]
-            self._read_on = (end - cut, state)
-            return len(text)
-        return self._mark(text[cut:end], cut, end)
 
     def _text(self, text: str) -> None:
         """Take text between markers."""

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent
 from dovetail.text.parsing.matcher import Matcher, matcher
 from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
+from dovetail.text.tool_calls.marked_calls import MarkedCalls
 from dovetail.text.tool_calls.schema_types import (
     STRING,
     cut_text,
@@ -88,7 +89,7 @@ class Tags:
     read_key: Callable[[str], tuple[str, bool | None]] = plain_key
 
 
-class TaggedCalls(ToolBody):
+class TaggedCalls(MarkedCalls):
     """Reads calls one after the other."""
 
     def __init__(
@@ -102,18 +103,15 @@ class TaggedCalls(ToolBody):
             tools: As OpenAI writes them, for the types of values.
             name: The function's, where it stands outside of the section: then this is one call's arguments.
         """
+        marks = _matchers(tags)
+        super().__init__(marks, marks["call"] if tags.call[0] else None)
         self._new_call = new_call
         self._tags = tags
         self._tools = tools
         self._schema: Mapping[str, Any] | None = None
-        self._matchers: dict[str, Matcher] = _matchers(tags)
         self._meant = dict(tags.spelled)
         self._plain = _not_plain(tags)
         self._followers = _followers(tags)
-        self._out: list[ToolEvent] = []
-        self._held = ""
-        self._read_on = (0, 0)
-        """How much of what is held was read, and the matcher's state behind it."""
         self._raw: list[str] = []
         self._call: int | None = None
         self._first: At = "call" if tags.call[0] else "name"
@@ -140,9 +138,7 @@ class TaggedCalls(ToolBody):
         is_value = self._at == "value" and self._streams and not (self._held or self._newline or self._at_start)
         if is_value and self._call is not None and self._plain(text) is None:
             return [ToolArgs(self._call, text)] if text else []
-        if self._read_on[1] and (state := self._matchers[self._at].follow(text, self._read_on[1])):
-            self._held += text
-            self._read_on = (len(self._held), state)
+        if self._read_on[1] and self._goes_on_in_mark(text):  # no call where nothing is held
             return []
         text, self._held = self._held + text, ""
         pos = 0
@@ -151,16 +147,7 @@ class TaggedCalls(ToolBody):
                 pos = self._skip_noise(text, pos)
             else:
                 pos = self._confirm(text, pos) if self._at == "confirm" else self._read(text, pos)
-        out, self._out = self._out, []
-        return out
-
-    def close(self) -> list[ToolEvent]:
-        """End the section: a call that was open is complete."""
-        return self._finish(complete=True)
-
-    def cut(self) -> list[ToolEvent]:
-        """End the section: a call that was cut short keeps what it has."""
-        return self._finish(complete=False)
+        return self._take_out()
 
     @property
     def inside_value(self) -> bool:
@@ -192,8 +179,7 @@ class TaggedCalls(ToolBody):
             elif self._at in ("key", "gap") and (raw := "".join(self._head)) and (complete or not is_half_a_head(raw)):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
             self._end_call(complete=complete)
-        out, self._out = self._out, []
-        return out
+        return self._take_out()
 
     def _begins_call(self) -> bool:
         """Whether what was read is the beginning of a call, of which nothing is worth showing."""
@@ -204,37 +190,8 @@ class TaggedCalls(ToolBody):
             and (bool(self._tags.call[0]) or _NAME.fullmatch(head.strip()) is not None)
         )
 
-    def _skip_noise(self, text: str, pos: int) -> int:
-        """Give out text that belongs to no call, up to the tag of the next one; return where it stands."""
-        if not self._tags.call[0]:
-            self._out.append(Malformed("tool_call", text[pos:]))
-            return len(text)
-        found = self._matchers["call"]
-        end, state, length = found.scan(text, pos, 0)
-        cut = end - (length or found.held(state))
-        if cut > pos:
-            self._out.append(Malformed("tool_call", text[pos:cut]))
-        if not length:
-            self._held = text[cut:]
-            return len(text)
+    def _resume(self) -> None:
         self._begin_head("call")
-        return cut
-
-    def _read(self, text: str, pos: int) -> int:
-        """Read up to the next tag that counts here, or as far as there certainly is none; return where."""
-        found = self._matchers[self._at]
-        read, state = self._read_on
-        end, state, length = found.scan(text, pos + read, state)
-        self._read_on = (0, 0)
-        cut = end - (length or found.held(state))
-        self._text(text[pos:cut])
-        if self._at == "broken":
-            return cut
-        if not length:
-            self._held = text[cut:]
-            self._read_on = (end - cut, state)
-            return len(text)
-        return self._tag(text[cut:end], cut, end)
 
     def _text(self, text: str) -> None:
         """Take text between tags."""
@@ -263,13 +220,13 @@ class TaggedCalls(ToolBody):
         self._out.append(Malformed("tool_call", "".join([*self._space, kept])))
         self._space[:] = [text[len(kept) :]]
 
-    def _tag(self, tag: str, start: int, end: int) -> int:
+    def _mark(self, mark: str, start: int, end: int) -> int:
         """Take a tag that stands from `start` to `end`; return where to read on."""
         tags = self._tags
         self._space.clear()
         if self._call is None:
-            self._raw.append(tag)
-        written, tag = tag, self._meant.get(tag, tag)
+            self._raw.append(mark)
+        tag = self._meant.get(mark, mark)
         if self._at == "call":
             self._begin_head("name")
         elif self._at == "name":
@@ -281,7 +238,7 @@ class TaggedCalls(ToolBody):
         elif self._at == "gap":
             self._at = "value"
         elif self._at == "value":
-            self._at, self._closer = "confirm", written
+            self._at, self._closer = "confirm", mark
         elif tag == tags.key[0]:
             self._begin_head("key")
         else:
