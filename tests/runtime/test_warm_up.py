@@ -118,6 +118,15 @@ def test_no_step_is_larger_than_a_real_one(limits: StepLimits) -> None:
     assert any(shape.num_decode == limits.max_requests for shape in found) == (limits.max_requests > limits.graph_rows)
 
 
+@pytest.mark.parametrize("most", [1, 900, 8192])
+def test_no_class_of_token_counts_is_left_out(most: int) -> None:
+    """Whatever the bounds of a kernel's classes are: each of them, up to twice the one before, has a step."""
+    limits = StepLimits(max_requests=8, max_prefill_tokens=most, context_len=40_000, graph_rows=8)
+    totals = {shape.num_chunks * shape.num_new for shape in shapes(limits)}
+    for bound in range(1, most // 2 + 1):
+        assert any(bound < total <= 2 * bound for total in totals)
+
+
 def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
     """On CUDA the runner takes rows, chunk and context from the memory plan, without counting the rows' own tokens."""
     core = make_core(folder, **SETTINGS)

@@ -109,6 +109,10 @@ def _wanted(limits: StepLimits) -> Iterator[Shape]:
         for num_chunks in CHUNKS:
             for num_decode in (0, NUM_DECODE):
                 yield Shape(num_decode, num_chunks, num_new)
+    # Products of sorted experts choose tiles by all tokens of a step, each up to about twice as many as the one before.
+    for power in range(limits.max_prefill_tokens.bit_length()):
+        for num_decode in (0, NUM_DECODE):
+            yield Shape(num_decode, 1, 1 << power)
     for num_decode in (0, NUM_DECODE):
         yield Shape(num_decode, 2, LONG)
     for num_new in (SHORT, LONG):
