@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 SHORT, LONG = 40, 2048
 """Tokens of a usual short prompt, and of a chunk that is long for any kernel."""
-LENGTHS = (1, 16, 128, 600, LONG, SHORT)
+LENGTHS = (1, 16, 128, 600, 1500, LONG, SHORT)
 CHUNKS = (5, 1, 16)
 NUM_DECODE = 3
 """Decode rows beside prefill chunks; other numbers are run beside short prompts only."""

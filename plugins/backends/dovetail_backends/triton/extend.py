@@ -286,7 +286,7 @@ def _launch(
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
         *strides, *scale_strides, G=group, D=d, BLOCK_D=block_d, DV=dv, BLOCK_V=block_v,
         P=page_size, BLOCK_M=block_m, BLOCK_N=block_n, STAGES=stages,
-        BLOCK_R=block_of(max(2, num) if is_fixed else num),
+        BLOCK_R=block_of(max(2, num) if is_fixed or copy is not None else num),
         WINDOW=layer.sliding_window or 0,
         SPAN=layer.chunk_size or 0, SINKS=layer.sinks is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
         FIXED=is_fixed, num_warps=warps, **kinds, **launch_options(q),
