@@ -21,6 +21,7 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops import packed
 from dovetail.layers.ops.packed_experts import expert_tiles, packed_gated_experts
+from dovetail.layers.ops.packed_pairs import fits_pairs
 from dovetail.layers.ops.packed_slots import PackedExpertWeights
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail_backends.triton.decode import DecodeScratch, choose_shape, decode_qkv
@@ -58,6 +59,14 @@ def products() -> Iterator[Case]:
         for rows in (16, 64, 256):
             weight = weight_of(kind, 6144, 4096)
             x = empty(rows, 4096)
+            if rows > 64 and fits_pairs(weight):
+                _, (block_n, block_k, *_) = packed.pairs_tile(weight, rows, gate=False)
+                yield (
+                    f"{kind} {rows} rows",
+                    lambda x=x, weight=weight: packed.linear(x, weight, None),
+                    block_n * block_k,
+                )
+                continue
             if rows > 64:
                 tile = packed.wide_tile(weight, rows)
             elif kind.startswith("fp8"):

@@ -2,10 +2,10 @@
 
     python tests/bench/quant_products.py [--kinds fp8-blocks int4 …] [--rows 1 16 …] [--many 128 …] [--seconds 60]
 
-Needs a GPU. First every kind is compared with its reference at odd sizes. Then each candidate runs in a CUDA graph over
-as many copies of a weight as the L2 cache cannot hold. Printed for the best tile: microseconds, the share of the copy
-bandwidth, the error against the written-out weight, and what plain bfloat16 weights take for the same. Candidates are
-compiled before, by several processes.
+Needs a GPU. First the kinds are compared with their reference at odd sizes. Then each candidate runs in a CUDA graph
+over as many copies of a weight as the L2 cache cannot hold. Printed: microseconds of plain bfloat16 weights and of the
+fastest candidates, and for the first of these the share of the copy bandwidth and the error against the written-out
+weight. Candidates are compiled before, by several processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from dovetail.layers.ops.packed import linear as packed_linear
 from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import by_halves, fits_halves
 from dovetail.layers.ops.packed_integers import by_integers, fits_integers
+from dovetail.layers.ops.packed_pairs import by_pairs, fits_pairs
 from dovetail.layers.ops.packed_row import row
+from dovetail.layers.ops.packed_stacked import by_stacked, fits_stacked
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import many, written
@@ -44,6 +46,7 @@ FORMS: dict[str, Form] = {
     "fp8-32": Scaled(torch.float8_e4m3fn, 32),
     "int8": Scaled(),
     "int4": Int4(128),
+    "int4-zero": Int4(128, has_zero=True),
     "int4-32-zero": Int4(32, has_zero=True),
     "mxfp4": Mxfp4(),
 }
@@ -123,8 +126,10 @@ class Around:
             return packed_linear(self.x, weight, None, norm=norm, act=act, residual=self.residual)
         if way == "wide":
             return self.apart(partial(wide, weight=weight, bias=None, tile=numbers))
+        if way == "stacked":
+            return by_stacked(self.x, weight, None, **self.options)
         if way != "many":
-            run: Any = {"row": row, "few": few, "halves": by_halves, "integers": by_integers}[way]
+            run: Any = {"row": row, "few": few, "halves": by_halves, "integers": by_integers, "pairs": by_pairs}[way]
             return run(self.x, weight, None, numbers, **self.options)  # type: ignore[no-any-return]
         return self.apart(
             lambda x, residual: many(x, weight, None) if residual is None else residual + many(x, weight, None)
@@ -172,6 +177,10 @@ def check(kind: str) -> None:
                 found.append(by_integers(x, made, None, (4, 1024, 4)))
             if fits_wide(made):
                 found.append(wide(x, made, None, (64, (*tile[:1], 64, 4, 3, splits))))
+            if fits_pairs(made):
+                found.append(by_pairs(x, made, None, (block_m, (64, 128, 4, 3, splits))))
+            if fits_stacked(made) and rows > 17:
+                found.append(by_stacked(x, made, None))
             if fits_halves(made):
                 found.append(by_halves(x, made, None, (block_m, (64, 128, 4, 3, splits))))
             errors += [relative(y.float() / usual, right) for y in found]
@@ -180,8 +189,10 @@ def check(kind: str) -> None:
 
 
 def candidates(form: Form, site: Site, rows: int, most: int) -> list[Any]:
-    """Tiles that may be good for a number of rows; a fixed random choice."""
+    """Tiles that may be good for a number of rows; up to 64 a fixed random choice."""
     found: list[Any] = []
+    if rows > 64:
+        return [("auto", None), *many_candidates(form, site, rows)]
     is_words = not isinstance(form, Scaled)
     if rows == 1 and not is_words:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (2, 4, 8)):
@@ -197,7 +208,7 @@ def candidates(form: Form, site: Site, rows: int, most: int) -> list[Any]:
         depths = (256, 512, 1024) if is_words else (64, 128) if form.group == 128 else (128, 256)  # type: ignore[attr-defined]
         n = site.n // 2 if site.gate else site.n
         splits = (1,) if site.norm or site.gate else (1, 2, 4, 8)
-        block_ms = (16,) if rows <= 16 else (32,) if rows <= 32 else (64,) if rows <= 64 else (64, 128)
+        block_ms = (16,) if rows <= 16 else (32,) if rows <= 32 else (64,)
         for block_m, block_n, block_k, warps, stages, parts in itertools.product(
             block_ms, (16, 32, 64, 128), depths, (4, 8), (3, 4, 6), splits
         ):
@@ -213,28 +224,46 @@ def candidates(form: Form, site: Site, rows: int, most: int) -> list[Any]:
                 continue
             found.append(("few", (block_m, (block_n, block_k, warps, stages, parts))))
     random.Random(f"{site}/{rows}").shuffle(found)
-    if rows > 64 and not (isinstance(form, Scaled) and (form.group or 64) % 64):
-        found = [*wide_candidates(site, rows), *found]
     return [("auto", None), *found[:most]]
 
 
-def wide_candidates(site: Site, rows: int) -> list[Any]:
-    """Tiles of `wide`: those that ask least of the second-level cache first."""
-    found = []
-    for block_m, (block_n, warps), depth, stages in (
-        (128, (256, 8), 64, 4), (128, (128, 8), 64, 4), (128, (256, 16), 64, 4), (64, (256, 8), 64, 4),
-        (128, (256, 8), 128, 3), (64, (128, 4), 64, 4), (128, (256, 8), 64, 3),
-    ):  # fmt: skip
-        programs = -(-site.n // block_n) * -(-rows // block_m)
-        splits = max(1, min(132 // programs, 8, site.k // (8 * depth)))
-        found.append(("wide", (block_m, (block_n, depth, warps, stages, splits))))
-    return found
+def many_candidates(form: Form, site: Site, rows: int) -> Iterator[Any]:
+    """Tiles for more than 64 rows, as far as they fit a form."""
+    is_float8 = isinstance(form, Scaled) and form.dtype == torch.float8_e4m3fn
+    group = getattr(form, "group", None) or 128
+    n = site.n // 2 if site.gate else site.n
+    if is_float8 and group % 128 == 0:
+        for block_m, (block_n, warps, stages) in PAIRS:
+            for splits in (1,) if site.gate else split_ways(-(-n // block_n) * -(-rows // block_m), site.k // 128):
+                yield "pairs", (block_m, (block_n, 128, warps, stages, splits))
+    if isinstance(form, Scaled) and not form.group and is_float8:
+        yield "stacked", None
+    if group % 64 == 0 or isinstance(form, Mxfp4):
+        for splits in split_ways(-(-site.n // 256) * -(-rows // 128), site.k // 128):
+            yield "wide", (128, (256, 128 if group % 128 == 0 else 64, 8, 3, splits))
+    if rows > 128:
+        yield "many", None
+
+
+PAIRS = ((128, (128, 8, 3)), (128, (128, 8, 4)), (64, (64, 4, 3)))
+"""BLOCK_M, BLOCK_N, warps, stages."""
+
+
+def split_ways(programs: int, steps: int) -> list[int]:
+    """By how many K is split: to fill the device once, and to leave the least of it idle."""
+    once = max(1, min(132 // programs, 8, steps // 4))
+
+    def idle(splits: int) -> float:
+        return -(-programs * splits // 132) * 132 / (programs * splits)
+
+    full = min((1, 2, 3, 4, 5, 6, 8), key=lambda one: (idle(one) > 1.15, one))
+    return [splits for splits in sorted({1, once, full}) if splits in (once, full) and splits * 3 <= steps] or [1]
 
 
 def halves_candidates(site: Site, rows: int) -> Iterator[Any]:
     """Tiles of `by_halves`."""
     n = site.n // 2 if site.gate else site.n
-    block_ms = (16,) if rows <= 16 else (32,) if rows <= 32 else (64,) if rows <= 64 else (64, 128)
+    block_ms = (16,) if rows <= 16 else (32,) if rows <= 32 else (64,)
     for block_m, (block_n, warps), stages, parts in itertools.product(
         block_ms, ((64, 4), (128, 4), (128, 8)), (3, 4, 5), (1,) if site.gate else (1, 2, 4, 8)
     ):
@@ -260,9 +289,12 @@ def work(args: argparse.Namespace) -> Iterator[tuple[str, Site, int, list[Any]]]
 def compile_share(args: argparse.Namespace) -> None:
     """Run each tile of one share once."""
     index, count = args.compile
-    place, kept = 0, ("", Site("", 0, 0))
+    place, kept, known = 0, ("", Site("", 0, 0)), set()
     weight: Any = None
     for kind, site, rows, tiles in work(args):
+        tiles = [tile for tile in tiles if tile[0] != "library"]
+        tiles = [tile for tile in tiles if tile[0] == "auto" or (kind, site, tile) not in known]  # whatever the rows
+        known |= {(kind, site, tile) for tile in tiles}
         mine = [tile for at, tile in enumerate(tiles, place) if at % count == index]
         place += len(tiles)
         if mine and kept != (kind, site):
@@ -276,10 +308,21 @@ def compile_share(args: argparse.Namespace) -> None:
     torch.cuda.synchronize()
 
 
+def short(tile: Any) -> str:
+    """A tile in few letters; `p128x128w8s3/2` is 128 rows by 128 outputs, eight warps, three stages, K halved."""
+    way, numbers = tile
+    if way == "pairs":
+        block_m, (block_n, _, warps, stages, splits) = numbers
+        return f"p{block_m}x{block_n}w{warps}s{stages}/{splits}"
+    if way == "wide":
+        return f"wide/{numbers[1][-1]}"
+    return way if numbers is None else f"{way} {numbers}".replace(" ", "")
+
+
 def measure(args: argparse.Namespace) -> None:
     """Print a line for each site and number of rows."""
     until = time.perf_counter() + args.seconds
-    print("kind site rows: packed us (share of the bandwidth), plain us, error, tile", flush=True)
+    print("kind site rows: plain us; us and tile of the fastest (share of the bandwidth, error)", flush=True)
     sums: dict[tuple[str, int], list[float]] = {}
     automatic: dict[tuple[str, int], list[float]] = {}
     weights: list[PackedWeight] = []
@@ -294,27 +337,29 @@ def measure(args: argparse.Namespace) -> None:
             kept = (kind, site)
         around = Around(site, rows)
         times: list[tuple[float, Any]] = []
-        for tile in [*tiles, *([("many", None)] if rows > 64 else [])]:
+        for tile in tiles:
             if time.perf_counter() > until and times:
                 break
             try:
                 took = layer_us(partial(around.packed, tile=tile), weights)
             except OutOfResources:
                 continue
+            except RuntimeError:
+                if tile[0] != "library":
+                    raise
+                continue
             times.append((took, tile))
         usual = layer_us(around.plain, plain)
         times.sort(key=lambda one: one[0])
-        error = relative(around.packed(first, times[0][1]), around.plain(want, reference))
-        best, share = times[0][0], first.num_bytes / BANDWIDTH * 1e6 / times[0][0]
+        took, tile = next(one for one in times if one[1][0] != "library")
+        error = relative(around.packed(first, tile), around.plain(want, reference))
+        share = first.num_bytes / BANDWIDTH * 1e6 / took
         total = sums.setdefault((kind, rows), [0.0, 0.0])
-        total[0], total[1] = total[0] + best, total[1] + usual
+        total[0], total[1] = total[0] + took, total[1] + usual
         auto = next((took for took, tile in times if tile[0] == "auto"), float("nan"))
         automatic.setdefault((kind, rows), []).append(auto)
-        other = f"auto {auto:.1f}; " + "; ".join(f"{took:.1f} {tile}" for took, tile in times[1:3])
-        print(
-            f"{kind} {site.name} {rows}: {best:.1f} ({share:.0%}) {usual:.1f} {error:.0e} {times[0][1]}  [{other}]",
-            flush=True,
-        )
+        ways = ", ".join(f"{took:.1f} {short(tile)}" for took, tile in times[: 7 if rows > 64 else 3])
+        print(f"{kind} {site.name} {rows}: plain {usual:.1f}; {ways} ({share:.0%}, {error:.0e})", flush=True)
     for (kind, rows), (mine, usual) in sums.items():
         auto = sum(automatic[kind, rows])
         print(f"layer {kind} {rows} rows: best {mine:.1f} us, auto {auto:.1f}, plain {usual:.1f}, {usual / auto:.2f} x")
@@ -336,7 +381,7 @@ def main() -> None:
     if args.compile:
         return compile_share(args)
     begin = time.perf_counter()
-    wanted = [["--check", kind] for kind in FORMS]
+    wanted = [["--check", kind] for kind in args.kinds]
     wanted += [["--compile", str(index), str(PROCESSES)] for index in range(PROCESSES)]
     started = [subprocess.Popen([sys.executable, *sys.argv, *one]) for one in wanted]
     codes = [process.wait() for process in started]

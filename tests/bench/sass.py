@@ -26,6 +26,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dovetail.layers.ops import pdl
 
@@ -98,6 +99,8 @@ class Report:
 
 def _typed(value: Any, fixed: bool) -> tuple[str, int | None, bool]:
     """Type of an argument in a signature, the constant that Triton makes of it, whether 16 divides it."""
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>", None, False
     if isinstance(value, torch.Tensor):
         return f"*{TYPES[value.dtype]}", None, True
     if isinstance(value, bool):

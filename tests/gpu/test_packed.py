@@ -10,7 +10,9 @@ from dovetail.layers import cuda_products
 from dovetail.layers.ops import packed, reference
 from dovetail.layers.ops.experts import ExpertWeights, gated_experts
 from dovetail.layers.ops.packed_experts import packed_gated_experts
+from dovetail.layers.ops.packed_pairs import by_pairs, fits_pairs
 from dovetail.layers.ops.packed_slots import PackedExpertWeights
+from dovetail.layers.ops.packed_stacked import by_stacked
 from dovetail.layers.ops.packed_weight import PackedWeight, stacked
 from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
 
@@ -20,11 +22,20 @@ FLOAT8 = torch.float8_e4m3fn
 
 @pytest.mark.parametrize(
     "form",
-    [Scaled(FLOAT8), Scaled(FLOAT8, 128), Scaled(), Int4(128), Int4(64, has_zero=True), Int4(32), Mxfp4()],
+    [
+        Scaled(FLOAT8),
+        Scaled(FLOAT8, 128),
+        Scaled(),
+        Int4(128),
+        Int4(128, has_zero=True),
+        Int4(64, has_zero=True),
+        Int4(32),
+        Mxfp4(),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (1152, 896), (2880, 2880), (200, 640)])
-@pytest.mark.parametrize("rows", [1, 2, 4, 16, 33, 64, 100, 200, 300, 700])
+@pytest.mark.parametrize("rows", [1, 2, 4, 16, 33, 64, 65, 100, 200, 300, 513, 1500])
 def test_products(form: Form, n: int, k: int, rows: int) -> None:
     """Onto a residual, and behind a norm with a gate."""
     if getattr(form, "group", None) and k % form.group:  # type: ignore[attr-defined]
@@ -51,6 +62,27 @@ def test_products(form: Form, n: int, k: int, rows: int) -> None:
         error = (found - want).norm(dim=0) / usual.clamp_min(usual.median())
         assert error.max() < 0.1
         assert (found - want).norm() < 0.015 * want.norm()
+
+
+@pytest.mark.parametrize("form", [Scaled(FLOAT8), Scaled(FLOAT8, 128)], ids=str)
+@pytest.mark.parametrize("rows", [65, 200])
+def test_pairs(form: Form, rows: int) -> None:
+    """K split or not, and by the library: the error is that of rounding, with outliers among the inputs."""
+    torch.manual_seed(0)
+    tensors = form.quantise(torch.randn(1008, 1152, device="cuda") * 0.02)
+    weight = cuda_products.packed(form, tensors, torch.bfloat16)
+    assert weight is not None
+    assert fits_pairs(weight)
+    x = torch.randn(rows, 1152, device="cuda").bfloat16()
+    x[:40, 70] *= 300
+    torch.cuda.synchronize()
+    want = x.double() @ form.dequantise(tensors, torch.float32).double().T
+    tiles = ((128, (128, 128, 8, 4, 1)), (128, (128, 128, 8, 4, 3)), (64, (64, 128, 4, 3, 2)))
+    found = [by_pairs(x, weight, None, tile).double() for tile in tiles]
+    found += [by_stacked(x, weight, None).double()] if weight.groups == 0 else []
+    for one in found:
+        assert one.isfinite().all()
+        assert ((one - want).norm(dim=1) / want.norm(dim=1)).max() < 4e-3
 
 
 def experts(form: Form, num: int, n: int, k: int) -> tuple[PackedWeight, torch.Tensor]:

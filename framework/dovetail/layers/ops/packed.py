@@ -1,8 +1,8 @@
 """Products with packed weights on CUDA: which kernel serves how many rows, and with which tile.
 
 One row of 8-bit numbers has a kernel of its own, a few rows meet 4-bit numbers as integers, more rows of float8 go to
-the float8 tensor cores, other numbers become the model's dtype in registers, all of them for hundreds of rows, and for
-many rows they are written out before cuBLAS multiplies them.
+the float8 tensor cores, other numbers become the model's dtype in registers, and for
+many rows weights are written out before cuBLAS multiplies them.
 `layers.packed_forms` is the reference. M rows, N outputs, K inputs.
 """
 
@@ -19,7 +19,9 @@ from dovetail.layers import ops
 from dovetail.layers.ops.packed_few import few
 from dovetail.layers.ops.packed_halves import DEPTH, by_halves, fits_halves
 from dovetail.layers.ops.packed_integers import by_integers, fits_integers, is_halved
+from dovetail.layers.ops.packed_pairs import by_pairs, fits_pairs
 from dovetail.layers.ops.packed_row import RowTile, row
+from dovetail.layers.ops.packed_stacked import by_stacked, fits_stacked
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import many
@@ -29,7 +31,10 @@ from dovetail.layers.ops.skinny import Tile
 MOST_ROWS = 128
 """Rows up to which numbers that are not float8 are taken apart in registers; measured on an H200 with int4."""
 MOST_HALVES = 256
-"""As `MOST_ROWS` for float8; measured on an H200, where 512 rows take 0.65 of the time written out."""
+"""As `MOST_ROWS` for float8, where other kernels do not fit."""
+MOST_PAIRS = 512
+"""Rows up to which `by_stacked` and `by_pairs` multiply by float8: measured on an H200, where 2,048 are faster written
+out."""
 WIDE_ROWS = {"scaled": (65, 256), "int4": (65, 512), "mxfp4": (65, 512)}
 """Rows that packed weights are multiplied with by `wide`, by kind, if there are so many outputs that it fills the
 device; measured on an H200 with fp8 and int4."""
@@ -67,10 +72,10 @@ def integers_tile(weight: PackedWeight) -> RowTile:
     return 4, max(64, min(4096, triton.next_power_of_2(weight.num_in))), 4
 
 
-def _splits(programs: int, steps: int, most: int = 8, limit: int = PROGRAMS) -> int:
+def _splits(programs: int, steps: int, limit: int = PROGRAMS) -> int:
     """Return by how many K is split: a power of two, each with four steps or more."""
     found = 1
-    while found < most and programs * found * 2 <= limit and steps >= found * 8:
+    while found < 8 and programs * found * 2 <= limit and steps >= found * 8:
         found *= 2
     return found
 
@@ -84,8 +89,16 @@ def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Ti
         stages = 3 if gate and block_m == 64 else 4
         return block_m, (64, DEPTH, 4, stages, 1 if gate else _splits(-(-n // 64), steps))
     tall = 2 if rows <= 128 else 4
-    splits = 1 if gate or rows > 256 else _splits(-(-n // 128) * tall, steps, 4, TALL_PROGRAMS)
+    splits = 1 if gate else min(4, _splits(-(-n // 128) * tall, steps, TALL_PROGRAMS))
     return block_m, (128, DEPTH, 8, 3, splits)
+
+
+def pairs_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
+    """Return the tile of `by_pairs`, likewise; K is split as far as one program for each multiprocessor does it."""
+    if gate:
+        return (128, (128, DEPTH, 8, 3, 1)) if rows <= 256 else (64, (64, DEPTH, 4, 3, 1))
+    programs = -(-weight.num_out // 128) * (1 if rows <= 128 else 2 if rows <= 256 else 4)
+    return 128, (128, DEPTH, 8, 4, _splits(programs, -(-weight.num_in // DEPTH), WIDE_PROGRAMS))
 
 
 def wide_tile(weight: PackedWeight, rows: int) -> tuple[int, Tile] | None:
@@ -143,18 +156,22 @@ def linear(
     most = MOST_HALVED if is_halved(weight) else MOST_INTEGERS
     if 0 < rows <= most and x.dtype != torch.float32 and fits_integers(weight):
         return by_integers(x, weight, bias, integers_tile(weight), act=act, residual=residual, **around)  # type: ignore[arg-type]
+    if 64 < rows <= MOST_PAIRS and x.dtype == torch.bfloat16 and fits_pairs(weight):
+        if fits_stacked(weight):
+            return by_stacked(x, weight, bias, act=act, residual=residual, **around)  # type: ignore[arg-type]
+        tile = pairs_tile(weight, rows, gate=gate)
+        return by_pairs(x, weight, bias, tile, act=act, residual=residual, **around)  # type: ignore[arg-type]
     least, most = WIDE_ROWS[weight.kind]
     if least <= rows <= most and x.dtype != torch.float32 and fits_wide(weight):
-        tile = wide_tile(weight, rows)
-        if tile is not None:
+        broad = wide_tile(weight, rows)
+        if broad is not None:
             x = x if norm is None else ops.add_rms_norm(x, None, *norm)[0]
             if act is None:
-                return wide(x, weight, bias, tile, residual=residual)
-            y = ops.act_and_mul(act, wide(x, weight, bias, tile))
+                return wide(x, weight, bias, broad, residual=residual)
+            y = ops.act_and_mul(act, wide(x, weight, bias, broad))
             return y if residual is None else residual + y
     if 0 < rows <= MOST_HALVES and x.dtype == torch.bfloat16 and fits_halves(weight):
-        tile = halves_tile(weight, rows, gate=gate)
-        return by_halves(x, weight, bias, tile, act=act, residual=residual, **around)  # type: ignore[arg-type]
+        return by_halves(x, weight, bias, halves_tile(weight, rows, gate=gate), act=act, residual=residual, **around)  # type: ignore[arg-type]
     if norm is not None:  # in the kernel it would be computed once for each tile, and K could not be split
         x = ops.add_rms_norm(x, None, *norm)[0]
     if 0 < rows <= MOST_ROWS:

@@ -1,9 +1,9 @@
 """Rows times float8 weights on the tensor cores for float8, without losing what bfloat16 rows hold.
 
 A row is divided by a power of two that brings its greatest number to between 128 and 256, and written as the sum of two
-float8 numbers: the upper four of bfloat16's eight significant bits, and the lower four. What is lost are bits below
-`2 ** -17` of the row's greatest number. So weights go to the tensor cores as they are read, and each is multiplied
-twice, at twice the speed.
+float8 numbers: the upper four of bfloat16's eight significant bits, and the lower four. Numbers from `2 ** -9` of the
+row's greatest on are kept as they are, smaller ones rounded to `2 ** -17` of it. So weights go to the tensor cores as
+they are read, and each is multiplied twice, at twice the speed.
 
 M rows, N outputs, K inputs, G groups of inputs that share a scale.
 """
@@ -38,9 +38,9 @@ class Halves(NamedTuple):
 
 
 @triton.jit
-def _steps(numbers):
-    """Numbers cut to multiples of `2 ** -9`."""
-    return (numbers * 512.0).to(tl.int32).to(tl.float32) * 0.001953125
+def _steps(numbers, more):
+    """Multiples of `2 ** -9`: numbers, whose size becomes greater by `more` of a step, cut off."""
+    return (numbers * 512.0 + tl.where(numbers < 0, -more, more)).to(tl.int32).to(tl.float32) * 0.001953125
 
 
 @triton.jit
@@ -63,13 +63,14 @@ def _halve_kernel(
     most = tl.max(tl.abs(wide), 0)
     exponent = tl.maximum((most.to(tl.int32, bitcast=True) >> 23) & 255, 16)
     near = wide * ((261 - exponent) << 23).to(tl.float32, bitcast=True)  # times 2 ** (134 - exponent)
-    # Nothing is rounded: a float8 number has four significant bits from 2 ** -6 on, and steps of 2 ** -9 below.
+    # A float8 number has four significant bits from 2 ** -6 on, and steps of 2 ** -9 below, to which alone is rounded.
     upper = (near.to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
-    first = tl.where(tl.abs(near) < 0.015625, _steps(near), upper)
+    first = tl.where(tl.abs(near) < 0.015625, _steps(near, 0.0), upper)
     tl.store(high + m * K + at, first.to(tl.float8e4nv), mask=at < K)
     rest = near - first
     lower = (rest.to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
-    tl.store(low + m * K + at, tl.where(tl.abs(rest) < 0.015625, _steps(rest), lower).to(tl.float8e4nv), mask=at < K)
+    second = tl.where(tl.abs(rest) < 0.015625, _steps(rest, 0.5), lower)
+    tl.store(low + m * K + at, second.to(tl.float8e4nv), mask=at < K)
     by = ((exponent - 7) << 23).to(tl.float32, bitcast=True)
     tl.store(scale + m, by + tl.sum(wide * 0.0, 0))  # a row that is not finite stays so: a maximum skips nan
 
@@ -80,8 +81,8 @@ def halves(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Halves:
     numbers = torch.empty(2, rows, k, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     _halve_kernel[(rows,)](
-        x, x if norm is None else norm, numbers[0], numbers[1], scale, eps, x.stride(0),
-        K=k, BLOCK=triton.next_power_of_2(k), NORM=norm is not None, num_warps=8, **launch_options(x),
+        x, x if norm is None else norm, numbers[0], numbers[1], scale, eps, x.stride(0), K=k,
+        BLOCK=triton.next_power_of_2(k), NORM=norm is not None, num_warps=8, **launch_options(x),
     )  # fmt: skip
     return Halves(numbers, scale)
 

@@ -31,7 +31,7 @@ FINISH_N = 32
 
 
 @triton.jit
-def _finish(
+def finish(
     total, n, m, row_scale, bias, residual, out, M, stride_r,
     N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ROW_SCALE: tl.constexpr,
 ):  # fmt: skip
@@ -96,11 +96,11 @@ def _wide_kernel(
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         tl.store(part + place.to(tl.int64) * (BLOCK_N * BLOCK_M) + inner, total)
     else:
-        _finish(total, n, m, row_scale, bias, residual, out, M, stride_r, N, BIAS, RESIDUAL, ROW_SCALE)
+        finish(total, n, m, row_scale, bias, residual, out, M, stride_r, N, BIAS, RESIDUAL, ROW_SCALE)
 
 
 @triton.jit(do_not_specialize=["M"])
-def _add_kernel(
+def add_kernel(
     part, row_scale, bias, residual, out, M, stride_r,
     N: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FINISH: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ROW_SCALE: tl.constexpr, PDL: tl.constexpr,
@@ -117,7 +117,7 @@ def _add_kernel(
     total = tl.zeros([FINISH, BLOCK_M], tl.float32)
     for split in tl.static_range(SPLITS):
         total += tl.load(part + (place + split).to(tl.int64) * (BLOCK_N * BLOCK_M) + inner)
-    _finish(
+    finish(
         total, first + own, tall * BLOCK_M + columns, row_scale, bias, residual, out, M, stride_r,
         N, BIAS, RESIDUAL, ROW_SCALE,
     )  # fmt: skip
@@ -169,7 +169,7 @@ def wide(
         ASM=x.dtype == torch.bfloat16 and not interpreted(), num_warps=warps, **sizes, **what, **launch_options(x),
     )  # fmt: skip
     if splits > 1:
-        _add_kernel[(tall, triton.cdiv(n, FINISH_N))](
+        add_kernel[(tall, triton.cdiv(n, FINISH_N))](
             part, *after, out, rows, stride_r, FINISH=FINISH_N, num_warps=4, **sizes, **what, **launch_options(x)
         )
     return out
