@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from concurrent.futures import Future
 
 from dovetail.engine.core import EngineCore
 from dovetail.engine.standstill import EARLY
 from dovetail.errors import DovetailError
 from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
+from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
-from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +30,8 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     Raises:
         ConfigError: The settings, the model or a plugin is at fault.
     """
-    tokenizer: Future[Tokenizer] = Future()
-    _preload_grammars(settings, plugins, tokenizer)
+    tokenizer = EarlyTokenizer(settings.tokenizer_folder) if plugins.plan.of_kind("grammar_backend") else None
+    _preload_grammars(plugins)
     executor: GroupExecutor | LocalExecutor
     if settings.tensor_parallel_size > 1:
         limit_s = STEP_S if hang_s is None else EARLY * hang_s
@@ -42,23 +41,13 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     return EngineCore(settings, plugins, executor, tokenizer)
 
 
-def _preload_grammars(settings: EngineSettings, plugins: LoadedPlugins, tokenizer: Future[Tokenizer]) -> None:
-    """Have grammar backends import what they need, and the tokenizer read, while the model loads.
-
-    Afterwards requests would wait for it: reading a large tokenizer takes a second in which nothing else of the
-    process runs, whichever thread does it.
-    """
+def _preload_grammars(plugins: LoadedPlugins) -> None:
+    """Have grammar backends import what they need while the model loads: afterwards, requests would wait for it."""
     backends = []
     with contextlib.suppress(DovetailError):  # the engine says so when it makes them
         backends = [backend for _, backend in plugins.candidates("grammar_backend")]
 
     def preload() -> None:
-        try:
-            found = Tokenizer.load(settings.tokenizer_folder)
-            _ = found.bytes_table
-            tokenizer.set_result(found)
-        except BaseException as error:
-            tokenizer.set_exception(error)  # whoever asks for a grammar is told
         for backend in backends:
             try:
                 backend.preload()

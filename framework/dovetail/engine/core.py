@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from time import perf_counter
 
 import msgspec
@@ -27,6 +26,7 @@ from dovetail.engine.speculation import make_speculation
 from dovetail.engine.stats_log import StatsLog
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.engine.timeline import Timeline
+from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.grammar.matching.words import WordRules
 from dovetail.messages import (
     Abort,
@@ -47,7 +47,6 @@ from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import Prepared
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
-from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 POLL_S = 0.002
 """How long the engine sleeps at a time if all it has waits for grammars."""
@@ -64,7 +63,7 @@ class EngineCore:
         settings: EngineSettings,
         plugins: LoadedPlugins,
         executor: Executor,
-        tokenizer: Future[Tokenizer] | None = None,
+        tokenizer: EarlyTokenizer | None = None,
     ) -> None:
         """Prepare; the executor has started. Grammars take a `tokenizer` that is being read, or read it themselves.
 

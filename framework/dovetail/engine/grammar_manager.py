@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.request import GrammarRequest, Request
 from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.service import GrammarService
-from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.grammar.matching.words import WordRules
 from dovetail.messages import Finish, GrammarOption, Submit, Thinking
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
-from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class GrammarManager:
         plugins: LoadedPlugins,
         vocab_size: int,
         eos_ids: tuple[int, ...],
-        tokenizer: Future[Tokenizer] | None = None,
+        tokenizer: EarlyTokenizer | None = None,
     ) -> None:
         """Prepare; nothing is loaded before it is needed.
 
@@ -66,8 +64,7 @@ class GrammarManager:
         """
 
         def vocabulary() -> Vocabulary:
-            found = tokenizer.result() if tokenizer is not None else Tokenizer.load(settings.tokenizer_folder)
-            return make_vocabulary(found, vocab_size, eos_ids or found.eos_token_ids)
+            return (tokenizer or EarlyTokenizer(settings.tokenizer_folder)).vocabulary(vocab_size, eos_ids)
 
         self.service = GrammarService(
             plugins,
@@ -199,7 +196,7 @@ def make_grammar_manager(
     plugins: LoadedPlugins,
     vocab_size: int,
     eos_ids: tuple[int, ...],
-    tokenizer: Future[Tokenizer] | None = None,
+    tokenizer: EarlyTokenizer | None = None,
 ) -> GrammarManager | None:
     """Return the manager, or None where the plan has no grammar backend."""
     if not plugins.plan.of_kind("grammar_backend"):

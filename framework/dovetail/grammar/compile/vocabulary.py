@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -22,7 +22,9 @@ class PackedVocabulary(msgspec.Struct, frozen=True, array_like=True):
     added: dict[str, int]
 
 
-def make_vocabulary(tokenizer: Tokenizer, size: int, eos_ids: Iterable[int]) -> Vocabulary:
+def make_vocabulary(
+    tokenizer: Tokenizer, size: int, eos_ids: Iterable[int], known: Sequence[bytes] | None = None
+) -> Vocabulary:
     """Collect what grammars need to know of a tokenizer.
 
     Added tokens that are no mere whitespace never match text: in a reply they are markers, which parsers recognise by
@@ -32,16 +34,18 @@ def make_vocabulary(tokenizer: Tokenizer, size: int, eos_ids: Iterable[int]) -> 
         tokenizer: The model's.
         size: The logits' width; ids beyond the tokenizer's stand for no text.
         eos_ids: Ids that end a reply.
+        known: What `token_bytes` returns of the tokenizer, where it is at hand.
     """
     ends = frozenset(eos_ids)
     added = {text: token_id for text, token_id in tokenizer.added_tokens.items() if text.strip() and token_id < size}
     special = frozenset(added.values()) | {i for i in tokenizer.special_ids if i < size} | ends
     num = min(tokenizer.vocab_size, size)
-    tokens = [b"" if i in special else tokenizer.token_bytes(i) for i in range(num)]
-    digest = hashlib.blake2b(digest_size=16)
-    for token in tokens:
-        digest.update(len(token).to_bytes(4, "little") + token)
-    digest.update(repr((size, sorted(ends), sorted(special), sorted(added.items()))).encode())
+    tokens = list((known or token_bytes(tokenizer))[:num])
+    for i in special:
+        if i < num:
+            tokens[i] = b""
+    facts = tokens, size, sorted(ends), sorted(special), sorted(added.items())
+    digest = hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=16)
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
@@ -55,6 +59,11 @@ def make_vocabulary(tokenizer: Tokenizer, size: int, eos_ids: Iterable[int]) -> 
         added=added,
         encode=encode,
     )
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Return what each id of a tokenizer stands for."""
+    return [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
 
 
 def pack(vocabulary: Vocabulary) -> bytes:
