@@ -47,6 +47,9 @@ WARM = pytest.StashKey[WarmStarts]()
 COLD = (
     "tests/engine/test_process.py",
     "tests/models/test_loading_memory.py",
+    "tests/packaging/test_install.py",
+    "tests/packaging/test_release.py",
+    "tests/plugins/test_commands.py",
     "tests/server/test_e2e.py",
     "tests/server/test_exits.py",
     "tests/server/test_first_requests.py",
@@ -104,6 +107,12 @@ def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> No
         given = marker.args[0] if marker.args else marker.kwargs["timeout"]
         limit += max(0.0, given - float(config.getini("timeout") or 0))
     faulthandler.dump_traceback_later(limit, exit=True, file=config.stash[STDERR])
+
+
+@pytest.fixture(scope="session")
+def warm(pytestconfig: pytest.Config) -> WarmStarts:
+    """What forks processes instead of starting them; an environment's interpreter can be added."""
+    return pytestconfig.stash[WARM]
 
 
 @pytest.fixture(autouse=True, scope="module")

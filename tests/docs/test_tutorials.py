@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from clean_env import ROOT, CleanEnv, build_wheel, free_port
+from warm_starts import WarmStarts
 
 from dovetail.plugins import KINDS
 from dovetail.utils import wait_for_server
@@ -86,7 +87,7 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> CleanEnv:
+def env(tmp_path_factory: pytest.TempPathFactory, warm: WarmStarts) -> CleanEnv:
     """The wheel in an environment whose `pip` works offline and whose `pytest` keeps no cache."""
     folder = tmp_path_factory.mktemp("tutorials")
     made = CleanEnv(folder)
@@ -100,6 +101,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> CleanEnv:
     for name, text in scripts.items():
         (made.bin / name).write_text(text)
         (made.bin / name).chmod(0o755)
+    warm.add(made.bin / "python")
     made.env["PATH"] = f"{made.bin}:{made.env['PATH']}"
     return made
 

@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))  # last: other folders have a conftest too
 
 from clean_env import EXAMPLES, ROOT, CleanEnv, build_wheel
+from warm_starts import WarmStarts
 
 
 @pytest.fixture(scope="session")
@@ -20,10 +21,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> CleanEnv:
+def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path, warm: WarmStarts) -> CleanEnv:
     """An environment with the built wheel and every example, installed by pip from their folders."""
     folder = tmp_path_factory.mktemp("clean")
     env = CleanEnv(folder)
     copies = [Path(shutil.copytree(path, folder / "src" / path.name)) for path in EXAMPLES]
     env.install(wheel, *copies)
+    warm.add(env.bin / "python")
     return env

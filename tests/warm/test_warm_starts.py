@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def test_it_is_as_a_started_process(is_forked: bool, tmp_path: Path) -> None:
             "threads": 1,
             "unbuffered": False,
             "encoding": said["encoding"],
+            "prefix": sys.prefix,
         }
     finally:
         os.close(reading)
@@ -144,6 +146,25 @@ def test_what_it_starts_is_forked_too(forked: None) -> None:
     said = ask("--child")
     assert said["child"]["has_torch"]
     assert said["child"]["parent"] == said["pid"]
+
+
+def test_another_environment_has_a_template_of_its_own(forked: None, starts: WarmStarts, tmp_path: Path) -> None:
+    """It imports from there, as what it starts does; an interpreter that was not added is started."""
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env/bin/python"
+    [site] = (tmp_path / "env/lib").glob("python3*/site-packages")
+    (site / "here.pth").write_text("\n".join(path for path in sys.path if Path(path).is_dir()))
+    said = []
+    for _ in range(2):
+        done = subprocess.run([python, WHO, "--child"], capture_output=True, check=True, timeout=60)
+        said.append(json.loads(done.stdout))
+        starts.add(python)
+    before, after = said
+    assert not before["has_torch"]
+    for it in (after, after["child"]):
+        assert it["has_torch"]
+        assert it["prefix"] == str(tmp_path / "env")
+        assert it["orig_argv"][0] == str(python)
 
 
 def test_it_is_the_child_of_a_process_with_an_event_loop(is_forked: bool) -> None:

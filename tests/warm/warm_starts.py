@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ MODULES = {
     "dovetail_server",
     "dovetail_server.bodies.child",
     "dovetail_server.cli.owned",
+    "dovetail_server.cli.plugin.probe",
 }
 """What is forked when it is started by `python -m`, as are scripts of the tests."""
 TESTS = Path(__file__).parents[1]
@@ -70,6 +71,8 @@ PRELOAD = (
     "dovetail_server.batches.service",
     "dovetail_server.bodies.child",
     "dovetail_server.cli.owned",
+    "dovetail_server.cli.plugin.doctor",
+    "dovetail_server.cli.plugin.probe",
     "dovetail_server.cli.serve",
     "dovetail_server.lifecycle",
     "dovetail_server.run",
@@ -146,42 +149,46 @@ class WarmStarts:
     """Forks instead of starts, while `running`; the first such start waits for a template, which is then kept."""
 
     def __init__(self) -> None:
-        self._template: Template | None = None
+        self._templates: dict[str, Template] = {}
+        self._interpreters = [sys.executable]
         self._lock = threading.Lock()
+
+    def add(self, interpreter: Path) -> None:
+        """Fork what another environment's interpreter would run, too: from a template of its own, once it is asked."""
+        self._interpreters.append(str(interpreter))
 
     def set(self, is_on: bool) -> None:
         """Fork from now on, or start."""
         if is_on and _prctl is not None and Path("/proc/self/stat").exists():  # on other systems all really starts
-            _replace(self.template)
+            _replace(self.template, self._interpreters)
         else:
             _restore()
 
     def close(self) -> None:
-        """Start what comes from now on, and end the template."""
+        """Start what comes from now on, and end the templates."""
         _restore()
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+        while self._templates:
+            self._templates.popitem()[1].close()
 
-    def template(self) -> Template:
-        """Start the template, the first time.
+    def template(self, interpreter: str = sys.executable) -> Template:
+        """Start the template of `interpreter`, the first time.
 
         Raises:
             RuntimeError: It cannot import what it has to.
         """
         with self._lock:
-            if self._template is None:
-                self._template = _begin()
-            return self._template
+            if interpreter not in self._templates:
+                self._templates[interpreter] = _begin(interpreter)
+            return self._templates[interpreter]
 
 
-def _begin() -> Template:
-    """Start a template that imports everything itself."""
+def _begin(interpreter: str) -> Template:
+    """Start a template that imports everything itself, from where `interpreter` does."""
     ours, theirs = socket.socketpair()
     environment = dict(os.environ)
     code = f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; from warm_starts import main; main()"
     with theirs:
-        command = [sys.executable, "-c", code, str(theirs.fileno()), " " * TITLE_BYTES]
+        command = [interpreter, "-c", code, str(theirs.fileno()), " " * TITLE_BYTES]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
         )
@@ -205,14 +212,14 @@ def _restore() -> None:
     asyncio.create_subprocess_exec = _really_start_async
 
 
-def _replace(template: Any) -> None:
-    """Have `subprocess` fork what can be forked."""
+def _replace(template: Callable[[str], Template], interpreters: Sequence[str]) -> None:
+    """Have `subprocess` fork what can be forked of what one of `interpreters` would run."""
 
     def execute(self: Any, *args: Any) -> None:
         given = _parameters.bind(self, *args).arguments
-        command = _command_of(given)
+        command = _command_of(given, interpreters)
         environment = dict(os.environ) if given["env"] is None else _text(given["env"])
-        if command is None or not (found := template()).does(environment):
+        if command is None or not (found := template(command[0])).does(environment):
             _really_start(self, *args)
             return
         targets = sorted(given["pass_fds"])
@@ -318,8 +325,8 @@ def _umask() -> int:
     return int(line.split()[1], 8)
 
 
-def _command_of(given: Mapping[str, Any]) -> list[str] | None:
-    """Return the command line of what can be forked: the interpreter, and a module or a script."""
+def _command_of(given: Mapping[str, Any], interpreters: Sequence[str]) -> list[str] | None:
+    """Return the command line of what can be forked: one of `interpreters`, and a module or a script."""
     args = given["args"]
     if isinstance(args, (str, bytes, os.PathLike)) or given["shell"] or not given["close_fds"]:
         return None
@@ -329,13 +336,13 @@ def _command_of(given: Mapping[str, Any]) -> list[str] | None:
     command = [os.fsdecode(arg) for arg in args]
     if given["executable"] is not None and os.fsdecode(given["executable"]) != command[0]:
         return None
-    script = str(Path(sys.executable).with_name("dovetail"))
-    if command[0] == script:
-        return [sys.executable, *command]
-    if command[0] != sys.executable:
+    scripts = {str(Path(interpreter).with_name("dovetail")): interpreter for interpreter in interpreters}
+    if command[0] in scripts:
+        return [scripts[command[0]], *command]
+    if command[0] not in interpreters:
         return None
     is_module = len(command) > 2 and command[1] == "-m" and command[2] in MODULES
-    is_script = len(command) > 1 and (command[1] == script or _is_of_tests(Path(command[1])))
+    is_script = len(command) > 1 and (scripts.get(command[1]) == command[0] or _is_of_tests(Path(command[1])))
     return command if is_module or is_script else None
 
 
@@ -436,7 +443,7 @@ def _become(order: dict[str, Any], fds: list[int], environment: dict[str, str]) 
     for number in IGNORED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     template = Template(_place(order["targets"], fds, ours), environment)
-    _replace(lambda: template)
+    _replace(lambda _: template, [sys.executable])
     os.environ.clear()
     os.environ.update({**order["env"], **_imported})
     os.chdir(order["cwd"])

@@ -40,6 +40,7 @@ def facts() -> dict[str, object]:
         "threads": len(os.listdir("/proc/self/task")),
         "unbuffered": sys.stdout.write_through,
         "encoding": sys.stdout.encoding,
+        "prefix": sys.prefix,
         "has_torch": "torch" in sys.modules,
     }
 
