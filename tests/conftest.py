@@ -50,6 +50,7 @@ COLD = (
     "tests/packaging/test_install.py",
     "tests/packaging/test_release.py",
     "tests/plugins/test_commands.py",
+    "tests/server/test_body_memory.py",
     "tests/server/test_e2e.py",
     "tests/server/test_exits.py",
     "tests/server/test_first_requests.py",

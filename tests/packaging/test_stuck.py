@@ -27,6 +27,7 @@ def run_pytest(folder: Path, file: Path, options: list[str]) -> subprocess.Compl
 def test_what_is_stuck_is_shown_and_ended(tmp_path: Path, place: str) -> None:
     """In a test, after one that failed, and after the last."""
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text("utf-8"), "utf-8")
+    (tmp_path / "warm").symlink_to(ROOT / "tests/warm")
     stuck = tmp_path / "test_stuck.py"
     stuck.write_text(f"import ctypes\nimport pytest\n\n{PLACES[place]}\n", "utf-8")
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-o", "faulthandler_timeout=2"]
@@ -40,6 +41,7 @@ def test_what_is_stuck_is_shown_and_ended(tmp_path: Path, place: str) -> None:
 def test_a_test_with_more_time_is_not_stuck_within_it(tmp_path: Path, given: int, status: int) -> None:
     """What a test's mark adds to the default of 300 s is added to the limit; 2 s more are too few for one of 8 s."""
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text("utf-8"), "utf-8")
+    (tmp_path / "warm").symlink_to(ROOT / "tests/warm")
     slow = tmp_path / "test_slow.py"
     mark, sleep = f"@pytest.mark.timeout({given})", "ctypes.PyDLL(None).sleep(8)"
     slow.write_text(f"import ctypes\nimport pytest\n\n{mark}\ndef test_it():\n    {sleep}\n", "utf-8")

@@ -37,6 +37,7 @@ def test_together(a, b, c):
 def collected(folder: Path, *arguments: str, full: bool = False) -> tuple[list[str], str]:
     """What of the grids runs, and what pytest says in the end."""
     (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text("utf-8"), "utf-8")
+    (folder / "warm").symlink_to(ROOT / "tests/warm")
     (folder / "test_grids.py").write_text(GRID, "utf-8")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
     environment = {**os.environ, "DOVETAIL_FULL": "1" if full else ""}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import requests
@@ -488,6 +488,8 @@ class TestKit(HooksConformance):
     """The conformance kit of hook plugins."""
 
     name = "otel"
+    remembers: ClassVar[int] = spans.MAX_OPEN
+    """At most; `test_what_is_remembered_is_bounded` shows the bound."""
 
     @pytest.fixture(autouse=True)
     def closed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
