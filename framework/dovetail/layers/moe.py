@@ -15,7 +15,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Norm, RMSScale, Stream
 from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
-from dovetail.layers.norm import RMSNorm
+from dovetail.layers.norm import rms_normed
 from dovetail.layers.ops import invariant
 from dovetail.layers.packed import PackedExperts
 from dovetail.layers.routing import Routing
@@ -64,11 +64,10 @@ class Router(Layer):
         """Whether `routed` serves these tokens: a few, on CUDA."""
         return x.is_cuda and 0 < len(x) <= FEW_TOKENS and not self._is_invariant and x.stride(-1) == 1
 
-    def routed(self, x: Tensor, norm: Norm | None, scale: float, words: Words | None) -> Routed:
-        """Norm tokens by what is a plain norm, choose for them as a call does, and make of them what experts want."""
+    def routed(self, x: Tensor, rms: RMSScale | None, scale: float, words: Words | None) -> Routed:
+        """Norm tokens, choose for them as a call does, and make of them what experts want."""
         from dovetail.layers.ops.router import routed  # imports Triton
 
-        rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
         return routed(x, rms, self.weight, self.bias, self.correction, self.routing, scale=scale, words=words)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -154,17 +153,18 @@ class MixtureOfExperts(nn.Module):
         self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
     ) -> Tensor | Stream:
         """Map `[T, H]` to `[T, H]`; `norm`, `add` and `scale` as for a `Linear`."""
-        if norm is not None and getattr(norm, "rms", None) is None:
-            x, norm = norm(x.total() if isinstance(x, Stream) else x), None
+        rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
+        if norm is not None and rms is None:
+            x = norm(x.total() if isinstance(x, Stream) else x)
         if not self.router.is_for_one_kernel(x.value if isinstance(x, Stream) else x):
-            x = x if norm is None else _normed(x, norm)
+            x = x if rms is None else rms_normed(x, rms)
             x = x.total() if isinstance(x, Stream) else x
             ids, shares = self.router(x, scale)
             return self._of_chosen(x, ids, shares, add, scale)
         x = x.total() if isinstance(x, Stream) else x
         packed = self.experts if self.shared is None and isinstance(self.experts, PackedExperts) else None
         words = None if packed is None else packed.words(x)
-        routed = self.router.routed(x, norm, scale, words)
+        routed = self.router.routed(x, rms, scale, words)
         if packed is not None and not isinstance(routed.rows, Tensor):
             return packed.of_integers(x, routed.rows, routed.ids, routed.shares, add=add)
         return self._of_chosen(cast("Tensor", routed.rows), routed.ids, routed.shares, add, scale)
@@ -182,11 +182,3 @@ class MixtureOfExperts(nn.Module):
             return self.experts(x, ids, shares, add=add).plus(shared)
         found: Tensor = self.experts(x, ids, shares) + shared
         return found
-
-
-def _normed(x: Tensor | Stream, norm: Norm) -> Tensor:
-    """The norm; ours add up a stream in the same kernel."""
-    if isinstance(x, Stream) and isinstance(norm, RMSNorm):
-        found: Tensor = norm(x)
-        return found
-    return norm(x.total() if isinstance(x, Stream) else x)

@@ -16,6 +16,16 @@ from dovetail.layers.matrix import Matrix
 from dovetail.layers.ops import reference
 
 
+def rms_normed(x: Tensor | Stream, rms: RMSScale) -> Tensor:
+    """Compute what a norm with this `rms` computes; a stream is added up first, as `RMSNorm` says."""
+    if not isinstance(x, Stream):
+        return ops.add_rms_norm(x, None, *rms)[0]
+    if (fused := x.normed(*rms)) is not None:
+        return fused
+    normed, x.value = ops.add_rms_norm(*x.take_sum(), *rms)
+    return normed
+
+
 class RMSNorm(Layer):
     """RMS norm over `[T, size]`, which kernels may compute themselves.
 
@@ -39,12 +49,7 @@ class RMSNorm(Layer):
 
     def forward(self, x: Tensor | Stream) -> Tensor:
         """Normalise `x`; a stream is added up first, by the same kernel where ranks have shares of it."""
-        if not isinstance(x, Stream):
-            return ops.add_rms_norm(x, None, self.weight, self.eps)[0]
-        if (fused := x.normed(self.weight, self.eps)) is not None:
-            return fused
-        normed, x.value = ops.add_rms_norm(*x.take_sum(), self.weight, self.eps)
-        return normed
+        return rms_normed(x, RMSScale(self.weight, self.eps))
 
 
 class ZeroCenteredRMSNorm(RMSNorm):
