@@ -71,9 +71,10 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.engine.device_rows import DeviceRows
     from dovetail.engine.graph_choice import GraphChooser
     from dovetail.engine.kv_cache_manager import KVCacheManager
+    from dovetail.engine.limits import StepLimits
     from dovetail.engine.repeats import Reader, Writer
     from dovetail.engine.request import Request
-    from dovetail.engine.scheduler import Limits, Scheduler
+    from dovetail.engine.scheduler import Scheduler
     from dovetail.engine.step_builder import StepBuilder
     from dovetail.messages import SamplingParams, Submit
     from dovetail.messages.step import ExecutorInfo, Prepared
@@ -117,7 +118,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
         got = timed("wire: decode", lambda: Reader().decode(raw))  # noqa: B023
         rows = DeviceRows(8)
         pages = KVCacheManager(rows, page_size=PAGE_SIZE, num_pages=[num_pages])
-        limits = Limits(max_running_requests=8, max_prefill_tokens=8192)
+        limits = StepLimits(max_running_requests=8, max_prefill_tokens=8192)
         scheduler = Scheduler(pages, make_policy(), limits)
         builder = StepBuilder(rows, GraphChooser(info, lambda key: None))
         request = timed("engine: admit", lambda: Request.from_submit(got, arrival=1, eos_ids=()))  # noqa: B023
