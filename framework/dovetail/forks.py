@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
@@ -44,13 +45,15 @@ class Loaded(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], control: socket.socket, waiting: deque[socket.socket], owner: int) -> None:
     """End a process now, if it is a child of this one, and reap it: also where nobody did before it was forgotten."""
     if os.getpid() == owner:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         process.wait()
     control.close()
+    while waiting:
+        waiting.pop().close()  # at which the process that waits for a job ends
 
 
 class ForkServer:
@@ -77,7 +80,8 @@ class ForkServer:
                 )
         except OSError as error:
             raise ForkStartError(str(error)) from None
-        self._end = weakref.finalize(self, _end, self._process, self._control, os.getpid())
+        self._waiting: deque[socket.socket] = deque()
+        self._end = weakref.finalize(self, _end, self._process, self._control, self._waiting, os.getpid())
         self._end.atexit = False  # the process notices by itself that its parent has gone
 
     def load(self, start: msgspec.Struct) -> None:
@@ -104,6 +108,23 @@ class ForkServer:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    def take_waiting(self) -> socket.socket | None:
+        """Return the socket to the process that was started ahead, if there is one; it may have ended since."""
+        try:
+            return self._waiting.pop()
+        except IndexError:
+            return None
+
+    def fork_ahead(self) -> None:
+        """Start the process for the next job, if none waits for one: starting it can take longer than the job.
+
+        Raises:
+            GoneError: The template is gone.
+            ForkStartError: The system has no room for another socket.
+        """
+        if not self._waiting:
+            self._waiting.append(self.fork())
 
     def fork(self) -> socket.socket:
         """Start a process for one job; returns the socket to it.

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from server_tiny import TEMPLATE, write_model
 from dovetail.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
 from dovetail_server.bodies import tasks
+from dovetail_server.bodies.child import NICE
 from dovetail_server.bodies.pool import LARGE
 from dovetail_server.bodies.turns import Turns
 from dovetail_server.bodies.wire import Job
@@ -193,12 +195,13 @@ def test_the_death_of_a_process_is_one_request_s(patient: Harness) -> None:
 
 
 def test_the_process_that_forks_the_others_may_die(fresh: Harness) -> None:
-    """The next body starts another."""
+    """A process that waits may still read the next body; the one after it starts another."""
     assert fresh.post(CHAT, say(PAD)).status_code == 200
     before = fresh.state.bodies.fork_server_pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
-    assert fresh.post(CHAT, say(PAD)).status_code == 200
+    for _ in range(2):
+        assert fresh.post(CHAT, say(PAD)).status_code == 200
     assert fresh.state.bodies.fork_server_pid not in (None, before)
 
 
@@ -265,9 +268,43 @@ def test_no_room_for_another_process_or_socket(
 
     with monkeypatch.context() as patch:
         patch.setattr("dovetail.forks.socket.socketpair", full)
+        if where == "fork":
+            assert harness.post(CHAT, say(PAD)).status_code == 200, "a process waited for it"
         reply = harness.post(CHAT, say(PAD))
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "body_process_died")
     assert harness.post(CHAT, say(PAD)).status_code == 200
+
+
+def waiting(harness: Harness) -> int:
+    """Return the id of the process that waits for the next body."""
+    parent, found = harness.state.bodies.fork_server_pid, list[int]()
+
+    def is_there() -> bool:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        found[:] = [int(child) for child in children if os.getpriority(os.PRIO_PROCESS, int(child)) == NICE]
+        return len(found) == 1 and not harness.state.bodies.pids
+
+    harness.eventually(is_there)
+    return found[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are looked up in /proc")
+def test_a_process_waits_for_the_next_body(make_harness: Callable[..., Harness]) -> None:
+    """From the start on, one and no more; killed while it waits it costs nobody anything, and it ends with the pool."""
+    harness = make_harness(context_len=1 << 20)
+    harness.state.bodies.warm_up()
+    harness.eventually(lambda: harness.state.bodies.fork_server_pid is not None)
+    first, template = waiting(harness), harness.state.bodies.fork_server_pid
+    assert harness.post(CHAT, say(PAD)).status_code == 200
+    harness.eventually(lambda: is_gone(first))
+    second = waiting(harness)
+    os.kill(second, signal.SIGKILL)
+    harness.eventually(lambda: is_gone(second))
+    assert harness.post(CHAT, say(PAD)).status_code == 200
+    assert harness.state.bodies.fork_server_pid == template
+    third = waiting(harness)
+    harness.state.bodies.close()
+    harness.eventually(lambda: is_gone(third))
 
 
 def test_a_template_without_end_is_ended(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ MEMORY_FACTOR = 48
 THREAD_BYTES = 130 << 20
 """Of address space, while a thread's heap and stack are laid out; it takes a few megabytes of memory."""
 GRACE_S = 2.0
+WARM_UP = "The quick brown fox jumps over the lazy dog. " * 500
+"""Long enough for every thread."""
 
 
 class OutOfTimeError(BaseException):
@@ -73,12 +75,14 @@ class Worker:
     def serve(self, channel: socket.socket) -> None:
         """Do one job. It ends by itself when its time is over, in native code too."""
         os.nice(NICE)
-        began, before = time.process_time(), most_own_bytes()
+        addresses = address_space()
+        set_threads(self._num_threads)
+        self._text.tokenizer.encode(WARM_UP, add_special_tokens=False)  # starts them, before there is a job
         job = msgspec.msgpack.decode(receive(channel), type=Job)
+        began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, Begun(pid=os.getpid()))
-        set_threads(self._num_threads)
-        set_limits(job, self._num_threads)
+        set_limits(job, addresses, self._num_threads)
 
         def ask(question: Question) -> Answer:
             send(channel, question)
@@ -93,9 +97,9 @@ class Worker:
         send(channel, msgspec.structs.replace(outcome, cpu_s=took_s, grown_bytes=grown))
 
 
-def set_limits(job: Job, num_threads: int) -> None:
-    """Bound what this process takes from now on, with threads that are still to come."""
-    memory = address_space() + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes + num_threads * THREAD_BYTES
+def set_limits(job: Job, addresses: int, num_threads: int) -> None:
+    """Bound what this process takes, given the address space that it had before its threads."""
+    memory = addresses + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes + num_threads * THREAD_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     cpu_s = int(time.process_time() + job.cpu_s + GRACE_S) + 1

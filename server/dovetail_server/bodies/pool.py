@@ -1,16 +1,19 @@
 """`BodyPool`: large bodies go to processes of their own, a few at a time.
 
 A body waits for its turn as it was sent, so what waits is bounded by `--max-queued-bytes`. Its process is killed when
-the client leaves, and ends at its limits of processor time and memory.
+the client leaves, and ends at its limits of processor time and memory. One process is started ahead, with the threads
+of its tokenizer: that can take longer than to read a prompt of 16,000 tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -115,7 +118,7 @@ class BodyPool:
     def warm_up(self) -> None:
         """Begin to start the template ahead of the first body, which tries again where it fails, and says so."""
         if self._is_on and self._template is not None:
-            self._template.ready()
+            self._template.ready().add_done_callback(_started)
 
     def close(self) -> None:
         """End all processes."""
@@ -128,15 +131,20 @@ class BodyPool:
     async def _attempt(self, job: Job, raw: bytes, answer: Answering | None) -> Outcome:
         if self._template is None:
             raise died("is not there")
-        for _ in range(2):
+        for _ in range(3):  # one that waited may be gone, then its template, which starts again
             server = await self._ready(self._template, SLOWER * job.cpu_s)
+            waiting = server.take_waiting()
             try:
-                with server.fork() as channel:
-                    return await Conversation(channel, self.pids).run(job, raw, answer)
+                with waiting or server.fork() as channel:
+                    outcome = await Conversation(channel, self.pids).run(job, raw, answer)
             except ForkStartError as error:
                 raise died(f"could not be started: {error}") from None
             except GoneError:  # before the job began
-                await asyncio.to_thread(self._template.discard, server)
+                if waiting is None:
+                    await asyncio.to_thread(self._template.discard, server)
+            else:
+                fork_ahead(server)
+                return outcome
         raise died("could not be started")
 
     async def _ready(self, template: ForkTemplate, timeout_s: float) -> ForkServer:
@@ -228,6 +236,17 @@ class Conversation:
                 raise GoneError("the socket was closed")
             at += num
         return data
+
+
+def _started(attempt: Future[ForkServer]) -> None:
+    if attempt.exception() is None:
+        fork_ahead(attempt.result())
+
+
+def fork_ahead(server: ForkServer) -> None:
+    """Have a process wait for the next body; where that fails, whoever comes next meets it."""
+    with contextlib.suppress(GoneError, ForkStartError):
+        server.fork_ahead()
 
 
 def died(what: str) -> ServiceError:
