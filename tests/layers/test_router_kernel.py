@@ -53,6 +53,7 @@ def by_steps(router: Any, x: Tensor, rms: RMSScale | None, scale: float) -> tupl
     return ids.gather(1, order), shares.gather(1, order), rows
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize(
     ("tokens", "hidden", "tile"), [(1, 200, None), (3, 70, (2, 32, 4)), (8, 64, (4, 16, 1)), (64, 8, None)]
@@ -116,6 +117,7 @@ class Config:
     hidden_size, hidden_act = 64, "silu"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", [Mxfp4(), Int4(32), Scaled(torch.float8_e4m3fn)], ids=str)
 @pytest.mark.parametrize(("tokens", "shared"), [(1, 0), (5, 0), (2, 32)])
 @pytest.mark.parametrize("is_added", [True, False])
