@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
@@ -361,25 +362,16 @@ class ToolParserConformance(ParserConformance):
 
     kind = "tool_parser"
 
-    _tools_json: ClassVar[str]
-
     def declared(self, tokenizer: Tokenizer | None = None) -> FormatSpec:
         """Return the format that the plugin declares for a request."""
         return self._extended(FormatSpec())
 
     def _ask(self) -> None:
-        self.instance().grammar(self._request_tools(), "auto", False, parallel=True)
-
-    def _request_tools(self) -> list[dict[str, Any]]:
-        """Return the tools as a request brings them: read from JSON, a fresh copy each time."""
-        if "_tools_json" not in vars(type(self)):
-            type(self)._tools_json = json.dumps(list(self.tools))
-        tools: list[dict[str, Any]] = json.loads(self._tools_json)
-        return tools
+        self.instance().grammar(deepcopy(list(self.tools)), "auto", False, parallel=True)
 
     def _extended(self, spec: FormatSpec) -> FormatSpec:
         try:
-            extended: FormatSpec = self.instance().extend(spec, self._request_tools())
+            extended: FormatSpec = self.instance().extend(spec, deepcopy(list(self.tools)))
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"extend raised {raised(error)}")
         return extended
@@ -398,7 +390,7 @@ class ToolParserConformance(ParserConformance):
 
     def test_tools_are_only_read(self) -> None:
         """The request's tools are as they were after `extend` and `grammar`."""
-        tools, before = self._request_tools(), self._request_tools()
+        tools, before = deepcopy(list(self.tools)), deepcopy(list(self.tools))
         self.instance().extend(FormatSpec(), tools)
         for choice in ("auto", "required"):
             self.instance().grammar(tools, choice, True, parallel=True)
