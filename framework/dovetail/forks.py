@@ -117,7 +117,7 @@ class ForkServer:
             return None
 
     def fork_ahead(self) -> None:
-        """Start the process for the next job, if none waits for one: starting it can take longer than the job.
+        """Start the process for the next job, if none waits for one; a job that comes then need not wait for it.
 
         Raises:
             GoneError: The template is gone.

@@ -2,7 +2,7 @@
 
 A body waits for its turn as it was sent, so what waits is bounded by `--max-queued-bytes`. Its process is killed when
 the client leaves, and ends at its limits of processor time and memory. One process is started ahead, with the threads
-of its tokenizer: that can take longer than to read a prompt of 16,000 tokens.
+of its tokenizer: a body does not wait for that.
 """
 
 from __future__ import annotations
