@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import logging
 import os
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 WATCH_S = 0.25
-GC_YOUNG = 10_000
-"""New objects before a round over the youngest; Python's own 700 is for programs with less going on."""
 LOOPBACK = ("127.", "::1", "localhost")
 STORAGE = ("dovetail_server.batches.service", "dovetail_server.storage.upload")
 SENDING = ("anyio._core._fileio", "anyio._backends._asyncio")
@@ -191,19 +188,8 @@ async def get_ready(
     await asyncio.to_thread(import_storage)
     info = await engine_start
     mark_active(registry, plan, info)
-    freeze_gc()
+    imports.started()
     state.ready_with(text.with_engine_limits(info, state.settings))
-
-
-def freeze_gc() -> None:
-    """Take what start-up has made out of the garbage collector's rounds, and make these rarer.
-
-    A round over all of it stopped every stream for tens of milliseconds, and the young generation's rounds took a fifth
-    of the time at many streams: what they look at is mostly tasks and chunks that are freed without them.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_YOUNG, 20, 20)
 
 
 def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:

@@ -20,8 +20,8 @@ from cost import KIB, LARGE, MIB, SHAPES, Case, Cost, Memory, Meter, cases, fiel
 from harness import Harness
 from server_tiny import write_model
 
+from dovetail import imports
 from dovetail_server.examples import BODIES
-from dovetail_server.run import freeze_gc
 
 IS_FULL = bool(os.environ.get("DOVETAIL_FULL"))
 SMALL, BIG = 10 * KIB, MIB
@@ -76,7 +76,7 @@ def meter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meter]:
     for path in BODIES:  # what is imported and made at the first request
         found.send(path, Case(path, "user", "text").body(10))
     thresholds = gc.get_threshold()
-    freeze_gc()  # as a server does when it has started
+    imports.started()  # as a server does when it has started
     yield found
     gc.unfreeze()
     gc.set_threshold(*thresholds)

@@ -73,6 +73,7 @@ def serve(transport: SocketTransport, start: Start) -> None:
             core = make_engine(EngineSettings.model_validate(start.settings), plugins, start.hang_s)
             if core.grammars is not None:
                 core.grammars.service.warm_up().wait(WARM_UP_S)
+            imports.started()
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
         with StandstillWatch(start.plan, start.hang_s, lambda: core.step_count, lambda: core.has_work):
             run_loop(core, transport)
