@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import random
 import socket
@@ -33,6 +32,7 @@ import numpy.typing as npt
 from grammar_rows import CALL
 from structured_tools import EOS, VOCAB, Profile, Row, Texts, grammars
 
+from dovetail import imports
 from dovetail.client.launch import _preload_grammars
 from dovetail.contracts.cache import FULL
 from dovetail.engine.core import EngineCore
@@ -291,7 +291,9 @@ def run(
         listener.bind(str(address))
         listener.listen()
         core = EngineCore(settings, plugins, executor)
-        gc.freeze()
+        assert core.grammars is not None
+        core.grammars.service.warm_up().wait(60)
+        imports.started()  # as an engine's process does
         counted = Counted(core, executor)
         if profile is not None:
             profile.watch(core, executor)

@@ -176,6 +176,56 @@ def test_what_a_kept_mask_forbids_is_refused(small: Vocabulary) -> None:
     assert matcher.accepting
 
 
+def test_rows_that_go_along_together_are_not_told_of_in_one_step(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 texts that are equal: the library hears of a few of them in each step, and of none later than it must."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, {"type": "string"})
+    assert grammar is not None
+    matchers = [grammar.matcher() for _ in range(64)]
+    mask = np.zeros((64, small.mask_words), dtype=np.int32)
+    told: list[int] = []
+    tell = LlguidanceMatcher._tell
+
+    def counted(matcher: LlguidanceMatcher) -> None:
+        told[-1] += 1
+        assert len(matcher._taken) - matcher._num_told <= llguidance.MAX_UNTOLD
+        tell(matcher)
+
+    monkeypatch.setattr(LlguidanceMatcher, "_tell", counted)
+    for place in range(200):
+        told.append(0)
+        if place < 3:
+            backend.fill_batch(matchers, mask, range(64))
+        assert place < 3 or all(backend.known(matcher) is not None for matcher in matchers)
+        assert {matcher.accept([small.tokens.index(b"a" if place else b'"')]) for matcher in matchers} == {1}
+    assert 0 < max(told[3:]) <= 12
+
+
+def test_a_matcher_that_has_failed_or_ended_has_no_kept_mask(small: Vocabulary) -> None:
+    """Though its state has one: what it says of its error comes first."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, {"type": "integer"})
+    assert grammar is not None
+    matcher, failed = grammar.matcher(), grammar.matcher()
+    mask = np.zeros((2, small.mask_words), dtype=np.int32)
+    backend.fill_batch([matcher, failed], mask, [0, 1])
+    assert backend.known(matcher) is not None
+    assert backend.known(failed) is not None
+    failed._refused = "the grammar refuses a text that its masks had allowed"
+    assert backend.known(failed) is None
+    for byte in b"12":
+        backend.fill_batch([matcher], mask, [0])
+        assert matcher.accept([small.tokens.index(bytes([byte]))]) == 1
+    backend.fill_batch([matcher], mask, [0])
+    assert matcher.accept([next(iter(small.eos_ids))]) == 1
+    assert matcher.terminated
+    assert backend.known(matcher) is None
+    matcher.rollback(1)
+    assert backend.known(matcher) is not None
+
+
 def test_items_and_whitespace_are_counted_beside_a_state(small: Vocabulary) -> None:
     """Of two arrays, the longer one's texts lead through the same states, and the bound still holds."""
     backend = LlguidanceBackend(small)

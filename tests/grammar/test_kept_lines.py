@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.bits import draw_ids
+from dovetail.grammar.bits import draw_ids, new_row, the_only
 from dovetail.grammar.matching.bitmask import FREE, fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
-from dovetail.grammar.matching.kept_lines import MAX_NEW, KeptLines, kept_number
+from dovetail.grammar.matching.kept_lines import MAX_LOOKED, MAX_NEW, KeptLines, kept_number
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
@@ -100,6 +100,12 @@ def test_a_kept_mask_is_the_mask_that_would_be_sent(
     assert rows.num_named > 20
 
 
+def _slot(kept: KeptLines, key: str) -> int | None:
+    """Where a mask is kept."""
+    found = kept.find(key)
+    return None if found is None else found.slot
+
+
 def test_what_a_step_draws_by_is_not_given_to_others() -> None:
     """The mask that nobody asked for longest goes; where all are in use, a new one is not kept."""
     kept = KeptLines(2)
@@ -109,15 +115,55 @@ def test_what_a_step_draws_by_is_not_given_to_others() -> None:
     kept.keep("a", 2)
     assert kept.new.tolist() == [[0, 0], [1, 1]]
     kept.begin()
-    assert kept.find("a") == 0
+    assert _slot(kept, "a") == 0
     kept.keep("c", 0)
     kept.keep("d", 1)
     assert kept.new.tolist() == [[0, 1]]
-    assert kept.find("b") is None
-    assert kept.find("c") == 1
+    assert _slot(kept, "b") is None
+    assert _slot(kept, "c") == 1
     kept.forget()
-    assert kept.find("a") is None
+    assert _slot(kept, "a") is None
     assert kept.new.shape == (0, 2)
+
+
+def test_masks_that_are_asked_for_outlive_those_that_are_not() -> None:
+    """Three that every step draws by stay through a hundred that come and go; a mask's slot is never another's."""
+    kept, slots = KeptLines(8), {}
+    for step in range(100):
+        kept.begin()
+        for key in ("a", "b", "c") if step else ():
+            assert _slot(kept, key) == slots[key]
+        for key in ("a", "b", "c", str(step)):
+            kept.keep(key, 0)
+            slots[key] = _slot(kept, key)
+        assert len({slot for key, slot in slots.items() if _slot(kept, key) is not None}) == min(8, 4 + step)
+
+
+def test_where_all_that_are_looked_at_are_in_use_a_mask_is_not_kept() -> None:
+    """And the next step finds one that is not."""
+    kept = KeptLines(2 * MAX_LOOKED)
+    for start in range(0, 2 * MAX_LOOKED, MAX_NEW):
+        kept.begin()
+        for key in range(start, start + MAX_NEW):
+            kept.keep(key, key)
+    kept.begin()
+    for key in range(2 * MAX_LOOKED):
+        assert kept.find(key) is not None
+    kept.keep("new", 0)
+    assert kept.find("new") is None
+    for _ in range(3):
+        kept.begin()
+        kept.keep("new", 0)
+    assert kept.find("new") is not None
+
+
+@pytest.mark.parametrize("size", [31, 32, 63, 100, 2000])
+def test_the_only_token_of_a_mask_is_known(size: int) -> None:
+    """The highest bit of a word, too; and of none or two there is no only one."""
+    for token in {0, 30, size - 1, size // 2}:
+        assert the_only(new_row(size, [token])) == token
+    assert the_only(new_row(size)) == -1
+    assert the_only(new_row(size, [0, 1])) == the_only(new_row(size, [0, size - 1])) == -1
 
 
 def test_a_step_has_few_masks_kept() -> None:

@@ -39,6 +39,15 @@ def is_only(row: Words, token_id: int) -> bool:
     return word & (word - 1) == 0 and np.count_nonzero(row) == 1
 
 
+def the_only(row: Words) -> int:
+    """Return the one token that is allowed; -1 where there are more, or none."""
+    if np.count_nonzero(row) != 1:
+        return -1
+    place = int(np.flatnonzero(row)[0])
+    word = int(row[place]) & 0xFFFFFFFF
+    return -1 if word & (word - 1) else 32 * place + word.bit_length() - 1
+
+
 def has_bit(row: Words, token_id: int) -> bool:
     """Whether a token is allowed."""
     return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)

@@ -33,8 +33,9 @@ class KeptMasks:
             while owners[self._hand].is_used:
                 owners[self._hand].is_used = False
                 self._hand = (self._hand + 1) % len(owners)
-            owners[self._hand].slot, owners[self._hand].line = -1, None
+            owners[self._hand].slot, owners[self._hand].line, owners[self._hand].bits = -1, None, None
             shared.slot, owners[self._hand] = self._hand, shared
             self._hand = (self._hand + 1) % len(owners)
         shared.line = self._rows[shared.slot]
         shared.line[:] = line
+        shared.bits = shared.line.data.cast("B")

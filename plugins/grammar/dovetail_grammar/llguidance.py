@@ -33,7 +33,7 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.errors import RequestError
-from dovetail.grammar.bits import Words, draw_ids, has_bit
+from dovetail.grammar.bits import Words, draw_ids
 from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail_grammar.call_states import Texts, followed, states_of
 from dovetail_grammar.choices import UNREADABLE
@@ -58,7 +58,8 @@ MIN_PARALLEL = 8
 PER_BASE, MAX_BASES, MAX_BUILD_S = 8, 8, 0.003
 """Requests that share a matcher's derivations, such matchers of a grammar, and what building one may take of a core."""
 MAX_UNTOLD = 32
-"""Tokens that a matcher takes by the masks of its states before the library hears of them: 1 µs each, then."""
+"""Tokens that a matcher takes by the masks of its states before the library hears of them: 1 to 2 µs each, then. Half
+as many at least, and each time another number: rows that go along together would all be told of them in one step."""
 NUM_WALKS, WALK_CHOICES, WALK_PAUSE_S = 3, 6, 0.0002
 _INVALID = re.compile(
     r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token|NoExtensionBias"
@@ -156,7 +157,7 @@ class LlguidanceBackend(GrammarBackend):
 
     def known(self, matcher: GrammarMatcher) -> tuple[Hashable, Words] | None:
         """Return the mask that is kept for the matcher's state, which stands for it."""
-        shared = matcher.shared if isinstance(matcher, LlguidanceMatcher) and not matcher.terminated else None
+        shared = matcher.known() if isinstance(matcher, LlguidanceMatcher) else None
         if shared is None or shared.line is None:
             return None
         shared.is_used = True
@@ -287,6 +288,12 @@ class LlguidanceGrammar:
         self._num_source = num_source
         self._tell = tell
         self.states: States | None = None
+        self._num_turns = 0
+
+    def next_turn(self) -> int:
+        """Return after how many tokens the library hears of them next time: all numbers from the half on, in turn."""
+        self._num_turns += 1
+        return MAX_UNTOLD - self._num_turns % (MAX_UNTOLD // 2)
 
     def follow(self) -> None:
         """Have the matchers know their states from now on, where the grammar tells them; those in use, too."""
@@ -324,10 +331,14 @@ class LlguidanceMatcher(EndingMatcher):
         self._refused = ""
         self._places: list[tuple[State | None, Counts]] = []
         self._now: Shared | None = None
+        self._max_untold = grammar.next_turn()
+        self._failure: str | None = None
+        self._was_asked = True
 
     @property
     def inner(self) -> Any:
-        """The library's matcher, which has been told of all tokens."""
+        """The library's matcher, which has been told of all tokens; it may fail at whatever it is asked."""
+        self._was_asked = True
         if self._num_told < len(self._taken):
             self._tell()
         return self._inner
@@ -335,26 +346,37 @@ class LlguidanceMatcher(EndingMatcher):
     @property
     def shared(self) -> Shared | None:
         """What this state has in common with others that are followed by the same texts, where that is known."""
-        known, places = self._grammar.states, self._places
-        if len(places) > len(self._taken) or known is None:
+        places, taken = self._places, self._taken
+        if len(places) > len(taken):
             return self._now
+        known = self._grammar.states
+        if known is None:
+            return None
         if not places:
             places.append((known.start, ()))
         state, counts = places[-1]
-        for token_id in self._taken[len(places) - 1 :]:
+        for token_id in taken[-1:] if len(places) == len(taken) else taken[len(places) - 1 :]:
             if state is not None:
-                state, change = known.after(state, token_id)
+                state, change = state.following.get(token_id) or known.after(state, token_id)
                 if change is not None:
                     counts = change.of(counts)
             places.append((state, counts))
-        self._now = None if state is None else known.shared(state, counts)
+        self._now = None if state is None else state.shared or state.counted.get(counts) or known.shared(state, counts)
         return self._now
 
     @property
     def error(self) -> str | None:
-        """The library's error, as far as it has been told of the text."""
-        inner = self._inner
-        return first_line(inner.get_error()) if inner.is_error() else self._refused or None
+        """The library's error, as far as it has been told of the text; looked for again once it was asked something."""
+        if self._was_asked:
+            inner, self._was_asked = self._inner, False
+            self._failure = first_line(inner.get_error()) if inner.is_error() else None
+        return self._failure or self._refused or None
+
+    def known(self) -> Shared | None:
+        """Return `shared`, where a mask kept for it holds: no end was accepted, and nothing has failed."""
+        if self._terminated or ((self._was_asked or self._refused) and self.error is not None):
+            return None
+        return self.shared
 
     @property
     def is_over(self) -> bool:
@@ -379,6 +401,7 @@ class LlguidanceMatcher(EndingMatcher):
         if not self._refused and self._inner.try_consume_tokens(tokens) != len(tokens):
             self._refused = "the grammar refuses a text that its masks had allowed"
         self._num_told = len(self._taken)
+        self._max_untold = self._grammar.next_turn()
 
     def fork(self) -> LlguidanceMatcher:
         """Copy."""
@@ -386,6 +409,25 @@ class LlguidanceMatcher(EndingMatcher):
         made._taken, made._num_told = self._taken.copy(), len(self._taken)
         made._places, made._now, made._refused = self._places.copy(), self._now, self._refused
         return made
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Advance; without a call of the library over what the masks allow that are kept for its states."""
+        for count, token_id in enumerate(token_ids):
+            if not self._is_allowed(token_id):
+                if not super().accept((token_id,)):
+                    return count
+            else:
+                self._taken.append(token_id)
+        return len(token_ids)
+
+    def _is_allowed(self, token_id: int) -> bool:
+        """Whether the mask that is kept for this state allows a token that is no end."""
+        now, num = self._now, len(self._taken)
+        # States are found by `known` or `fill_batch`, in the engine's thread: whoever fills masks one by one has none.
+        if now is None or len(self._places) <= num or num - self._num_told >= self._max_untold or self._terminated:
+            return False
+        bits = now.bits
+        return bits is not None and bits[token_id >> 3] >> (token_id & 7) & 1 == 1 and token_id not in self._ends.ids
 
     def _complete(self) -> bool:
         return bool(self.inner.is_accepting())
@@ -396,23 +438,19 @@ class LlguidanceMatcher(EndingMatcher):
             line[:] = 0
 
     def _advance(self, token_id: int) -> bool:
-        """Take what the mask that is kept for this state allows, without the library's knowing, or else ask it."""
-        taken = self._taken
-        # States are found by `fill_batch`, in the engine's thread: whoever fills masks one by one has none here.
-        is_known = len(self._places) > len(taken) and len(taken) - self._num_told < MAX_UNTOLD
-        line = self._now.line if is_known and self._now is not None else None
-        if line is None or not has_bit(line, token_id):
-            inner = self.inner
-            if self._refused or inner.is_stopped() or not inner.try_consume_tokens([token_id]):
-                return False
-            self._num_told += 1
-        taken.append(token_id)
+        """Ask the library."""
+        inner = self.inner
+        if self._refused or inner.is_stopped() or not inner.try_consume_tokens([token_id]):
+            return False
+        self._num_told += 1
+        self._taken.append(token_id)
         return True
 
     def _retreat(self, num_tokens: int) -> None:
         del self._taken[-num_tokens:]
         del self._places[len(self._taken) :]  # the last one is found again, and what it shares
         if self._num_told > len(self._taken):
+            self._was_asked = True
             self._inner.rollback(self._num_told - len(self._taken))
             self._num_told = len(self._taken)
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher
-from dovetail.grammar.bits import has_bit
+from dovetail.grammar.bits import has_bit, the_only
 from dovetail.grammar.matching.constraint import Constraint
-from dovetail.grammar.matching.kept_lines import KeptLines, kept_number
+from dovetail.grammar.matching.kept_lines import KeptLines
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask
@@ -73,51 +73,42 @@ def _fill_places(
     kept: KeptLines | None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """As `fill_masks`, where each row has one place."""
-    mask_of, ends_only = np.full(len(constraints), FREE, dtype=np.int32), np.zeros(len(constraints), dtype=np.bool_)
+    numbers, ends_only = [FREE] * len(constraints), np.zeros(len(constraints), dtype=np.bool_)
     places, bound = [], []
     for place, constraint in enumerate(constraints):
-        if constraint is None or (kept is not None and _is_kept(constraint, place, wants, kept, mask_of, ends_only)):
+        if constraint is None:
             continue
-        places.append(place)
-        bound.append(constraint)
+        known = None if kept is None else constraint.known()
+        line = None if kept is None or known is None else kept.find(known[0])
+        if known is None or line is None:
+            places.append(place)
+            bound.append(constraint)
+            continue
+        constraint.take_known(line.only)
+        numbers[place] = line.number
+        if wants[place]:
+            ends_only[place] = constraint.only_ends(known[1])
+    mask_of = np.array(numbers, dtype=np.int32)
     if not places:
         return mask_of, ends_only
     lines = lend(len(places))
-    numbers = list(range(len(bound)))
-    matched, written = _fill_matchers(bound, lines, numbers), []
-    for line, constraint in enumerate(bound):
-        row = lines[line]
-        has_mask = constraint.fill(row, matched[line])
-        written.append(line if has_mask else FREE)
-        if has_mask and wants[places[line]]:
-            ends_only[places[line]] = constraint.only_ends(row)
+    matched, written = _fill_matchers(bound, lines, range(len(bound))), []
+    for at, constraint in enumerate(bound):
+        row = lines[at]
+        has_mask = constraint.fill(row, matched[at])
+        written.append(at if has_mask else FREE)
+        if has_mask and wants[places[at]]:
+            ends_only[places[at]] = constraint.only_ends(row)
     mask_of[places] = written
     if FREE in written:
         _close_up(mask_of, lines)
     if kept is not None:
         for place, constraint in zip(places, bound, strict=True):
+            if kept.is_full:
+                break
             if mask_of[place] != FREE and (known := constraint.known()) is not None:
-                kept.keep(known[0], int(mask_of[place]))
+                kept.keep(known[0], int(mask_of[place]), the_only(known[1]))
     return mask_of, ends_only
-
-
-def _is_kept(
-    constraint: Constraint,
-    place: int,
-    wants: Sequence[bool],
-    kept: KeptLines,
-    mask_of: npt.NDArray[np.int32],
-    ends_only: npt.NDArray[np.bool_],
-) -> bool:
-    """Whether the devices have a place's mask; notes what is told of it, then."""
-    known = constraint.known()
-    slot = None if known is None else kept.find(known[0])
-    if known is None or slot is None:
-        return False
-    constraint.take_known(known[1])
-    mask_of[place] = kept_number(slot)
-    ends_only[place] = wants[place] and constraint.only_ends(known[1])
-    return True
 
 
 def _close_up(mask_of: npt.NDArray[np.int32], lines: Mask) -> None:

@@ -90,7 +90,9 @@ class Constraint:
         self.rules = rules
         self.was_forced = False
         self._is_plain = gate is None and rules is None and not isinstance(matcher, UniqueMatcher)
+        self._plain_matcher = matcher if self._is_plain else None
         self._row: Words | None = None
+        self._only = -1
         self._stuck_at = -1
         self._sets = sets
         self._leading_whitespace = 0
@@ -120,8 +122,11 @@ class Constraint:
 
         That is the backend's, where nothing changes it, and the mask of thinking before a grammar.
         """
-        gate, matcher = self.gate, self.matcher
-        if matcher is None or self.backend is None or self.rules is not None or isinstance(matcher, UniqueMatcher):
+        gate, matcher, backend = self.gate, self.matcher, self.backend
+        if self._plain_matcher is not None and backend is not None:
+            known = backend.known(self._plain_matcher)
+            return None if known is None else ((backend, known[0]), known[1])
+        if matcher is None or backend is None or self.rules is not None or isinstance(matcher, UniqueMatcher):
             return None
         if gate is not None:
             if gate.forced_ids is not None or gate.extra_id is not None:
@@ -131,12 +136,13 @@ class Constraint:
                 return None if gate.covers_reply else (("thinking", but), self._sets.non_eos_mask(but))
             if gate.forbidden_id is not None or self._leading_whitespace > 0:
                 return None
-        found = self.backend.known(matcher)
-        return None if found is None else ((self.backend, found[0]), found[1])
+        found = backend.known(matcher)
+        return None if found is None else ((backend, found[0]), found[1])
 
-    def take_known(self, line: Words) -> None:
-        """In place of `fill`: the next token is drawn by a mask that `known` returned."""
-        self._row = None if self.gate is not None and self.gate.free else line
+    def take_known(self, only: int) -> None:
+        """In place of `fill`: the next token is drawn by a mask that `known` returned; `only`: all it allows, or -1."""
+        self._row = None
+        self._only = -1 if self.gate is not None and self.gate.free else only
 
     def fill(self, row: Words, matched: bool) -> bool:
         """Complete a row of the mask; False: everything is allowed.
@@ -145,6 +151,7 @@ class Constraint:
             row: `[W]`; holds the matcher's mask where `matched`. It stays as it is until the next token is accepted.
             matched: Whether `matching` wrote the row: False where there is none, or it allows everything.
         """
+        self._only = -1
         if self._is_plain:
             self._row = row if matched else None
             return matched
@@ -211,7 +218,7 @@ class Constraint:
         """Take a sampled token; returns an error if it does not fit, and then the request must end."""
         row, gate = self._row, self.gate
         # Looked at here: where tokens stand beside this one, as nearly always, its word of the mask says so.
-        self.was_forced = row is not None and is_only(row, token_id)
+        self.was_forced = token_id == self._only if row is None else is_only(row, token_id)
         if self._stuck_at == self._num_taken:
             return "allowed_token_ids, bad_words and the grammar together leave no token to say"
         self._num_taken += 1
@@ -225,7 +232,7 @@ class Constraint:
         matcher = self.matcher
         if matcher is None:
             return None
-        if matcher.accept([token_id]) == 1:
+        if matcher.accept((token_id,)) == 1:
             self._num_matched += 1
             self._leading_whitespace = 0
             return matcher.error

@@ -21,12 +21,37 @@ def kept_number(slot: int) -> int:
     return -2 - slot
 
 
+MAX_LOOKED = 64
+"""Masks that are looked at for one to be given up: nearly always the first few will do."""
+
+
+class KeptLine:
+    """A mask that the devices keep.
+
+    Attributes:
+        slot: Where.
+        number: What stands for it in a step.
+        only: The one token that it allows; -1 for more.
+        step: The last that drew by it, …
+        queued_at: … as far as it was known when it took its turn to be given up.
+    """
+
+    __slots__ = ("number", "only", "queued_at", "slot", "step")
+
+    def __init__(self, slot: int, only: int, step: int) -> None:
+        self.slot, self.number, self.only = slot, kept_number(slot), only
+        self.step = self.queued_at = step
+
+
 class KeptLines:
-    """S slots; those that were not asked for longest go to others, but for the ones that this step draws by."""
+    """S slots; those that were not asked for in a while go to others, but for the ones that this step draws by.
+
+    What was asked for moves back in the queue only when its turn comes to be given up, as asking is what each row does.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._slots: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
+        self._lines: OrderedDict[Hashable, KeptLine] = OrderedDict()
         self._new: list[tuple[int, int]] = []
         self._step = 0
 
@@ -35,27 +60,47 @@ class KeptLines:
         self._step += 1
         self._new = []
 
-    def find(self, key: Hashable) -> int | None:
-        """Return the slot of a mask that is kept, for this step to draw by."""
-        found = self._slots.get(key)
-        if found is None:
-            return None
-        self._slots[key] = found[0], self._step
-        self._slots.move_to_end(key)
-        return found[0]
+    def find(self, key: Hashable) -> KeptLine | None:
+        """Return a mask that is kept, for this step to draw by."""
+        found = self._lines.get(key)
+        if found is not None:
+            found.step = self._step
+        return found
 
-    def keep(self, key: Hashable, line: int) -> None:
-        """Have a mask that stands in a line of this step kept, if there is room and it is not kept already."""
-        if key in self._slots or len(self._new) == MAX_NEW:
+    @property
+    def is_full(self) -> bool:
+        """Whether this step keeps nothing more."""
+        return len(self._new) == MAX_NEW
+
+    def keep(self, key: Hashable, line: int, only: int = -1) -> None:
+        """Have a mask that stands in a line of this step kept, if there is room and it is not kept already.
+
+        Args:
+            key: What it is of.
+            line: Its line.
+            only: The one token that it allows; -1 for more.
+        """
+        if key in self._lines or self.is_full:
             return
-        slot = len(self._slots)
+        slot = len(self._lines)
         if slot >= self._num_slots:
-            oldest = next(iter(self._slots), None)
-            if oldest is None or self._slots[oldest][1] == self._step:
+            given_up = self._give_up()
+            if given_up is None:
                 return
-            slot, _ = self._slots.pop(oldest)
-        self._slots[key] = slot, self._step
+            slot = given_up
+        self._lines[key] = KeptLine(slot, only, self._step)
         self._new.append((line, slot))
+
+    def _give_up(self) -> int | None:
+        """Return the slot of one that goes; None where those whose turn it is are in use."""
+        for _ in range(min(MAX_LOOKED, len(self._lines))):
+            key, line = next(iter(self._lines.items()))
+            if line.step == line.queued_at != self._step:
+                del self._lines[key]
+                return line.slot
+            line.queued_at = line.step
+            self._lines.move_to_end(key)
+        return None
 
     @property
     def new(self) -> npt.NDArray[np.int32]:
@@ -64,5 +109,5 @@ class KeptLines:
 
     def forget(self) -> None:
         """Keep nothing: it is not known what the devices have."""
-        self._slots.clear()
+        self._lines.clear()
         self._new = []
