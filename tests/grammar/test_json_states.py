@@ -215,6 +215,8 @@ def test_a_matcher_that_has_failed_or_ended_has_no_kept_mask(small: Vocabulary) 
     assert backend.known(failed) is not None
     failed._refused = "the grammar refuses a text that its masks had allowed"
     assert backend.known(failed) is None
+    failed._refused, failed._failure = "", "the library's own error, which somebody has looked at already"
+    assert backend.known(failed) is None
     for byte in b"12":
         backend.fill_batch([matcher], mask, [0])
         assert matcher.accept([small.tokens.index(bytes([byte]))]) == 1

@@ -374,7 +374,7 @@ class LlguidanceMatcher(EndingMatcher):
 
     def known(self) -> Shared | None:
         """Return `shared`, where a mask kept for it holds: no end was accepted, and nothing has failed."""
-        if self._terminated or ((self._was_asked or self._refused) and self.error is not None):
+        if self._terminated or self._failure or self._refused or (self._was_asked and self.error is not None):
             return None
         return self.shared
 
