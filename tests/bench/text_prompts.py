@@ -65,6 +65,25 @@ class Source:
         return self.tokenizer.encode(self.text(num_tokens), add_special_tokens=True)
 
 
+class Prefix:
+    """The prompts of a load, `PROMPTSxTOKENS` or `PROMPTSxCOMMON+TOKENS`."""
+
+    def __init__(self, source: Source, load: str) -> None:
+        """Make what they have in common."""
+        count, lengths = load.split("x")
+        *common, own = (int(part) for part in lengths.split("+"))
+        self.num, self._own, self._source = int(count), own, source
+        text = source.text(common[0]) if common else ""
+        self._begin: dict[str, Any] = {
+            "text": text, "ids": source.tokenizer.encode(text, add_special_tokens=True) if text else []
+        }  # fmt: skip
+
+    def prompts(self, kind: str) -> list[Any]:
+        """Return prompts of a round, as text or as ids."""
+        make = self._source.ids if kind == "ids" else self._source.text
+        return [self._begin[kind] + make(self._own) for _ in range(self.num)]
+
+
 def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     """Print the time of each part of the way, least and median."""
     from dovetail.contracts.cache import FULL
@@ -200,21 +219,23 @@ def first_event_ms(port: int, prompts: list[Any]) -> float:
     return 1e3 * (last - began)
 
 
-def served(folder: Path, against: Path | None, loads: list[tuple[int, int]], rounds: int) -> None:
+def served(folder: Path, against: Path | None, loads: list[str], rounds: int) -> None:
     """Ask all servers in turn, text and ids in turn, and print what came of it."""
     trees = [None] if against is None else [against, None]
     names = ["this" if tree is None else tree.resolve().name for tree in trees]
     source, took = Source(folder), {}
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(server(folder, tree)) for tree in trees]
-        for round_, (num, num_tokens) in [(r, load) for load in loads for r in range(rounds + 1)]:
+        begin = {load: Prefix(source, load) for load in loads}
+        for round_, load in [(r, load) for load in loads for r in range(rounds + 1)]:
+            num = begin[load].num
             for name, (port, pid) in zip(names, servers, strict=True):
-                for kind, make in (("ids", source.ids), ("text", source.text)):
-                    prompts = [make(num_tokens) for _ in range(num)]
+                for kind in ("ids", "text"):
+                    prompts = begin[load].prompts(kind)
                     cpu = cpu_s(pid)
                     ms = first_event_ms(port, prompts)
                     if round_:  # the first one is the first of its kind
-                        cell = took.setdefault((num, num_tokens, name, kind), [])
+                        cell = took.setdefault((num, load.split("x")[1], name, kind), [])
                         cell.append((ms, 1e3 * (cpu_s(pid) - cpu) / num))
     table = Table(title="From sending to the first event of the last prompt")
     for column in ("prompts", "tokens", "tree", "as", "least ms", "median ms", "cpu ms a prompt"):
@@ -222,7 +243,7 @@ def served(folder: Path, against: Path | None, loads: list[tuple[int, int]], rou
     for (num, num_tokens, name, kind), cells in took.items():
         ms, cpu_ms = [cell[0] for cell in cells], [cell[1] for cell in cells]
         numbers = f"{min(ms):.1f}", f"{statistics.median(ms):.1f}", f"{statistics.median(cpu_ms):.2f}"
-        table.add_row(str(num), str(num_tokens), name, kind, *numbers)
+        table.add_row(str(num), num_tokens, name, kind, *numbers)
     Console(width=120).print(table)
 
 
@@ -232,7 +253,12 @@ def main() -> int:
     parser.add_argument("what", choices=["parts", "served", "serve"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, default=16_000, help="parts: of a prompt")
-    parser.add_argument("--loads", nargs="+", default=["1x16000", "16x512", "64x512"], help="served: prompts x tokens")
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        default=["1x16000", "16x512", "64x512"],
+        help="served: prompts x tokens; 64x2048+32 for tokens that all rounds' prompts begin with",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--against", type=Path, help="served: another checkout to take turns with")
     parser.add_argument("--port-file", type=Path, help=argparse.SUPPRESS)
@@ -242,8 +268,7 @@ def main() -> int:
     if arguments.what == "parts":
         parts(arguments.folder, arguments.tokens, arguments.rounds)
     else:
-        loads = [tuple(int(part) for part in load.split("x")) for load in arguments.loads]
-        served(arguments.folder, arguments.against, loads, arguments.rounds)
+        served(arguments.folder, arguments.against, arguments.loads, arguments.rounds)
     return 0
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from exchanges import error_of, events
 from harness import Harness
+
+from dovetail.text.tokenizer.cuts import KnownPieces
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -120,6 +124,27 @@ def test_extra_key_is_another_name_of_cache_salt(harness: Harness) -> None:
         "one setting"
         in error_of(harness.post("/generate", {"text": "a", "extra_key": "b", "cache_salt": "c"}))["message"]
     )
+
+
+@pytest.mark.parametrize("salt", ["cache_salt", "extra_key", None])
+def test_a_salt_keeps_a_text_out_of_what_is_kept_of_texts(
+    make_harness: Callable[..., Harness], salt: str | None
+) -> None:
+    """How long tokenizing takes tells nothing of other texts, nor others of this one."""
+    harness = make_harness(context_len=1 << 15)
+    harness.tokenizer._cuts = re.compile("s(?= )")  # this one's texts are never cut
+    fields = {} if salt is None else {salt: "mine"}
+    for num, (path, body) in enumerate(
+        (
+            ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
+            ("/v1/completions", lambda text: {"prompt": text, "max_tokens": 1}),
+            ("/generate", lambda text: {"text": text, "sampling_params": {"max_new_tokens": 1}}),
+        )
+    ):
+        known = harness.tokenizer._known = KnownPieces()
+        answer = harness.post(path, {**body(f"all {num} words " * 1000), **fields})
+        assert answer.status_code == 200, answer.text
+        assert bool(known._young) is (salt is None)
 
 
 def test_a_forced_call_goes_beside_a_response_format(thinking: Harness) -> None:

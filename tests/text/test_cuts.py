@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 
 from dovetail.demo import MODEL_DIR
 from dovetail.text.tokenizer import cuts
-from dovetail.text.tokenizer.cuts import cuts_of, pieces, shared
-from dovetail.text.tokenizer.tokenizer import WHOLE, Tokenizer
+from dovetail.text.tokenizer.cuts import PIECE, KnownPieces, cuts_of, pieces, shared
+from dovetail.text.tokenizer.tokenizer import MOST_KEPT, WHOLE, Tokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -234,6 +235,62 @@ def test_a_long_text_is_the_same_with_what_stands_around_it(special: bool) -> No
     found = tokenizer.encode(text, add_special_tokens=special)
     assert found == backend.encode(text, add_special_tokens=special).ids
     assert len({id(token_id) for token_id in found}) == len(set(found))
+
+
+class Counting:
+    """A tokenizer's library that tells how many texts it was given."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend, self.given = backend, list[str]()
+
+    def encode_batch_fast(self, some: list[str], **options: Any) -> Any:
+        """Tokenize, and keep what."""
+        self.given += some
+        return self._backend.encode_batch_fast(some, **options)
+
+
+def test_pieces_that_are_known_are_not_tokenized_again() -> None:
+    """A conversation that goes on costs what is new; where texts are kept apart, nothing is kept and nothing found."""
+    backend = made(QWEN)
+    tokenizer = Tokenizer(backend)
+    library = tokenizer._backend = Counting(backend)  # type: ignore[assignment]
+    whole = " ".join(f"turn {i} says so many words" for i in range(1500))
+    for num in (6000, 6001, 9000, 30_000):
+        for keeps in (False, True):
+            expected = backend.encode(whole[:num], add_special_tokens=False).ids
+            library.given.clear()
+            assert tokenizer.encode(whole[:num], add_special_tokens=False, keeps=keeps) == expected
+            new = sum(len(text) for text in library.given)
+            assert new >= num if not keeps or num == 6000 else new <= num - 4 * PIECE
+    tokenizer.encode(whole[:20_000], add_special_tokens=False, keeps=True)
+    library.given.clear()
+    found = tokenizer.encode(whole[:20_000], add_special_tokens=False, keeps=True)
+    assert library.given == ["a", "a"]  # what tells what stands around a text
+    assert len({id(token_id) for token_id in found}) == len(set(found))
+
+
+def test_a_text_that_is_too_long_keeps_nothing() -> None:
+    """It would push out those of many others."""
+    tokenizer = Tokenizer(made(QWEN))
+    text = "word " * (MOST_KEPT // 5 + 1)
+    assert len(text) > MOST_KEPT
+    tokenizer.encode(text, add_special_tokens=False, keeps=True)
+    assert tokenizer._known.find(next(pieces(text, tokenizer._cuts or re.compile("")))) is None
+    tokenizer.encode(text[:MOST_KEPT], add_special_tokens=False, keeps=True)
+    assert tokenizer._known.find(next(pieces(text, tokenizer._cuts or re.compile("")))) is not None
+
+
+def test_known_pieces_are_bounded() -> None:
+    """Those asked for stay, the others go, and one that could not be cut is not kept."""
+    known = KnownPieces(4)
+    for num in range(100):
+        known.keep(str(num), [num])
+        assert known.find("0") is not None
+        assert len(known._young) + len(known._old) <= 8
+    assert [num for num in range(90) if known.find(str(num)) is not None] == [0]
+    assert list(known.find("99") or ()) == [99]
+    known.keep("x" * (2 * PIECE + 1), [1])
+    assert known.find("x" * (2 * PIECE + 1)) is None
 
 
 def test_equal_ids_are_one_object() -> None:

@@ -129,13 +129,16 @@ class Prepared:
         return OutputStream(processor.tokenizer, track_offsets=track_offsets, **self.stops, **self.reading)
 
 
-def chat_prompt(processor: Processor, chat: Conversation, tools: Tools = ()) -> tuple[list[int], str]:
+def chat_prompt(
+    processor: Processor, chat: Conversation, tools: Tools = (), *, keeps: bool = False
+) -> tuple[list[int], str]:
     """Render and tokenize a conversation.
 
     Args:
         processor: The model's.
         chat: The conversation.
         tools: Shown to the model where nobody will read its calls.
+        keeps: As of `Tokenizer.encode`.
 
     Returns:
         The prompt's tokens, and what the template appended to the conversation.
@@ -153,7 +156,8 @@ def chat_prompt(processor: Processor, chat: Conversation, tools: Tools = ()) -> 
         template_kwargs=chat.template_kwargs,
     )
     if chat.input_ids is None:
-        ids = processor.encode(rendered.text, "messages", add_special_tokens=chat.add_special_tokens)
+        special = chat.add_special_tokens
+        ids = processor.encode(rendered.text, "messages", add_special_tokens=special, keeps=keeps)
         return ids, rendered.tail
     check_token_ids(chat.input_ids, processor.limits.vocab_size, "input_ids")
     tail = processor.tokenizer.decode(chat.input_ids[-TAIL_TOKENS:], skip_special_tokens=False)

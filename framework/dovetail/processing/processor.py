@@ -225,14 +225,14 @@ class Processor:
             notes.append("no chat template")
         return notes
 
-    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a prompt, refusing by its size first.
+    def encode(self, text: str, param: str, *, add_special_tokens: bool, keeps: bool = False) -> list[int]:
+        """Tokenize a prompt, refusing by its size first; `keeps` as of `Tokenizer.encode`.
 
         Raises:
             RequestError: Too big to fit the context, or not Unicode text.
         """
         self.check_length(text, param)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, keeps=keeps)
 
     def encode_text(
         self, text: str, param: str, *, most: int | None = None, side: str | None = None, name: str | None = None

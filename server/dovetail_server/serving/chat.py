@@ -17,7 +17,7 @@ from dovetail_server import errors
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.common import same_field
 from dovetail_server.serving.chat_events import ChatView
-from dovetail_server.serving.common import choice_rid, rid_of, service_of
+from dovetail_server.serving.common import choice_rid, rid_of, salt_of, service_of
 from dovetail_server.serving.fields import refuse_stream_mix, truncated
 from dovetail_server.serving.generation import Choice, Generation
 from dovetail_server.serving.prompts import Prompt, Prompts
@@ -86,7 +86,7 @@ def conversation(request: ChatRequest, text: Processor) -> Conversation:
 
 
 def _prompt(text: Processor, request: ChatRequest, chat: Conversation) -> Prompts:
-    whole, tail = chat_prompt(text, chat)
+    whole, tail = chat_prompt(text, chat, keeps=not salt_of(request))
     ids = truncated(whole, request, same_field(request, "max_completion_tokens", "max_tokens"), text.limits)
     max_tokens(request, len(ids), text)
     return Prompts(prompts=[Prompt(ids, echo_of(request.messages[-1]) if request.echo else "")], tail=tail)

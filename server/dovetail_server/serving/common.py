@@ -40,8 +40,12 @@ def rid_of(request: ServiceFields, prefix: str) -> str:
 
 def service_of(request: Any) -> dict[str, Any]:
     """Return how the engine serves a request's choices, as `Prepared.submit` takes it."""
-    salt = same_field(request, "cache_salt", "extra_key") or ""
-    return {"priority": request.priority or 0, "cache_salt": salt, "owner": CALLER.get().owner}
+    return {"priority": request.priority or 0, "cache_salt": salt_of(request), "owner": CALLER.get().owner}
+
+
+def salt_of(request: Any) -> str:
+    """Return what keeps a request's texts apart from others'; empty for nothing."""
+    return same_field(request, "cache_salt", "extra_key") or ""
 
 
 def choice_rid(rid: str, index: int, num_choices: int) -> str:

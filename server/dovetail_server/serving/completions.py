@@ -29,6 +29,7 @@ from dovetail_server.serving.common import (
     report_field,
     report_rider,
     rid_of,
+    salt_of,
     service_of,
     usage_of,
     usage_wishes,
@@ -77,7 +78,8 @@ def read_prompts(text: Processor, request: CompletionRequest) -> Prompts:
     if fill_in is not None:
         prompts = read_between(request, text, fill_in, special=special)
     else:
-        prompts = read_each(request.prompt, text, "prompt", has_echo=bool(request.echo), special=special)
+        echoes, keeps = bool(request.echo), not salt_of(request)
+        prompts = read_each(request.prompt, text, "prompt", has_echo=echoes, special=special, keeps=keeps)
     if request.truncate_prompt_tokens:
         prompts = [cut(prompt, request, text) for prompt in prompts]
     for prompt in prompts:

@@ -18,7 +18,7 @@ from dovetail_server import errors
 from dovetail_server.native.generate import Generated, GenerateParams, GenerateRequest, MetaInfo, NativeFinish
 from dovetail_server.openai.common import same_field
 from dovetail_server.serving import logprobs as lp
-from dovetail_server.serving.common import choice_rid, new_id, report_field, service_of
+from dovetail_server.serving.common import choice_rid, new_id, report_field, salt_of, service_of
 from dovetail_server.serving.generation import Choice, Generation, Step
 from dovetail_server.serving.prompts import Prompt, Prompts, read_one
 from dovetail_server.serving.sse import DONE, Chunks
@@ -74,7 +74,9 @@ def read_prompts(text: Processor, request: GenerateRequest) -> Prompts:
         else request.sampling_params or ()
     ):
         grammar_of(options)  # refused here, where large ones do not hold others up
-    prompts = [read_one(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
+    keeps = not salt_of(request)
+    names = [param] if is_one else [f"{param}[{i}]" for i in range(len(raw))]
+    prompts = [read_one(item, text, name, keeps=keeps) for item, name in zip(raw, names, strict=True)]
     for prompt in prompts:
         fit_output(len(prompt.ids), None, DEFAULT_MAX_TOKENS, text.limits, ("text", "max_new_tokens"))
     return Prompts(prompts=prompts, is_batch=not is_one)

@@ -44,8 +44,12 @@ class Prompts:
         return self.prompts[0]
 
 
-def read_each(given: Any, text: Processor, param: str, *, has_echo: bool = False, special: bool = True) -> list[Prompt]:
+def read_each(
+    given: Any, text: Processor, param: str, *, has_echo: bool = False, special: bool = True, keeps: bool = False
+) -> list[Prompt]:
     """Return every prompt of a field, whichever of the four forms was sent: a text, token ids, or a list of either.
+
+    `keeps` as of `Tokenizer.encode`.
 
     Raises:
         RequestError: Empty, too big, or an id outside the vocabulary.
@@ -58,12 +62,19 @@ def read_each(given: Any, text: Processor, param: str, *, has_echo: bool = False
         items = given
     names = [param] if len(items) == 1 else [f"{param}[{i}]" for i in range(len(items))]
     return [
-        read_one(item, text, name, has_echo=has_echo, special=special) for item, name in zip(items, names, strict=True)
+        read_one(item, text, name, has_echo=has_echo, special=special, keeps=keeps)
+        for item, name in zip(items, names, strict=True)
     ]
 
 
 def read_one(
-    item: str | list[int], text: Processor, param: str, *, has_echo: bool = False, special: bool = True
+    item: str | list[int],
+    text: Processor,
+    param: str,
+    *,
+    has_echo: bool = False,
+    special: bool = True,
+    keeps: bool = False,
 ) -> Prompt:
     """Return one prompt.
 
@@ -71,7 +82,7 @@ def read_one(
         RequestError: See `read_each`.
     """
     if isinstance(item, str):
-        result = Prompt(text.encode(item, param, add_special_tokens=special), item)
+        result = Prompt(text.encode(item, param, add_special_tokens=special, keeps=keeps), item)
     else:
         check_token_ids(item, text.limits.vocab_size, param)
         result = Prompt(item, text.tokenizer.decode(item, skip_special_tokens=False) if has_echo else "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ PIECE = 1 << 10
 """Characters of a piece, which the longest may exceed: an eighth of a megabyte while it is tokenized."""
 TOGETHER = 16
 """Pieces that the library is given at a time, for as many threads as it has; each time, Python's lock is waited for."""
+KNOWN, LONGEST_KNOWN = 2048, 2 * PIECE
+"""Pieces of a generation, and characters of the longest that is kept: some 5 MB for a generation of ASCII."""
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _KEEPS_CUTS = {None, "NFC", "NFD", "NFKC", "NFKD"}
 _SPLITS_FURTHER = {"Digits", "Punctuation"}
@@ -40,6 +43,35 @@ def pieces(text: str, cut: re.Pattern[str]) -> Iterator[str]:
         end = len(text) if found is None else found.end()
         yield text[at:end]
         at = end
+
+
+class KnownPieces:
+    """Ids of pieces that were tokenized before: two generations, of which the elder goes when the younger is full.
+
+    Conversations are sent again with each turn, and many begin alike: so do their pieces, which are found from the
+    start of a text. Threads may use it at once, as each of its steps is one of the interpreter's.
+    """
+
+    def __init__(self, most: int = KNOWN) -> None:
+        """`most`: pieces of a generation."""
+        self._most = most
+        self._young: dict[str, array[int]] = {}
+        self._old: dict[str, array[int]] = {}
+
+    def find(self, piece: str) -> array[int] | None:
+        """Return a piece's ids, where they are known."""
+        found = self._young.get(piece)
+        if found is None and (found := self._old.get(piece)) is not None:
+            self.keep(piece, found)
+        return found
+
+    def keep(self, piece: str, ids: Sequence[int] | array[int]) -> None:
+        """Know a piece's ids from now on; not those of a piece that could not be cut."""
+        if len(piece) > LONGEST_KNOWN:
+            return
+        if len(self._young) >= self._most:
+            self._old, self._young = self._young, {}
+        self._young[piece] = ids if isinstance(ids, array) else array("I", ids)
 
 
 def shared(ids: Iterable[int], known: dict[int, int] | None = None) -> list[int]:

@@ -13,13 +13,15 @@ from typing import Any
 import tokenizers
 
 from dovetail.errors import RequestError
-from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, cuts_of, pieces, shared
+from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, pieces, shared
 from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
 from dovetail.text.tokenizer.fill_in import Infill
 from dovetail.text.tokenizer.vocabulary import VocabularyBytes
 
 WHOLE = 4 * PIECE
 """Characters of a text that is tokenized as a whole, whatever the tokenizer."""
+MOST_KEPT = 1 << 16
+"""Characters of a text whose pieces are kept for others: longer ones are few, and would push out many."""
 JOINED = 4096
 """Joining takes 80 bytes beside each of what it joins."""
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -106,6 +108,7 @@ class Tokenizer:
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")
         self._cuts = cuts_of(backend)
+        self._known = KnownPieces()
         self._tells_apart = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
         probe = self.encode("a", add_special_tokens=True)
         self.adds_bos = self._bos_id is not None and probe[:1] == [self._bos_id]
@@ -119,15 +122,22 @@ class Tokenizer:
         """
         return cls(load_backend(folder), TokenizerFiles.read(folder))
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize. Give False for text rendered by a chat template, True for raw prompts.
+    def encode(self, text: str, *, add_special_tokens: bool, keeps: bool = False) -> list[int]:
+        """Tokenize.
+
+        Args:
+            text: A text.
+            add_special_tokens: False for text rendered by a chat template, True for raw prompts.
+            keeps: Pieces of a long text are kept, and those known from others are not tokenized again. How long that
+                takes tells of texts before, so not where texts are to be kept apart.
 
         Raises:
             RequestError: The text holds a lone surrogate or a NUL character.
         """
         check_text(text)
         if len(text) > WHOLE and self._cuts is not None:
-            ids = self._encode_pieces(text, self._cuts, add_special_tokens=add_special_tokens)
+            known = self._known if keeps and len(text) <= MOST_KEPT else None
+            ids = self._encode_pieces(text, self._cuts, known, add_special_tokens=add_special_tokens)
         else:
             ids = self._encode(text, add_special_tokens=add_special_tokens)
         if add_special_tokens and self._add_bos is not None and self._bos_id is not None:
@@ -182,14 +192,25 @@ class Tokenizer:
         # `encode` holds the GIL, `encode_batch_fast` does not.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def _encode_pieces(self, text: str, cuts: re.Pattern[str], *, add_special_tokens: bool) -> list[int]:
+    def _encode_pieces(
+        self, text: str, cuts: re.Pattern[str], known: KnownPieces | None, *, add_special_tokens: bool
+    ) -> list[int]:
         around = self._encode("a", add_special_tokens=add_special_tokens)
         at = around.index(self._encode("a", add_special_tokens=False)[0])
-        ids, known = around[:at], dict[int, int]()
+        ids, equal = around[:at], dict[int, int]()
         left = pieces(text, cuts)
         while some := list(islice(left, TOGETHER)):
-            for found in self._backend.encode_batch_fast(some, add_special_tokens=False):
-                ids += shared(found.ids, known)
+            before = [None if known is None else known.find(piece) for piece in some]
+            new = [piece for piece, found in zip(some, before, strict=True) if found is None]
+            made = iter(self._backend.encode_batch_fast(new, add_special_tokens=False) if new else ())
+            for piece, found in zip(some, before, strict=True):
+                if found is not None:
+                    ids += shared(found, equal)
+                    continue
+                fresh = next(made).ids
+                ids += shared(fresh, equal)
+                if known is not None:
+                    known.keep(piece, fresh)
         ids += around[at + 1 :]
         return ids
 
