@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dovetail.runtime.kernels.collect import Kernel
 from dovetail.runtime.kernels.compiler import KernelCompiler
 
@@ -115,3 +117,14 @@ def test_a_compiler_that_dies_costs_nothing_but_its_kernels() -> None:
     assert compiler.wait() == 4
     compiler.close()
     compiler.close()
+
+
+def test_an_operators_undefined_tensors_are_empty_ones_in_a_rehearsal() -> None:
+    """In a list they are None, which torch does not take back from a mode: FlashAttention-3 returns such a list."""
+    from dovetail.runtime.kernels.collect import _Zeros
+
+    mode, given = _Zeros(), torch.ones(2)  # type: ignore[no-untyped-call]
+    assert mode.__torch_dispatch__(lambda *_: None, ()) is None
+    one, undefined = mode.__torch_dispatch__(lambda *_: [given, None], ())
+    assert one is given
+    assert undefined.shape == (0,)

@@ -68,7 +68,10 @@ class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[1].new_zeros(args[1].shape[0], args[2].shape[1])
         if func is aten.bmm.default:
             return args[0].new_zeros(args[0].shape[0], args[0].shape[1], args[1].shape[2])
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        if isinstance(found, list):  # an undefined tensor in it is None, which torch does not take back from a mode
+            return [torch.empty(0) if one is None else one for one in found]
+        return found
 
 
 @contextmanager
