@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 
 from dovetail.demo import MODEL_DIR
 from dovetail.text.tokenizer import cuts
-from dovetail.text.tokenizer.cuts import PIECE, KnownPieces, cuts_of, pieces, shared
+from dovetail.text.tokenizer.cuts import KNOWN_IDS, PIECE, KnownPieces, cuts_of, pieces, shared
 from dovetail.text.tokenizer.tokenizer import MOST_KEPT, WHOLE, Tokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -289,6 +289,9 @@ def test_known_pieces_are_bounded() -> None:
         assert len(known._young) + len(known._old) <= 8
     assert [num for num in range(90) if known.find(str(num)) is not None] == [0]
     assert list(known.find("99") or ()) == [99]
+    for num in range(100):
+        known.keep(f"many {num}", [1] * KNOWN_IDS)
+        assert len(known._young) + len(known._old) <= 2
     known.keep("x" * (2 * PIECE + 1), [1])
     assert known.find("x" * (2 * PIECE + 1)) is None
 

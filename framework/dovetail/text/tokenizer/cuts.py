@@ -21,8 +21,8 @@ PIECE = 1 << 10
 """Characters of a piece, which the longest may exceed: an eighth of a megabyte while it is tokenized."""
 TOGETHER = 16
 """Pieces that the library is given at a time, for as many threads as it has; each time, Python's lock is waited for."""
-KNOWN, LONGEST_KNOWN = 2048, 2 * PIECE
-"""Pieces of a generation, and characters of the longest that is kept: some 5 MB for a generation of ASCII."""
+KNOWN, KNOWN_IDS, LONGEST_KNOWN = 2048, 1 << 19, 2 * PIECE
+"""Pieces and ids of a generation, and characters of the longest piece: some 5 MB of ASCII, 18 MB at most."""
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _KEEPS_CUTS = {None, "NFC", "NFD", "NFKC", "NFKD"}
 _SPLITS_FURTHER = {"Digits", "Punctuation"}
@@ -54,7 +54,7 @@ class KnownPieces:
 
     def __init__(self, most: int = KNOWN) -> None:
         """`most`: pieces of a generation."""
-        self._most = most
+        self._most, self._num_ids = most, 0
         self._young: dict[str, array[int]] = {}
         self._old: dict[str, array[int]] = {}
 
@@ -69,8 +69,9 @@ class KnownPieces:
         """Know a piece's ids from now on; not those of a piece that could not be cut."""
         if len(piece) > LONGEST_KNOWN:
             return
-        if len(self._young) >= self._most:
-            self._old, self._young = self._young, {}
+        if len(self._young) >= self._most or self._num_ids >= KNOWN_IDS:
+            self._old, self._young, self._num_ids = self._young, {}, 0
+        self._num_ids += len(ids)
         self._young[piece] = ids if isinstance(ids, array) else array("I", ids)
 
 
