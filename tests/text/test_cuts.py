@@ -291,7 +291,7 @@ def test_known_pieces_are_bounded() -> None:
     assert list(known.find("99") or ()) == [99]
     for num in range(100):
         known.keep(f"many {num}", [1] * KNOWN_IDS)
-        assert len(known._young) + len(known._old) <= 2
+        assert num < 2 or len(known._young) + len(known._old) <= 2
     known.keep("x" * (2 * PIECE + 1), [1])
     assert known.find("x" * (2 * PIECE + 1)) is None
 
