@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import re
 import shutil
@@ -50,6 +51,7 @@ class Scripted(Child):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(logging.getLogger("dovetail"), "propagate", True)
 
 
 def full(number: int) -> OSError:
