@@ -179,13 +179,20 @@ class ForkTemplate:
     def ready(self) -> Future[ForkServer]:
         """Return what becomes the process, or a `ForkStartError`. Not to be cancelled: others wait for it, too."""
         with self._lock:
-            if self._attempt is None:
+            if (attempt := self._attempt) is None:
                 self._attempt = attempt = Future[ForkServer]()
                 if self._is_closed:
                     attempt.set_exception(ForkStartError("the server ends"))
                 else:
-                    threading.Thread(target=self._begin, args=(attempt,), daemon=True, name="dovetail-fork").start()
-            return self._attempt
+                    self._start_in_thread(attempt)
+            return attempt
+
+    def _start_in_thread(self, attempt: Future[ForkServer]) -> None:
+        try:
+            threading.Thread(target=self._begin, args=(attempt,), daemon=True, name="dovetail-fork").start()
+        except RuntimeError as error:  # no room for a thread: whoever comes next tries again
+            self._attempt = None
+            attempt.set_exception(ForkStartError(str(error)))
 
     def get(self, timeout_s: float) -> ForkServer:
         """Return the process.
@@ -268,11 +275,20 @@ def serve_forks(control: socket.socket, serve: Callable[[socket.socket], None]) 
             if not fds:
                 return 0
             with socket.socket(fileno=fds[0]) as channel:
-                if os.fork() == 0:
+                if _fork() == 0:
                     control.close()
                     _run(serve, channel)
     except (GoneError, OSError):
         return 0
+
+
+def _fork() -> int:
+    """Fork, and say why that cannot be: who asked for the job sees a closed socket only."""
+    try:
+        return os.fork()
+    except OSError as error:
+        log.complain(f"dovetail: there is no room for a process that does one job: {error}")
+        raise
 
 
 def _run(serve: Callable[[socket.socket], None], channel: socket.socket) -> None:

@@ -112,9 +112,13 @@ def test_experts_that_ranks_cannot_have_whole_are_refused(tmp_path: Path, monkey
     assert said == "--expert-parallel: LlamaForCausalLM has no experts; leave it out"
     for settings, start in (
         ({"expert_parallel": True}, "--expert-parallel: one rank has all experts"),
-        ({"expert_parallel_size": 4, "tensor_parallel_size": 2}, "--expert-parallel-size 4 with --tensor-parallel-siz"),
-        ({**both, "expert_parallel_size": 1}, "--expert-parallel-size 1 with --expert-parallel"),
-        ({"expert_parallel_size": 2}, "--expert-parallel-size 2 with --tensor-parallel-size 1"),
+        (
+            {"expert_parallel_size": 4, "tensor_parallel_size": 2},
+            "4 with --tensor-parallel-size 2: .*; give 2 for that, or 1",
+        ),
+        ({**both, "expert_parallel_size": 1}, "1 with --expert-parallel: .* whole experts; leave one of them out"),
+        ({"expert_parallel_size": 1, "expert_parallel": True}, "1 with --expert-parallel: .*; leave one of them out"),
+        ({"expert_parallel_size": 2}, "2 with one rank: .*; give --tensor-parallel-size 2, too, or leave --expert-par"),
     ):
         with pytest.raises(ConfigError, match=start):
             check_settings(EngineSettings(**settings))

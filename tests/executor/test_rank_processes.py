@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -178,6 +179,25 @@ def test_a_rank_that_dies_at_its_start_is_named(folder: Path) -> None:
     settings = EngineSettings(model_path=str(folder), tensor_parallel_size=2, **SMALL)
     with pytest.raises(RankError, match=r"^rank 1 has ended with code 7$"):
         GroupExecutor(settings, load(plan, "engine"), follower("sys.exit(7)"))
+
+
+def test_a_rank_that_cannot_be_started_is_named(folder: Path) -> None:
+    """With the system's reason; those that were started are ended."""
+    plan = make_plan(
+        Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", schedule_policy="fcfs", device="cpu"
+    )
+    settings = EngineSettings(model_path=str(folder), tensor_parallel_size=4, **SMALL)
+    started: list[ProcessFollower] = []
+
+    def start(pipe: Connection) -> ProcessFollower:
+        if len(started) == 1:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(ProcessFollower(pipe))
+        return started[-1]
+
+    with pytest.raises(RankError, match=r"^rank 2 could not be started: .* temporarily unavailable$"):
+        GroupExecutor(settings, load(plan, "engine"), start)
+    assert started[0].trouble
 
 
 def children(pid: int) -> list[int]:

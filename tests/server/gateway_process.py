@@ -18,9 +18,9 @@ KEY, OTHER, ADMIN, RESUME = "first-key", "second-key", "admin-key", "resume-key"
 class Served:
     """A gateway process."""
 
-    def __init__(self, folder: Path, *arguments: str, key: str | None = KEY) -> None:
+    def __init__(self, folder: Path, *arguments: str, key: str | None = KEY, python: str = sys.executable) -> None:
         self.log = folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "dovetail_server", *arguments, "--port", "0"]
+        command = [python, "-m", "dovetail_server", *arguments, "--port", "0"]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         self.session = requests.Session()
@@ -60,7 +60,7 @@ class Served:
 
     def pids(self) -> list[int]:
         """The worker processes, by number: children of the gateway that are servers."""
-        found = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+        found = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
         rows = [line.split(None, 2) for line in found.splitlines()]
         mine = [int(pid) for pid, parent, args in rows if int(parent) == self.process.pid and "cli.owned" in args]
         ports = {int(worker["url"].rsplit(":", 1)[1]): worker["number"] for worker in self.workers()}

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,11 +255,11 @@ def test_a_server_that_ends_does_not_wait_for_a_process_that_starts(
     assert harness.post(CHAT, say(PAD)).status_code == 200, "the server reads it itself"
 
 
-@pytest.mark.parametrize("where", ["start", "fork"])
-def test_no_room_for_another_process_or_socket(
+@pytest.mark.parametrize("where", ["start", "fork", "thread"])
+def test_no_room_for_another_process_socket_or_thread(
     where: str, make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EMFILE costs the request that wanted it: told to come again, and served then."""
+    """That costs the request that wanted it: told to come again, and served then."""
     harness = make_harness(context_len=1 << 20)
     if where == "fork":
         assert harness.post(CHAT, say(PAD)).status_code == 200
@@ -266,12 +267,19 @@ def test_no_room_for_another_process_or_socket(
     def full(*args: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
+    def no_thread(**_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
     with monkeypatch.context() as patch:
-        patch.setattr("dovetail.forks.socket.socketpair", full)
+        if where == "thread":
+            patch.setattr("dovetail.forks.threading", SimpleNamespace(Thread=no_thread))
+        else:
+            patch.setattr("dovetail.forks.socket.socketpair", full)
         if where == "fork":
             assert harness.post(CHAT, say(PAD)).status_code == 200, "a process waited for it"
         reply = harness.post(CHAT, say(PAD))
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "body_process_died")
+    assert ("new thread" if where == "thread" else "Too many open files") in reply.json()["error"]["message"]
     assert harness.post(CHAT, say(PAD)).status_code == 200
 
 

@@ -76,6 +76,26 @@ def test_a_cluster_without_what_is_needed_is_refused(given: dict[str, Any], node
 
 
 @pytest.mark.parametrize(
+    ("given", "nodes", "said"),
+    [
+        ({"device": "cuda"}, [CPU], "--device cuda: a replica needs 1 GPU, and this Ray cluster has no GPU; "),
+        ({"tensor_parallel_size": 2}, [GPU], "--tensor-parallel-size 2: a replica needs 2 GPUs, and the largest"),
+        ({"num_threads": 3}, [CPU], "--num-threads 3: the largest machine of this Ray cluster has 2 CPUs; give fewer"),
+    ],
+)
+def test_a_command_is_told_its_own_flags(given: dict[str, Any], nodes: list[Node], said: str) -> None:
+    """Ray's options, such as num_gpus, are for Python and configuration files: a command line has none of them."""
+    with pytest.raises(ConfigError) as raised:
+        actor_options(read_model(given), nodes, is_command=True)
+    assert str(raised.value).startswith(said)
+    assert "num_" not in str(raised.value)
+    if "GPU" in said:
+        assert str(raised.value).endswith(
+            "give --device cpu, or in RAY_ADDRESS a cluster that has as many on one machine"
+        )
+
+
+@pytest.mark.parametrize(
     ("given", "nodes", "reserved", "follows"),
     [
         ({}, [CPU], (1, 0), {"device": "cpu", "num_threads": 1}),

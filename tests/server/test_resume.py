@@ -424,7 +424,7 @@ def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
 
 def stream_of(limit: int = 1 << 30) -> tuple[KeptStream, SimpleNamespace]:
     settings = SimpleNamespace(max_queued_bytes=limit)
-    state = SimpleNamespace(num_journal_bytes=0, settings=settings)
+    state = SimpleNamespace(num_kept_bytes=0, settings=settings)
     stream = KeptStream(cast(Any, state), "/v1/completions", b"{}")
     stream.name = "name"
     return stream, state
@@ -441,9 +441,9 @@ def test_events_are_told_from_the_journal_wherever_pieces_end() -> None:
         out = b"".join(stream.take(data[at : at + size]) for at in range(0, len(data), size))
         assert out == b"".join(event + b"\n\n" for event in data.split(b"\n\n")[:-1] if not event.startswith(PREFIX))
         assert stream.lines == [b"[0,%d]" % n for n in range(20)]
-        assert (stream.num_events, state.num_journal_bytes) == (20, sum(map(len, stream.lines)))
+        assert (stream.num_events, state.num_kept_bytes) == (20, sum(map(len, stream.lines)))
         stream.forget()
-        assert state.num_journal_bytes == 0
+        assert state.num_kept_bytes == 0
 
 
 def test_a_journal_ends_where_memory_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -452,5 +452,5 @@ def test_a_journal_ends_where_memory_does(caplog: pytest.LogCaptureFixture) -> N
     piece = PREFIX + b"[0,%b]\n\n" % (b"1" * 40) + b"data: {}\n\n"
     with caplog.at_level("WARNING", "dovetail.server"):
         assert [stream.take(piece) for _ in range(5)] == [b"data: {}\n\n"] * 5
-    assert (stream.name, stream.lines, state.num_journal_bytes) == (None, [], 0)
+    assert (stream.name, stream.lines, state.num_kept_bytes) == (None, [], 0)
     assert sum("would end with its worker" in record.message for record in caplog.records) == 1

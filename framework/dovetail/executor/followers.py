@@ -96,10 +96,18 @@ class Followers:
         return range(1, len(self._pipes) + 1)
 
     def start(self) -> int:
-        """Start one more; returns its rank."""
-        pipe, other = Pipe()
+        """Start one more; returns its rank.
+
+        Raises:
+            RankError: The system has no room for it.
+        """
+        try:
+            pipe, other = Pipe()
+            follower = self._start(other)
+        except OSError as error:
+            raise RankError(f"rank {len(self._pipes) + 1} could not be started: {error}") from error
         self._pipes.append(pipe)
-        self.all.append(self._start(other))
+        self.all.append(follower)
         return len(self._pipes)
 
     def tell(self, command: Command) -> None:

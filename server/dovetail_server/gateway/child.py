@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import sys
 import time
 from collections import deque
+from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, DovetailError
@@ -27,6 +29,17 @@ FIRST_DELAY_S = 0.2
 MAX_DELAY_S = 10.0
 END_S = 10.0
 """Beyond `--drain-timeout`: then a worker that was told to end is killed."""
+ADVICE = {
+    errno.EAGAIN: "let this user or container have more processes (ulimit -u, the container's limit), or end others",
+    errno.ENOMEM: "free memory on this machine, or give the container more",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise this machine's limit of open files (fs.file-max)",
+    **dict.fromkeys(
+        (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC),
+        f"{sys.executable} has to be there and run: mend the installation and start the server again",
+    ),
+}
+"""What to do where a process cannot be started."""
 
 
 def reserve_port() -> socket.socket:
@@ -71,22 +84,25 @@ class Child:
         while not self._is_ending and self.failure is None:
             log = WorkerLog(self.worker.tag)
             began = time.monotonic()
-            code = await self._run_once(log)
+            try:
+                how = ended(code := await self._run_once(log))
+                reason = log.reason
+            except (OSError, RuntimeError) as error:  # a RuntimeError where there is no room for a thread
+                how, code, reason = "could not be started", None, not_started(error)
             if self._is_ending:
                 return
-            if self._is_restarting:
+            if self._is_restarting and code is not None:
                 self._is_restarting = False
                 continue
-            self._judge(code, log.reason)
+            self._judge(how, code, reason)
             if self.failure is None:
                 recent = min(len(self._deaths), 8)
                 delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (recent - 1))
                 await asyncio.sleep(0 if time.monotonic() - began > MAX_DELAY_S else delay_s)
 
-    def _judge(self, code: int, reason: str | None) -> None:
-        """Note a death, and whether the process is started again."""
+    def _judge(self, how: str, code: int | None, reason: str | None) -> None:
+        """Note a death, or a start that came to nothing, and whether the process is started again."""
         tag, said = self.worker.tag, f": {reason}" if reason else ""
-        how = f"by signal {-code}" if code < 0 else f"with code {code}"
         if code == 2 and reason is not None and not self.worker.has_served:
             self.failure = ConfigError(reason)
             return
@@ -96,49 +112,53 @@ class Child:
             self._deaths.popleft()
         most = self.settings.max_engine_restarts
         if not self.worker.has_served or len(self._deaths) > most:
-            often = f" (its {len(self._deaths)}th end within {window:g} s, --max-engine-restarts)" if most else ""
-            self.failure = DovetailError(f"worker {tag} ended {how}{often if self.worker.has_served else ''}{said}")
+            often = f" for the {len(self._deaths)}. time within {window:g} s (--max-engine-restarts {most})"
+            self.failure = DovetailError(f"worker {tag} {how}{often if most and self.worker.has_served else ''}{said}")
             return
-        logger.warning("Worker %s ended %s%s; it is started again.", tag, how, said)
+        logger.warning("Worker %s %s%s; it is started again.", tag, how, said)
 
     async def _run_once(self, log: WorkerLog) -> int:
-        """Start the process and wait for its end; returns its exit code, negative for a signal."""
-        theirs, ours = os.pipe()  # closed by our end: how the worker hears of it
-        config, writer = os.pipe()
-        command = [sys.executable, "-m", "dovetail_server.cli.owned", str(theirs), "serve"]
-        command += ["--config", f"/dev/fd/{config}"]
-        try:
+        """Start the process and wait for its end; returns its exit code, negative for a signal.
+
+        Raises:
+            OSError: It cannot be started.
+            RuntimeError: There is no room for the thread that writes its settings.
+        """
+        with contextlib.ExitStack() as ends:
+            theirs, _ = _pipe(ends)  # our end is closed with this process: how the worker hears of it
+            config, writer = _pipe(ends)
+            command = [sys.executable, "-m", "dovetail_server.cli.owned", str(theirs.fileno()), "serve"]
+            command += ["--config", f"/dev/fd/{config.fileno()}"]
             self._process = process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(theirs, config),
+                pass_fds=(theirs.fileno(), config.fileno()),
                 env=worker_environment(),
                 start_new_session=True,  # Ctrl-C is for this process, which ends its workers in order
                 limit=MAX_LINE_BYTES,
             )
             self.num_starts += 1
-            os.close(theirs)
-            os.close(config)
-            theirs = config = -1
-            await asyncio.to_thread(_write, writer, self._config)
-            writer = -1
-            lines = self._tasks.start("worker log", log.follow(_stdout(process)), is_awaited=True)
+            theirs.close()
+            config.close()
+            lines = self._tasks.start("worker log", log.follow(_stdout(process)))
+            try:
+                await asyncio.to_thread(_write, writer, self._config)
+            except RuntimeError:
+                self.kill()  # without its settings it would be another server
+                await process.wait()
+                raise
             code = await process.wait()
             self.worker.is_lost("its process has ended")
             # Its engine holds the other end, too: when that has ended, its memory is free for the next one.
             await asyncio.wait({lines}, timeout=END_S)
             await self._tasks.stop([lines])
             return code
-        finally:
-            for descriptor in (theirs, config, writer, ours):
-                if descriptor >= 0:
-                    os.close(descriptor)
 
     def restart(self) -> None:
-        """Have it end as by SIGTERM, and started again."""
-        self._is_restarting = True
+        """Have it end as by SIGTERM, and started again; one that has ended is about to be."""
+        self._is_restarting = self.pid is not None
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -165,10 +185,28 @@ class Child:
                 self._process.send_signal(number)
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def ended(code: int) -> str:
+    """Say how a process ended."""
+    return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def not_started(error: OSError | RuntimeError) -> str:
+    """Say why a process could not be started, and what helps."""
+    advice = ADVICE.get((error.errno or 0) if isinstance(error, OSError) else errno.EAGAIN)
+    return f"{error}; {advice}" if advice else str(error)
+
+
+def _pipe(ends: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
+    """Return the two ends of a pipe, which `ends` closes if nobody did before."""
+    reader, writer = os.pipe()
+    return ends.enter_context(FileIO(reader, "rb")), ends.enter_context(FileIO(writer, "wb"))
+
+
+def _write(pipe: FileIO, data: bytes) -> None:
     """Write everything and close: the reader may have ended before."""
-    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
-        pipe.write(data)
+    with contextlib.suppress(BrokenPipeError), pipe:
+        while data:
+            data = data[pipe.write(data) :]
 
 
 def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:

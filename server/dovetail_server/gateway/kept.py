@@ -1,13 +1,18 @@
-"""What is kept of a stream while it is relayed: its events told from its journal, so that another server can go on.
+"""What is kept of a reply while it is relayed, so that another server can go on or be asked again.
+
+Of a stream that is its journal, told from its events; any other reply is held as a whole where it is not too large.
 
 What a server writes besides events is in `dovetail_server.journal`. Only whole events are passed on, so that it is
 known which ones the client has. A stream keeps its journal and the event that is coming: `MAX_JOURNAL_BYTES`, and all
-streams together `--max-queued-bytes`; one that would be over that goes on without, and ends with its server.
+streams and held replies together `--max-queued-bytes`; one that would be over that goes on without, and ends with its
+server.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -20,15 +25,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 MAX_EVENT_BYTES = 64 << 20
+MAX_REPLY_BYTES = 32 << 20
+"""Of a reply that is no stream: a larger one is sent as it comes."""
 CHAT_LIKE = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
 """Whose streams end with `data: [DONE]`."""
 
 
-class JournalHolder(Protocol):
-    """Whose memory all journals are in."""
+class Holder(Protocol):
+    """Whose memory all journals and held replies are in."""
 
-    num_journal_bytes: int
-    """Of the journals of all streams."""
+    num_kept_bytes: int
+    """Of the journals of all streams, and of the replies that are held."""
 
     @property
     def settings(self) -> ServeSettings:
@@ -38,7 +45,7 @@ class JournalHolder(Protocol):
 class KeptStream:
     """The events and the journal of one stream."""
 
-    def __init__(self, holder: JournalHolder, path: str, body: bytes) -> None:
+    def __init__(self, holder: Holder, path: str, body: bytes) -> None:
         """Begin; `path` and `body` are those of the request."""
         self.holder = holder
         self.path = path
@@ -86,7 +93,7 @@ class KeptStream:
 
     def forget(self) -> None:
         """Give the journal's memory back."""
-        self.holder.num_journal_bytes -= self._num_bytes
+        self.holder.num_kept_bytes -= self._num_bytes
         self._num_bytes = 0
         self.lines = []
 
@@ -104,13 +111,45 @@ class KeptStream:
         self.num_still = 0
         self.lines.append(line)
         self._num_bytes += len(line)
-        self.holder.num_journal_bytes += len(line)
+        self.holder.num_kept_bytes += len(line)
         if self._num_bytes > MAX_JOURNAL_BYTES:
             self._stop_journal(f"its journal is over {MAX_JOURNAL_BYTES} bytes")
-        elif self.holder.num_journal_bytes > self.holder.settings.max_queued_bytes:
-            self._stop_journal("the journals of all streams are over --max-queued-bytes")
+        elif self.holder.num_kept_bytes > self.holder.settings.max_queued_bytes:
+            self._stop_journal("what is kept of all replies is over --max-queued-bytes")
 
     def _stop_journal(self, why: str) -> None:
         logger.warning("A stream would end with its worker from now on: %s.", why)
         self.name = None
         self.forget()
+
+
+class HeldReply:
+    """The pieces of a reply that is held until it is whole."""
+
+    def __init__(self, holder: Holder) -> None:
+        """Hold nothing yet."""
+        self._holder = holder
+        self._pieces: deque[bytes] = deque()
+        self._num_bytes = 0
+
+    def add(self, piece: bytes) -> bool:
+        """Add a piece; returns whether more may be added."""
+        self._pieces.append(piece)
+        self._num_bytes += len(piece)
+        self._holder.num_kept_bytes += len(piece)
+        is_small = self._num_bytes < MAX_REPLY_BYTES
+        return is_small and self._holder.num_kept_bytes < self._holder.settings.max_queued_bytes
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the pieces, none of which is held any more."""
+        while self._pieces:
+            piece = self._pieces.popleft()
+            self._num_bytes -= len(piece)
+            self._holder.num_kept_bytes -= len(piece)
+            yield piece
+
+    def forget(self) -> None:
+        """Give the memory of what is left back."""
+        self._holder.num_kept_bytes -= self._num_bytes
+        self._num_bytes = 0
+        self._pieces.clear()

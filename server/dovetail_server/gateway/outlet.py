@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import aiohttp
-from starlette.types import Scope, Send
+from starlette.requests import Request
+from starlette.types import Send
 
-from dovetail_server.errors import ClientGoneError
+from dovetail_server.errors import ClientGoneError, ServiceError
+from dovetail_server.gateway.kept import MAX_REPLY_BYTES, HeldReply
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState
@@ -35,13 +38,21 @@ class UnreachableError(Exception):
 
 
 class Outlet:
-    """Sends a worker's reply to the client."""
+    """Sends workers' replies to one client."""
 
-    def __init__(self, state: GatewayState, scope: Scope, send: Send) -> None:
-        """Send through `send`."""
+    def __init__(self, state: GatewayState, request: Request, send: Send, *, is_asked_again: bool) -> None:
+        """Send through `send`; `is_asked_again` says that another worker may be asked where a reply breaks off."""
         self.state = state
-        self.scope = scope
+        self.scope = request.scope
+        self.has_begun = False
+        """The client has the head of a reply."""
+        self.num_sent = 0
+        """Bytes of its body."""
+        self.etag: str | None = None
+        """Of a file, of which another worker can send what is behind these."""
         self._send = send
+        self._is_asked_again = is_asked_again
+        self._wants_all = request.method == "GET" and "range" not in request.headers
 
     async def head(self, reply: aiohttp.ClientResponse) -> None:
         """Send status and headers."""
@@ -49,6 +60,7 @@ class Outlet:
         if (length := reply.headers.get("content-length")) is not None:
             headers.append((b"content-length", length.encode()))
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        self.has_begun = True
 
     async def body(self, data: bytes, *, more: bool = True) -> None:
         """Send a piece; a client that does not take it is cut off.
@@ -65,23 +77,62 @@ class Outlet:
             logger.warning("A client took nothing for %.0f s and was cut off.", time.monotonic() - began)
             self.state.cut_off(self.scope)
             raise ClientGoneError("the client takes nothing") from None
+        self.num_sent += len(data)
 
     async def send_all(self, reply: aiohttp.ClientResponse) -> None:
-        """Send the whole reply as it comes.
+        """Send a whole reply, or of a file what is behind the bytes that were sent.
+
+        One that another worker may be asked for is held until it is whole, so that a client never has the beginning of
+        one that broke off. What is too large for that, or lasts, is sent as it comes.
 
         Raises:
-            UnreachableError: The worker broke off before the first byte of a reply's body.
+            UnreachableError: The worker broke off, and another one can be asked for all of it, or for what is left.
+            ServiceError: It broke off, and nobody can.
         """
-        pieces = reply.content.iter_any()
+        pieces, held = reply.content.iter_any(), HeldReply(self.state)
         try:
-            first = await anext(pieces, b"")
+            if not self.has_begun:
+                self.etag = file_tag(reply) if self._wants_all and self._is_asked_again else None
+                is_held = self._is_asked_again and self.etag is None and is_small(reply)
+                while (piece := await self._next(pieces)) is not None:
+                    if not held.add(piece) or not is_held:
+                        break
+                await self.head(reply)
+            for piece in held.pieces():
+                await self.body(piece)
+            while (piece := await self._next(pieces)) is not None:
+                await self.body(piece)
+            await self.body(b"", more=False)
+        finally:
+            held.forget()
+
+    async def _next(self, pieces: AsyncIterator[bytes]) -> bytes | None:
+        try:
+            return await anext(pieces, None)
         except (aiohttp.ClientError, OSError) as error:
+            if self.has_begun and self.etag is None:
+                raise ServiceError(f"a reply broke off: {reason(error)}", code="reply_lost") from None
             raise UnreachableError(reason(error), was_taken=True) from None
-        await self.head(reply)
-        await self.body(first)
-        async for piece in pieces:
-            await self.body(piece)
-        await self.body(b"", more=False)
+
+    def lost(self, error: ServiceError) -> Exception:
+        """Return what to raise for a request that is not answered: where a reply has begun, the connection ends."""
+        if not self.has_begun:
+            return error
+        logger.error("A client has %d bytes of a reply and gets no more of it: %s", self.num_sent, error.message)
+        self.state.cut_off(self.scope)
+        return ClientGoneError("its reply broke off")
+
+
+def file_tag(reply: aiohttp.ClientResponse) -> str | None:
+    """Return the tag of a file that can be had from any byte on; None of anything else."""
+    tag = reply.headers.get("etag")
+    is_file = reply.status == 200 and reply.headers.get("accept-ranges") == "bytes"
+    return tag if is_file and tag is not None and not tag.startswith("W/") else None
+
+
+def is_small(reply: aiohttp.ClientResponse) -> bool:
+    """Whether a reply can be held, as far as its head says: it comes to an end, and soon enough."""
+    return reply.content_type != "text/event-stream" and (reply.content_length or 0) <= MAX_REPLY_BYTES
 
 
 def reason(error: Exception) -> str:

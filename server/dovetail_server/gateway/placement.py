@@ -39,6 +39,8 @@ CHOICE_S = 2.0
 """smg takes a millisecond or two."""
 START_S = 30.0
 SAY_EVERY_S = 60.0
+LINE_BYTES = 1 << 12
+"""Of a line that smg writes, at most so much is kept while its end has not come."""
 NEVER = 10**8
 """Seconds: no exchange is ended by a clock of smg."""
 
@@ -113,7 +115,7 @@ class Placement:
             start_new_session=True,
         )
         said: deque[str] = deque(maxlen=1)
-        lines = self._tasks.start("smg log", _last_line(process.stderr, said), is_awaited=True)
+        lines = self._tasks.start("smg log", _last_line(process.stderr, said))
         try:
             if process.stdin is not None:
                 process.stdin.write(json.dumps(self._arguments(port, figures)).encode() + b"\n")
@@ -239,10 +241,14 @@ class Placement:
 
 
 async def _last_line(stream: asyncio.StreamReader | None, said: deque[str]) -> None:
-    """Keep the last line that smg writes: it says why it ends."""
-    while stream is not None and (line := await stream.readline()):
-        if text := COLOURS.sub("", line.decode("utf-8", "replace")).strip():
-            said.append(text[:500])
+    """Keep the last line that smg writes: it says why it ends. All is read, or smg would stand still."""
+    rest = b""
+    while stream is not None and (piece := await stream.read(LINE_BYTES)):
+        *lines, rest = (rest + piece).split(b"\n")
+        rest = rest[-LINE_BYTES:]
+        for line in (*lines, rest):
+            if text := COLOURS.sub("", line.decode("utf-8", "replace")).strip():
+                said.append(text[:500])
 
 
 def _free_ports(num: int) -> list[int]:

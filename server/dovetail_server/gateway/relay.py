@@ -1,8 +1,9 @@
 """Forwards a request to a worker and its reply to the client, byte by byte, with bounds on both sides.
 
 A request for a text is read whole, as every server does (`BodyLimitMiddleware` bounds it), so that it can be given to
-another worker when the one that was chosen cannot be reached, or says that it is stopping. Uploads go through piece by
-piece. Of a reply 64 KiB are held; a client that takes nothing for `--stream-write-timeout` is cut off.
+another worker when the one that was chosen cannot be reached, or says that it is stopping. Uploads and files go through
+piece by piece; how much of other replies is held is in `outlet` and `kept`. A client that takes nothing for
+`--stream-write-timeout` is cut off.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ class Relay:
         except ClientDisconnect:
             raise ClientGoneError("the client left before the end of its request") from None
         text = beginning(body) if scope["path"] in PLACED else None
+        outlet = Outlet(self.state, request, send, is_asked_again=True)
         async with self._placed(text) as chosen:
-            await self._deliver(request, send, body, chosen)
+            await self._deliver(request, outlet, body, chosen)
 
     @asynccontextmanager
     async def _placed(self, text: str | None) -> AsyncIterator[Worker | None]:
@@ -91,7 +93,7 @@ class Relay:
         async with self.state.placement.choose(text) as chosen:
             yield chosen
 
-    async def _deliver(self, request: Request, send: Send, body: bytes, chosen: Worker | None) -> None:
+    async def _deliver(self, request: Request, outlet: Outlet, body: bytes, chosen: Worker | None) -> None:
         """Give a request to one worker after the other, until one answers it.
 
         Raises:
@@ -108,7 +110,7 @@ class Relay:
                 raise fleet.nobody()
             tried.add(worker)
             try:
-                await self._exchange(request, send, worker, body)
+                await self._exchange(request, outlet, worker, body)
                 return
             except UnreachableError as error:
                 worker.is_lost(str(error))
@@ -120,41 +122,45 @@ class Relay:
     async def _through(self, request: Request, send: Send, held: bytes | None = None) -> None:
         """Give a request that is not held to a worker: what is asked twice is asked of the same one, while it lives.
 
-        What only reads is asked of another one when that worker ends before it has answered.
+        Another one is asked where that one did not get the request, or what only reads was not answered.
 
         Raises:
             ServiceError: No worker answers.
+            ClientGoneError: The client was cut off.
         """
-        fleet = self.state.fleet
+        fleet, reads = self.state.fleet, request.method in READING
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         body = held if held is not None else request.stream() if has_body else None
-        num_left = STILL if request.method in READING and body is None else 0
+        num_left = STILL if body is None or isinstance(body, bytes) else 0
+        outlet = Outlet(self.state, request, send, is_asked_again=num_left > 0 and reads)
         while True:
             worker = fleet.ready()[0] if fleet.ready() else await fleet.wait_ready(WAIT_S)
             if worker is None:
-                raise fleet.nobody()
+                raise outlet.lost(fleet.nobody())
             try:
-                await self._exchange(request, send, worker, body)
+                await self._exchange(request, outlet, worker, body)
                 return
             except UnreachableError as error:
                 worker.is_lost(str(error))
-                if not num_left:
+                if not num_left or (error.was_taken and not reads):
                     text = f"worker {worker.tag} cannot be reached ({error}); try again"
-                    raise ServiceError(text, code="no_worker", retry_after_s=1) from None
-                logger.warning("Worker %s did not answer a request (%s); another one gets it.", worker.tag, error)
+                    raise outlet.lost(ServiceError(text, code="no_worker", retry_after_s=1)) from None
+                what = "did not send all of a file" if outlet.has_begun else "did not answer a request"
+                logger.warning("Worker %s %s (%s); another one gets it.", worker.tag, what, error)
                 num_left -= 1
 
     async def _exchange(
-        self, request: Request, send: Send, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+        self, request: Request, outlet: Outlet, worker: Worker, body: bytes | AsyncIterator[bytes] | None
     ) -> None:
         """Send a request to a worker and its reply to the client.
 
         Raises:
             UnreachableError: Nothing of a reply came, or one that another worker may do better.
+            ClientGoneError: The client was cut off.
         """
         worker.num_running += 1
         try:
-            work = self.state.tasks.start("relay", self._relay(request, send, worker, body), is_awaited=True)
+            work = self.state.tasks.start("relay", self._relay(request, outlet, worker, body), is_awaited=True)
             # A body that goes through is read by the work itself, which then notices by itself that the client left.
             watched = body is None or isinstance(body, bytes)
             gone = self.state.tasks.start("client watch", _gone(request.receive, watched), is_awaited=True)
@@ -162,6 +168,8 @@ class Relay:
                 await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
                     work.result()
+            except ServiceError as error:
+                raise outlet.lost(error) from None
             finally:
                 work.cancel()
                 gone.cancel()
@@ -170,7 +178,7 @@ class Relay:
             worker.num_running -= 1
 
     async def _relay(
-        self, request: Request, send: Send, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+        self, request: Request, outlet: Outlet, worker: Worker, body: bytes | AsyncIterator[bytes] | None
     ) -> None:
         query = request.scope["query_string"].decode("latin-1")
         url = URL(worker.url + quote(request.scope["path"]) + (f"?{query}" if query else ""), encoded=True)
@@ -178,6 +186,8 @@ class Relay:
         headers.append(("x-request-id", request.scope["state"]["request_id"]))
         if self.state.resume_key is not None and request.scope["path"] in PLACED and isinstance(body, bytes):
             headers.append((KEY_HEADER, self.state.resume_key))
+        if outlet.num_sent and outlet.etag is not None:
+            headers += [("range", f"bytes={outlet.num_sent}-"), ("if-range", outlet.etag)]
         try:
             reply = await self.state.session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -187,12 +197,14 @@ class Relay:
         except (aiohttp.ClientError, OSError) as error:
             raise UnreachableError(reason(error), was_taken=True) from None
         async with reply:
-            if reply.status == 503 and isinstance(body, bytes) and await _is_elsewhere(reply):
+            is_held = body is None or isinstance(body, bytes)
+            if reply.status == 503 and is_held and await _is_elsewhere(reply):
                 raise UnreachableError("it says that it is stopping or starting")
-            outlet = Outlet(self.state, request.scope, send)
             is_stream = JOURNAL_HEADER in reply.headers and reply.content_type == "text/event-stream"
             if is_stream and isinstance(body, bytes):
                 await Stream(self.state, outlet, request.scope["path"], headers, body).run(worker, reply)
+            elif outlet.has_begun and reply.status != (206 if outlet.num_sent else 200):
+                raise ServiceError(f"worker {worker.tag} has another file there ({reply.status})", code="reply_lost")
             else:
                 await outlet.send_all(reply)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import sys
@@ -22,7 +23,7 @@ def tagged(line: str, tag: str) -> str | None:
     if line.startswith("{"):
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         if isinstance(fields, dict):
             is_announced = str(fields.get("message", "")).startswith(ANNOUNCEMENTS)
@@ -33,6 +34,12 @@ def tagged(line: str, tag: str) -> str | None:
     return None if text.startswith(ANNOUNCEMENTS) else f"[{found[1]} {tag}] {text}"
 
 
+def write_line(line: str) -> None:
+    """Write to standard error. A worker whose lines nobody takes stands still: a full disk must not come to that."""
+    with contextlib.suppress(OSError, ValueError):  # as `logging` does: there is no other place to say it
+        print(line, file=sys.stderr, flush=True)
+
+
 class WorkerLog:
     """Passes on what one worker process writes, and keeps why it ended."""
 
@@ -41,7 +48,7 @@ class WorkerLog:
         self.tag = tag
         self.reason: str | None = None
         """What it said of its end."""
-        self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._write = write or write_line
 
     def take(self, line: str) -> None:
         """Pass on one line."""
@@ -56,7 +63,7 @@ class WorkerLog:
     def _keep_json(self, line: str) -> None:
         try:
             message = str(json.loads(line).get("message", ""))
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return
         if message.startswith(FAILURE):
             self.reason = message.removeprefix(REFUSAL).removeprefix(FAILURE)

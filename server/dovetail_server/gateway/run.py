@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -104,6 +105,7 @@ class Gateway:
         self.children = children
         self.tasks = tasks
         self._lookouts: list[Service] = []
+        self._is_renewing = self._is_renewed_again = False
 
     async def run(self, listener: socket.socket, phases: Phases) -> int:
         """Serve until told to stop; see `serve`."""
@@ -132,12 +134,26 @@ class Gateway:
                 server.should_exit = True
                 await self.tasks.stop([ready])
                 await asyncio.gather(http, return_exceptions=True)
-            if failure := next((child.failure for child in self.children if child.failure is not None), None):
-                raise failure
+            self._raise_failure([http, *runs])
         finally:
             await self._end(state)
             listener.close()
         return 0 if server.started else 1
+
+    def _raise_failure(self, work: Sequence[asyncio.Task[None]]) -> None:
+        """Raise why a worker is not started again, or why work that has ended should not have.
+
+        Raises:
+            DovetailError: There is a reason.
+        """
+        if failure := next((child.failure for child in self.children if child.failure is not None), None):
+            raise failure
+        for task in work:
+            if not task.done() or task.cancelled() or (error := task.exception()) is None:
+                continue
+            self.tasks.note_death(task.get_name(), error)
+            text = f"the task {task.get_name()!r} died: {type(error).__name__}: {error}"
+            raise DovetailError(f"{text}; that is a fault of Dovetail: report it with the log") from error
 
     async def _get_ready(self, state: GatewayState, phases: Phases) -> None:
         """Wait for smg and the workers: for all of our own, for one of others.
@@ -170,8 +186,27 @@ class Gateway:
         return len(self.fleet.ready()) >= (len(self.fleet.workers) if self.children else 1)
 
     def _renew(self) -> None:
+        if self._is_renewing:
+            logger.info("SIGHUP: the workers are started anew once more after this.")
+            self._is_renewed_again = True
+            return
         logger.info("SIGHUP: the workers are started anew, one after the other.")
-        self.tasks.start("rolling restart", self._renew_each())
+        self._is_renewing = True
+        self.tasks.start("rolling restart", self._renew_all())
+
+    async def _renew_all(self) -> None:
+        """Start all workers anew, and once more if that was asked for meanwhile: two rounds at once could meet.
+
+        Raises:
+            DovetailError: One did not become ready.
+        """
+        try:
+            await self._renew_each()
+            while self._is_renewed_again:
+                self._is_renewed_again = False
+                await self._renew_each()
+        finally:
+            self._is_renewing = self._is_renewed_again = False
 
     async def _renew_each(self) -> None:
         """Start every worker anew; the next one when the last one serves again.
@@ -183,11 +218,14 @@ class Gateway:
             worker, starts = child.worker, child.num_starts
             worker.is_lost("it is started anew")
             child.restart()
-            async with asyncio.timeout(RENEW_S):
-                while child.num_starts == starts or not worker.is_ready:
-                    if child.failure is not None:
-                        raise DovetailError(f"the rolling restart ends at worker {worker.tag}: {child.failure}")
-                    await asyncio.sleep(WATCH_S)
+            deadline = time.monotonic() + RENEW_S
+            while child.num_starts == starts or not worker.is_ready:
+                if child.failure is not None:
+                    raise DovetailError(f"the rolling restart ends at worker {worker.tag}: {child.failure}")
+                if time.monotonic() > deadline:
+                    text = f"the rolling restart ends at worker {worker.tag}, which is not ready after {RENEW_S:g} s"
+                    raise DovetailError(f"{text}: {worker.why_not}")
+                await asyncio.sleep(WATCH_S)
         logger.info("All %d workers were started anew.", len(self.children))
 
     async def _end(self, state: GatewayState) -> None:

@@ -37,8 +37,8 @@ class GatewayState:
         self.hooks = ApiHooks()
         self.num_held_bytes = 0
         """Bytes of request bodies in memory."""
-        self.num_journal_bytes = 0
-        """Of the journals of all streams."""
+        self.num_kept_bytes = 0
+        """Of the journals of all streams, and of the replies that are held."""
         self.resume_key = None if settings.resume_key is None else settings.resume_key.get_secret_value()
         """With it workers keep journals of their streams."""
         self.has_started = False

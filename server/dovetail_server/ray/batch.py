@@ -66,7 +66,7 @@ def run_files(
     files = [BatchFile(one, out, look_through(one, settings.max_body_bytes)) for one, out in pairs]
     model = Model(settings, RayOptions.model_validate({}))
     nodes = cluster_nodes()
-    reserved, follows = actor_options(model, nodes)
+    reserved, follows = actor_options(model, nodes, is_command=True)
     values = replica_values(model, follows, resume_key=None)
     for file in files:
         file.open(described(values))

@@ -25,7 +25,7 @@ from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
 from dovetail_server.app import add_layers, handle_error, handle_http
-from dovetail_server.gateway.kept import KeptStream
+from dovetail_server.gateway.kept import HeldReply, KeptStream
 from dovetail_server.gateway.outlet import HOP
 from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.relay import PLACED
@@ -83,8 +83,8 @@ class FrontState:
         self.hooks = ApiHooks()
         self.num_held_bytes = 0
         """Bytes of request bodies in memory."""
-        self.num_journal_bytes = 0
-        """Of the journals of all streams."""
+        self.num_kept_bytes = 0
+        """Of the journals of all streams, and of the replies that are held."""
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     def handle(self, served: Served) -> Any:
@@ -249,7 +249,7 @@ class Relay:
                 if call.prompt is not None and is_stream(head):
                     await Stream(self.state, served, call, send).run(head, pieces)
                 else:
-                    await send_whole(head, pieces, send, is_asked_again=call.prompt is not None)
+                    await send_whole(self.state, head, pieces, send, is_asked_again=call.prompt is not None)
                 return
             except CutError as error:
                 if call.prompt is None and call.method != "GET":
@@ -372,18 +372,29 @@ def is_length(name: bytes) -> bool:
     return name.lower() == b"content-length"
 
 
-async def send_whole(head: Head, pieces: Pieces, send: Send, *, is_asked_again: bool) -> None:
-    """Send a reply as it comes; one that is asked again if it breaks off is held until it has begun."""
-    body = pieces.body()
-    first = await anext(body, b"") if is_asked_again else b""
-    await send(start(head))
-    await send({"type": "http.response.body", "body": first, "more_body": True})
+async def send_whole(state: FrontState, head: Head, pieces: Pieces, send: Send, *, is_asked_again: bool) -> None:
+    """Send a reply as it comes; one that can be asked for again is held until it is whole, or too large for that."""
+    body, held = pieces.body(), HeldReply(state)
+
+    async def pass_on(piece: bytes, *, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
     try:
-        async for piece in body:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-    except CutError as error:
-        raise EngineError(f"the reply broke off: {error}") from None  # it has begun: the connection ends
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if is_asked_again:
+            async for piece in body:
+                if not held.add(piece):
+                    break
+        await send(start(head))
+        for piece in held.pieces():
+            await pass_on(piece)
+        try:
+            async for piece in body:
+                await pass_on(piece)
+        except CutError as error:
+            raise EngineError(f"the reply broke off: {error}") from None  # it has begun: the connection ends
+        await pass_on(b"", more=False)
+    finally:
+        held.forget()
 
 
 def lost(why: str) -> errors.ServiceError:

@@ -146,12 +146,15 @@ def check_models(models: Sequence[Model]) -> None:
             check_model(model.settings)
 
 
-def actor_options(model: Model, nodes: Sequence[Node]) -> tuple[dict[str, Any], dict[str, Any]]:
+def actor_options(
+    model: Model, nodes: Sequence[Node], *, is_command: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what Ray reserves for a replica, and the settings that follow from it.
 
     Args:
         model: With `device`, `tensor_parallel_size`, `num_threads` and Ray's options.
         nodes: The machines of the cluster.
+        is_command: Settings were given as flags, and Ray's options cannot be.
 
     Raises:
         ConfigError: No machine has what a replica needs.
@@ -163,10 +166,7 @@ def actor_options(model: Model, nodes: Sequence[Node]) -> tuple[dict[str, Any], 
     if gpus is None and settings.device != "cpu":
         gpus = float(ranks) if settings.device == "cuda" or most or options.accelerator_type else 0.0
         if gpus > most:
-            what = f"tensor_parallel_size {ranks}" if ranks > 1 else "device 'cuda'"
-            has = f"the largest machine of this Ray cluster has {most:g}" if most else "this Ray cluster has no GPU"
-            fix = f"give device='cpu', or num_gpus={gpus:g} if the cluster adds machines when they are asked for"
-            raise ConfigError(f"{what}: a replica needs {gpus:g} GPU{'s' if gpus > 1 else ''}, and {has}; {fix}")
+            raise ConfigError(too_few_gpus(ranks, gpus, most, is_command))
     gpus = gpus or 0.0
     if gpus and settings.device == "cpu":
         raise ConfigError(f"num_gpus {gpus:g}: device is 'cpu'; leave one of them out")
@@ -177,7 +177,7 @@ def actor_options(model: Model, nodes: Sequence[Node]) -> tuple[dict[str, Any], 
     cpus = options.num_cpus or settings.num_threads or 1
     cores = max((node.cpus for node in nodes), default=0)
     if cpus > cores:
-        said = "num_cpus" if options.num_cpus else "num_threads"
+        said = "num_cpus" if options.num_cpus else "--num-threads" if is_command else "num_threads"
         raise ConfigError(f"{said} {cpus:g}: the largest machine of this Ray cluster has {cores:g} CPUs; give fewer")
     reserved: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
     if options.accelerator_type is not None:
@@ -186,6 +186,18 @@ def actor_options(model: Model, nodes: Sequence[Node]) -> tuple[dict[str, Any], 
     if not gpus and settings.num_threads is None:
         follows["num_threads"] = max(1, int(cpus) // ranks)
     return reserved, follows
+
+
+def too_few_gpus(ranks: int, gpus: float, most: float, is_command: bool) -> str:
+    """Say that no machine has so many, and what to do."""
+    has = f"the largest machine of this Ray cluster has {most:g}" if most else "this Ray cluster has no GPU"
+    needs = f"a replica needs {gpus:g} GPU{'s' if gpus > 1 else ''}, and {has}"
+    if is_command:
+        what = f"--tensor-parallel-size {ranks}" if ranks > 1 else "--device cuda"
+        return f"{what}: {needs}; give --device cpu, or in RAY_ADDRESS a cluster that has as many on one machine"
+    what = f"tensor_parallel_size {ranks}" if ranks > 1 else "device 'cuda'"
+    fix = f"give device='cpu', or num_gpus={gpus:g} if the cluster adds machines when they are asked for"
+    return f"{what}: {needs}; {fix}"
 
 
 def replica_values(model: Model, follows: Mapping[str, Any], resume_key: str | None) -> dict[str, Any]:

@@ -258,11 +258,20 @@ def _check_experts(settings: EngineSettings) -> None:
         ConfigError: Naming the flags and what to give instead.
     """
     ranks, size = settings.tensor_parallel_size, settings.expert_parallel_size
-    if size is not None and (size not in (1, ranks) or (size == 1 and settings.expert_parallel)):
-        said = "--expert-parallel" if size in (1, ranks) else f"--tensor-parallel-size {ranks}"
+    if size == 1 and settings.expert_parallel:
         raise ConfigError(
-            f"--expert-parallel-size {size} with {said}: the ranks that have whole experts are those of "
-            f"--tensor-parallel-size; give {ranks}, or 1 for shares of every expert"
+            "--expert-parallel-size 1 with --expert-parallel: the one asks for shares of every expert, the other for "
+            "whole experts; leave one of them out"
+        )
+    if size is not None and size > 1 and ranks == 1:
+        raise ConfigError(
+            f"--expert-parallel-size {size} with one rank: whole experts are handed out to the ranks of "
+            f"--tensor-parallel-size; give --tensor-parallel-size {size}, too, or leave --expert-parallel-size out"
+        )
+    if size not in (None, 1, ranks):
+        raise ConfigError(
+            f"--expert-parallel-size {size} with --tensor-parallel-size {ranks}: whole experts are handed out to all "
+            f"ranks; give {ranks} for that, or 1 for shares of every expert"
         )
     if settings.expert_shard == "expert" and ranks == 1:
         raise ConfigError("--expert-parallel: one rank has all experts; give --tensor-parallel-size, or leave it out")
