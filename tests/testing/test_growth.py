@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from dovetail.testing.conformance.growth import bytes_kept
+from dovetail.testing.conformance.growth import _keeps_frozen, bytes_kept
 
 
 def test_a_number_for_each_request_is_seen() -> None:
@@ -34,8 +34,10 @@ def test_what_was_out_of_the_collectors_rounds_stays_so(is_frozen: bool) -> None
     before = gc.get_freeze_count() > 0
     gc.collect()
     (gc.freeze if is_frozen else gc.unfreeze)()
+    _keeps_frozen.cache_clear()
     try:
         bytes_kept(lambda: None, 2)
         assert (gc.get_freeze_count() > 0) is is_frozen
     finally:
+        _keeps_frozen.cache_clear()
         (gc.freeze if before else gc.unfreeze)()

@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -83,7 +84,7 @@ def bytes_kept(work: Callable[[], object], times: int, *, each: int = 1) -> int:
     by every round. So where a few rounds grow, as many longer ones decide. Python's own allocations are counted, text
     included, which no garbage collector lists.
     """
-    was_tracing, was_frozen = tracemalloc.is_tracing(), gc.get_freeze_count() > 0
+    was_tracing, was_frozen = tracemalloc.is_tracing(), _keeps_frozen()
     gc.collect()
     gc.freeze()  # what is there already is not looked through again in each round
     tracemalloc.start()
@@ -94,6 +95,12 @@ def bytes_kept(work: Callable[[], object], times: int, *, each: int = 1) -> int:
             tracemalloc.stop()
         if not was_frozen:  # else what the process keeps for good would be looked through in all its rounds from now on
             gc.unfreeze()
+
+
+@cache
+def _keeps_frozen() -> bool:
+    """Whether this process had taken objects out of the collector's rounds at the first count; that looks at each."""
+    return gc.get_freeze_count() > 0
 
 
 _LEAST_BYTES = 24
