@@ -247,8 +247,10 @@ def test_validate_checks_a_project_that_is_not_installed(tmp_path: Path, capsys:
     assert "problem: reasoning_parser 'new' is incompatible: made for API 9 of reasoning_parser; " in out
     assert "problem: dovetail-acme-r2 0.1.0: manifest of 'no_such_facts' ignored: package 'no_such_facts' is not" in out
     assert "2 plugins; 2 problems; the kit fails for dovetail-acme-r2:acme-r2\n" in out
+    assert 'in pyproject.toml: [project.entry-points."dovetail.conformance"] NAME = "MODULE:CLASS"\n' in out
     project.write_text(right.replace(">=3.11", ">=9"))
     out = run(capsys, "validate", str(folder), code=1)
+    assert "MODULE:CLASS" not in out
     assert "problem: reasoning_parser 'acme-r2' is incompatible: it requires Python >=9" in out
 
 
