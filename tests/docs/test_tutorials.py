@@ -17,6 +17,9 @@ from dovetail.plugins import KINDS
 from dovetail.utils import wait_for_server
 
 TUTORIALS = ROOT / "docs/tutorials"
+NO_CACHE = "-pno:cacheprovider"
+SIMPLE = re.compile(r"\w[\w./ =-]*")
+"""A line that means the same without a shell."""
 
 
 class Block(NamedTuple):
@@ -39,6 +42,11 @@ class Reader:
         self.served = {**env.env, **more}
         self.env, self.folder, self.cwd = env, folder, folder
         self.port = free_port()
+        self.entries = {
+            "dovetail": [str(env.bin / "dovetail")],
+            "pytest": [str(env.bin / "python"), "-m", "pytest", NO_CACHE],
+            "python": [str(env.bin / "python")],
+        }
         self.server: subprocess.Popen[bytes] | None = None
         self.printed = ""
         folder.mkdir()
@@ -60,11 +68,14 @@ class Reader:
         if text.startswith("dovetail serve"):
             self.serve(text.split()[2:])
             return
-        if text.startswith("cd "):
-            line, _, text = text.partition("\n")
-            name = line.removeprefix("cd ")
-            self.cwd = self.cwd.parent if name == ".." else self.folder / name
-        self.printed = self.run(["bash", "-e", "-c", text + "\npwd >&2"])
+        self.printed = "".join(map(self.line, text.splitlines()))
+
+    def line(self, line: str) -> str:
+        """What a line of bash prints; what needs no shell is run without, so that it can be forked."""
+        words = line.split()
+        if words[0] in self.entries and SIMPLE.fullmatch(line):
+            return self.run([*self.entries[words[0]], *words[1:]])
+        return self.run(["bash", "-e", "-c", line + "\npwd >&2"])
 
     def serve(self, flags: list[str]) -> None:
         command = [str(self.env.bin / "dovetail"), "serve", *flags, "--port", str(self.port), "--num-threads", "1"]
@@ -96,7 +107,7 @@ def env(tmp_path_factory: pytest.TempPathFactory, warm: WarmStarts) -> CleanEnv:
     flags = "--quiet --no-deps --no-index --no-build-isolation --disable-pip-version-check --force-reinstall"
     scripts = {
         "pip": f'#!/bin/sh\ncommand=$1; shift\nexec {pip} "$command" {flags} "$@"\n',
-        "pytest": f'#!/bin/sh\nexec {made.bin}/python -m pytest -p no:cacheprovider "$@"\n',
+        "pytest": f'#!/bin/sh\nexec {made.bin}/python -m pytest {NO_CACHE} "$@"\n',
     }
     for name, text in scripts.items():
         (made.bin / name).write_text(text)

@@ -79,9 +79,9 @@ def test_a_reply_has_the_same_bits_in_any_company(which: str, dtype: str, expert
 
 def test_a_retracted_request_goes_on_with_the_same_bits() -> None:
     """A request that gave way and was computed again says what it would have said."""
-    prompts, long = [[7 * i + j for j in range(10)] for i in range(6)], {"max_tokens": 60, "ignore_eos": True}
+    prompts, long = [[7 * i + j for j in range(10)] for i in range(6)], {"max_tokens": 24, "ignore_eos": True}
     params = [SamplingParams(temperature=0.8 * (i % 2), seed=i, logprobs=1, **long) for i in range(6)]
-    tight = generate(MODEL_DIR, prompts, params, dtype="bfloat16", page_size=4, max_total_tokens=160, **ON)
+    tight = generate(MODEL_DIR, prompts, params, dtype="bfloat16", page_size=4, max_total_tokens=96, **ON)
     assert max(deltas[-1].num_retractions for deltas in tight) > 0
     roomy = generate(MODEL_DIR, prompts, params, dtype="bfloat16", **ON)
     assert [seen(deltas) for deltas in tight] == [seen(deltas) for deltas in roomy]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +106,19 @@ def test_there_is_an_example_of_every_kind_and_each_is_small() -> None:
     assert found == groups
     for module in (module for path in EXAMPLES for module in path.glob("dovetail_*.py")):
         assert len(module.read_text(encoding="utf-8").splitlines()) < 150, module
+
+
+def test_what_needs_a_reference_of_its_own_names_it() -> None:
+    """So that `dovetail plugin check` and `validate` compare with it, where transformers has no such model."""
+    found = [path for path in EXAMPLES if list(path.glob("*_reference.py"))]
+    assert len(found) == 3
+    for path in found:
+        (reference,) = path.glob("*_reference.py")
+        project = tomllib.loads((path / "pyproject.toml").read_text("utf-8"))
+        (target,) = project["project"]["entry-points"]["dovetail.conformance"].values()
+        module, _, name = target.partition(":")
+        assert f"class {name}(ModelConformance):" in (path / f"{module}.py").read_text("utf-8")
+        assert {f"{module}.py", reference.name} < set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["include"])
 
 
 def test_examples_pass_the_kit(clean: CleanEnv) -> None:

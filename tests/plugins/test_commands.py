@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import errors
-from dovetail.plugins import KINDS
+from dovetail.plugins import KINDS, Registry
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
 from dovetail_server.cli.plugin import doctor
@@ -207,6 +207,42 @@ def test_check_runs_what_a_package_brings_for_its_plugin(
     assert {item["kind"] for item in json.loads(run(capsys, "list", "--json"))["data"] if item["name"] == "a"} == set()
 
 
+def test_plugin_files_are_shown_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone and by their folder, as what is installed; without the flag there is no such plugin."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "one.py").write_text(PARSER.format(before="").replace("class Parser", "class AcmeR2"))
+    for flag, place in {"--plugins-dir": folder, "--plugin-file": folder / "one.py"}.items():
+        lines = run(capsys, "info", "acme-r2", flag, str(place)).splitlines()
+        assert f"location     {folder / 'one.py'}" in lines
+        assert "  --acme-r2.top-k (int)  Candidates. [4]" in lines
+    report = run(capsys, "check", "acme-r2", "--plugins-dir", str(folder))
+    assert report.startswith("reasoning_parser acme-r2\n")
+    assert " passed, " in report.splitlines()[-1]
+    (folder / "one.py").write_text(PARSER.format(before="").replace("FormatSpec()", "None").replace("Parser(", "Acme("))
+    assert "failed" in run(capsys, "check", "acme", "--plugins-dir", str(folder), code=1)
+    assert "'acme': not installed" in run(capsys, "check", "acme", code=2)
+
+
+def test_doctor_loads_plugin_files(
+    site: FakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be run, and one that fails in a process of its own; a folder that is not there ends it."""
+    monkeypatch.setattr(doctor, "scan_as_configured", Registry)
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    before = "import sys\nif 'dovetail_server.cli.plugin.probe' in sys.orig_argv: raise ValueError('only there')"
+    (folder / "later.py").write_text(PARSER.format(before=before))
+    (folder / "wrong.py").write_text("1 / 0\n")
+    lines = run(capsys, "doctor", "--plugins-dir", str(folder), code=1).splitlines()
+    where = f"problem: --plugins-dir {str(folder)!r}: wrong.py: running it raised ZeroDivisionError"
+    assert any(line.startswith(where) for line in lines)
+    assert any("later.py" in line and "ValueError: only there" in line for line in lines)
+    assert lines[-1] == "1 plugins read and loaded; 2 problems"
+    gone = run(capsys, "doctor", "--plugins-dir", str(folder / "none"), code=2)
+    assert "none': No such file or directory; give a folder of Python files" in gone
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -247,8 +283,10 @@ def test_validate_checks_a_project_that_is_not_installed(tmp_path: Path, capsys:
     assert "problem: reasoning_parser 'new' is incompatible: made for API 9 of reasoning_parser; " in out
     assert "problem: dovetail-acme-r2 0.1.0: manifest of 'no_such_facts' ignored: package 'no_such_facts' is not" in out
     assert "2 plugins; 2 problems; the kit fails for dovetail-acme-r2:acme-r2\n" in out
+    assert 'in pyproject.toml: [project.entry-points."dovetail.conformance"] NAME = "MODULE:CLASS"\n' in out
     project.write_text(right.replace(">=3.11", ">=9"))
     out = run(capsys, "validate", str(folder), code=1)
+    assert "MODULE:CLASS" not in out
     assert "problem: reasoning_parser 'acme-r2' is incompatible: it requires Python >=9" in out
 
 

@@ -78,9 +78,11 @@ def meter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meter]:
     thresholds = gc.get_threshold()
     imports.started()  # as a server does when it has started
     yield found
-    gc.unfreeze()
     gc.set_threshold(*thresholds)
     harness.close()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as `tests/conftest.py` has it, for the files that come after
 
 
 @pytest.fixture(scope="module")

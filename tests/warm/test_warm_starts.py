@@ -148,6 +148,17 @@ def test_what_it_starts_is_forked_too(forked: None) -> None:
     assert said["child"]["parent"] == said["pid"]
 
 
+def test_pytest_is_pytest(is_forked: bool, tmp_path: Path) -> None:
+    """It collects, and says which values an assertion had; what fails is its exit code."""
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\ndef test_it():\n    assert ['torch' in sys.modules] == [None]\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"assert [{is_forked}] == [None]" in done.stdout
+
+
 def test_another_environment_has_a_template_of_its_own(forked: None, starts: WarmStarts, tmp_path: Path) -> None:
     """It imports from there, as what it starts does; an interpreter that was not added is started."""
     venv.create(tmp_path / "env", with_pip=False)

@@ -1,12 +1,12 @@
 """Starts of Dovetail's processes that are forked from one that has everything imported, instead of imported anew.
 
 Importing torch is half of what a server's start costs, and tests start hundreds. `warm_starts` replaces what
-`subprocess` does between taking its arguments and having a process: for `dovetail …` and for Dovetail's own
-`python -m …` it asks a template, a child that has imported all and waits. The template forks, twice, so that the new
-process becomes a child of whoever asked: that is a subreaper for the moment, to which the system gives children of a
-process that has ended. Process id, exit code, signals, pipes, session, environment, command line and working directory
-are as those of a started process. Each such process has a template of its own, forked before it did anything, so a
-server's engine is forked, too. A template ends with the process that it belongs to.
+`subprocess` does between taking its arguments and having a process: for `dovetail …`, `python -m pytest` and Dovetail's
+own `python -m …` it asks a template, a child that has imported all and waits. The template forks, twice, so that the
+new process becomes a child of whoever asked: that is a subreaper for the moment, to which the system gives children of
+a process that has ended. Process id, exit code, signals, pipes, session, environment, command line and working
+directory are as those of a started process. Each such process has a template of its own, forked before it did anything,
+so a server's engine is forked, too. A template ends with the process that it belongs to.
 
 What could not be told from a real start by its result is started so; all else really starts: other programs, code
 given by `-c`, options of the interpreter, another environment for what is read at import.
@@ -51,6 +51,7 @@ MODULES = {
     "dovetail_server.bodies.child",
     "dovetail_server.cli.owned",
     "dovetail_server.cli.plugin.probe",
+    "pytest",
 }
 """What is forked when it is started by `python -m`, as are scripts of the tests."""
 TESTS = Path(__file__).parents[1]
@@ -77,6 +78,7 @@ PRELOAD = (
     "dovetail_server.lifecycle",
     "dovetail_server.run",
     "huggingface_hub",
+    "pytest",
     "rich.console",
     "rich.table",
     "transformers",

@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -83,7 +84,7 @@ def bytes_kept(work: Callable[[], object], times: int, *, each: int = 1) -> int:
     by every round. So where a few rounds grow, as many longer ones decide. Python's own allocations are counted, text
     included, which no garbage collector lists.
     """
-    was_tracing = tracemalloc.is_tracing()
+    was_tracing, was_frozen = tracemalloc.is_tracing(), _keeps_frozen()
     gc.collect()
     gc.freeze()  # what is there already is not looked through again in each round
     tracemalloc.start()
@@ -92,7 +93,14 @@ def bytes_kept(work: Callable[[], object], times: int, *, each: int = 1) -> int:
     finally:
         if not was_tracing:
             tracemalloc.stop()
-        gc.unfreeze()
+        if not was_frozen:  # else what the process keeps for good would be looked through in all its rounds from now on
+            gc.unfreeze()
+
+
+@cache
+def _keeps_frozen() -> bool:
+    """Whether this process had taken objects out of the collector's rounds at the first count; that looks at each."""
+    return gc.get_freeze_count() > 0
 
 
 _LEAST_BYTES = 24
@@ -106,8 +114,17 @@ def _rounds(work: Callable[[], object], times: int, each: int) -> int:
     return max(grown) // (times * each) if len(grown) >= 4 else 0
 
 
+_forget_lookups: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
+"""Empties the interpreter's cache of attributes that were looked up, which keeps their names.
+
+It has 4096 places. Functions in C that look one up by its name, such as `re.sub`, make a new text for it each time, and
+that comes into a place by its address: new places fill for thousands of requests, or none does.
+"""
+
+
 def _held(work: Callable[[], object], times: int) -> int:
     for _ in range(times):
         work()
     gc.collect()
+    _forget_lookups()
     return tracemalloc.get_traced_memory()[0]

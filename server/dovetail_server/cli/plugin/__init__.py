@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from dovetail.errors import DovetailError
 from dovetail.plugins.kinds import KINDS
@@ -32,9 +33,7 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
         if args.command == "list":
-            return list_plugins(
-                as_json=args.json, files=split_names(args.plugin_file), folders=split_names(args.plugins_dir)
-            )
+            return list_plugins(registry_of(args), as_json=args.json)
         return int(import_module(f"{__name__}.{args.command}").run(args))
     except DovetailError as error:
         print(f"dovetail plugin {args.command}: error: {error}", file=sys.stderr)
@@ -57,11 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
         "known what they define.",
     )
     listing.add_argument("--json", action="store_true", help="print what GET /v1/plugins returns")
-    listing.add_argument("--plugin-file", action="append", default=[], metavar="FILE", help="as of `dovetail serve`")
-    listing.add_argument("--plugins-dir", action="append", default=[], metavar="DIR", help="as of `dovetail serve`")
+    _add_file_flags(listing)
     info = add("info", "show one plugin, its package and its options", "Show one plugin; imports it for its options.")
     info.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
     info.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
+    _add_file_flags(info)
     doctor = add(
         "doctor",
         "explain everything that is wrong",
@@ -70,9 +69,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--no-load", action="store_true", help="read metadata only; import nothing")
     doctor.add_argument("--timeout", type=float, default=60.0, help="seconds that one plugin may take [60]")
+    _add_file_flags(doctor)
     check = add("check", "run the conformance kit on a plugin", "Run the conformance kit; needs pytest.")
     check.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
     check.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
+    _add_file_flags(check)
     validate = add(
         "validate",
         "check a plugin's project without installing it",
@@ -86,6 +87,37 @@ def build_parser() -> argparse.ArgumentParser:
     lock = add("lock", "write down what is installed, for --plugins-locked", "Write name, version and RECORD hash.")
     lock.add_argument("--output", help="the file; dovetail-plugins.lock if not given, - for standard output")
     return parser
+
+
+def _add_file_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plugin-file", action="append", default=[], metavar="FILE", help="as of `dovetail serve`")
+    parser.add_argument("--plugins-dir", action="append", default=[], metavar="DIR", help="as of `dovetail serve`")
+
+
+def registry_of(args: argparse.Namespace) -> Registry:
+    """Return what is installed, and what the plugin files and folders of them define that a command was given.
+
+    Raises:
+        PluginError: A file or folder cannot be used.
+    """
+    registry = scan_as_configured()
+    if args.plugin_file or args.plugins_dir:
+        from dovetail.plugins.files import add_file  # packages are listed without what runs plugins
+
+        for file, given in files_of(args).items():
+            add_file(registry, file, given=given)
+    return registry
+
+
+def files_of(args: argparse.Namespace) -> dict[Path, str]:
+    """Return the plugin files that a command was given, alone and by their folders, each with how it was given.
+
+    Raises:
+        PluginError: A folder cannot be used.
+    """
+    from dovetail.plugins.files import given_files
+
+    return given_files(split_names(args.plugin_file), split_names(args.plugins_dir))
 
 
 def scan_as_configured() -> Registry:
@@ -115,15 +147,8 @@ def find(registry: Registry, name: str, kind: str | None) -> PluginRecord:
     return registry.resolve(having[0], name)
 
 
-def list_plugins(*, as_json: bool, files: Sequence[str] = (), folders: Sequence[str] = ()) -> int:
-    """Print every plugin, those of plugin files and folders of them among the installed ones.
-
-    Raises:
-        PluginError: A file or folder cannot be used.
-    """
-    registry = scan_as_configured()
-    if files or folders:
-        add_files(registry, files, folders)
+def list_plugins(registry: Registry, *, as_json: bool) -> int:
+    """Print every plugin, those of plugin files and folders of them among the installed ones."""
     if as_json:
         import json  # the table does not need it
 
@@ -133,18 +158,6 @@ def list_plugins(*, as_json: bool, files: Sequence[str] = (), folders: Sequence[
     for problem in registry.problems:
         print(f"warning: {problem}", file=sys.stderr)
     return 0
-
-
-def add_files(registry: Registry, files: Sequence[str], folders: Sequence[str]) -> None:
-    """Run plugin files, and those of folders, and register what they define.
-
-    Raises:
-        PluginError: One cannot be used.
-    """
-    from dovetail.plugins.files import add_file, given_files  # packages are listed without what runs plugins
-
-    for file, given in given_files(files, folders).items():
-        add_file(registry, file, given=given)
 
 
 def table(records: Sequence[PluginRecord]) -> str:

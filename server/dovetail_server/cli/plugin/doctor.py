@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError
 from itertools import groupby
 
+from dovetail.errors import PluginError
+from dovetail.plugins.files import add_file
 from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution
 from dovetail.plugins.lock import changed_files
 from dovetail.plugins.plan import PluginPlan, as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
-from dovetail_server.cli.plugin import scan_as_configured
+from dovetail_server.cli.plugin import files_of, scan_as_configured
 
 START_S = 30.0
 """Time for a probe's own start, on top of what its plugins may take."""
@@ -25,7 +27,8 @@ START_S = 30.0
 def run(args: argparse.Namespace) -> int:
     """Print one line per problem; exit code 1 where there is any."""
     registry = scan_as_configured()
-    problems = list(in_metadata(registry))
+    problems = list(_in_files(registry, args))
+    problems += in_metadata(registry)
     if not args.no_load:
         problems += found_by_loading(registry, args.timeout)
     for problem in problems:
@@ -34,6 +37,15 @@ def run(args: argparse.Namespace) -> int:
     looked = "read" if args.no_load else "read and loaded"
     print(f"{count} plugins {looked}; {len(problems) or 'no'} problem{'s' if len(problems) != 1 else ''}")
     return 1 if problems else 0
+
+
+def _in_files(registry: Registry, args: argparse.Namespace) -> Iterator[str]:
+    """Register what plugin files define; yield why one cannot be used."""
+    for file, given in files_of(args).items():
+        try:
+            add_file(registry, file, args.timeout, given)
+        except PluginError as error:
+            yield str(error)
 
 
 def in_metadata(registry: Registry) -> Iterator[str]:

@@ -12,12 +12,12 @@ from dovetail.plugins.loader import import_planned
 from dovetail.plugins.options import describe_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
 from dovetail.plugins.records import PluginRecord
-from dovetail_server.cli.plugin import find, scan_as_configured
+from dovetail_server.cli.plugin import find, registry_of
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is known; exit code 1 where the plugin cannot be imported."""
-    registry = scan_as_configured()
+    registry = registry_of(args)
     record = find(registry, args.name, args.kind)
     _print_record(record)
     names: dict[str, Any] = {record.kind: [record.qualified] if record.kind == "hooks" else record.qualified}

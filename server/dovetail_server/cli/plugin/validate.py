@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.plugins.kinds import KINDS, normalise_distribution
+from dovetail.plugins.kinds import KINDS, KIT_GROUP, normalise_distribution
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
 from dovetail.testing.site import FakeSite
@@ -34,6 +34,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"problem: {problem}")
         print(f"{project['name']} {project.get('version', '')}: {_listed(records)}", flush=True)
         failed = [record.qualified for record in records if record.usable and _check(record) != 0]
+    if failed and KIT_GROUP not in project["entry-points"]:
+        print(
+            "only what the kit knows by itself was tried: name the classes of your own tests, with their samples or "
+            f'reference, in pyproject.toml: [project.entry-points."{KIT_GROUP}"] NAME = "MODULE:CLASS"'
+        )
     print(f"{len(records)} plugins; {len(problems)} problems; the kit fails for {', '.join(failed) or 'none'}")
     return 1 if problems or failed else 0
 
