@@ -119,7 +119,7 @@ def _results(module: Module, layout: IntegerLayout) -> Iterator[FileTensor]:
 
 def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
     if layout.bits == 8:
-        yield (made.values.to(torch.int16) - 128).to(torch.int8)
+        yield (made.values ^ 128).view(torch.int8)
         yield made.scale.float().contiguous()
         return
     yield words_of(made.values) if made.values.dtype == torch.uint8 else reordered(made.values)
@@ -130,6 +130,8 @@ def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
 
 def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Return the uint8 numbers of words int32, the lowest bits first or in `order`, side by side along `dim`."""
+    if bits == 8 and dim == words.dim() - 1 and order is None:
+        return words.contiguous().view(torch.uint8)
     num, mask = 32 // bits, (1 << bits) - 1
     shifts = torch.tensor([bits * place for place in order or range(num)], dtype=torch.int32, device=words.device)
     apart = words.unsqueeze(dim + 1) >> (shifts if dim == words.dim() - 1 else shifts[:, None])
