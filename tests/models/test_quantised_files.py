@@ -458,3 +458,36 @@ def test_experts_in_one_tensor(stays: bool, tmp_path: Path, monkeypatch: pytest.
     if stays:
         monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
     same(logits(tmp_path / "packed", "fp8"), logits(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("way", ["nf4", "nf4-nested", "bnb-int8", "fp8-rows", "ct-int4"])
+def test_what_is_no_matrix_of_the_model_is_written_out(way: str, tmp_path: Path) -> None:
+    """Tools pack latent attention's second matrix and the output head, too, which models use from other sides."""
+    make_checkpoint(tmp_path / "plain", "deepseek_v3", vocab_size=136, moe_intermediate_size=64)
+    method, file = METHODS[way], tmp_path / "plain/model.safetensors"
+    tensors, packed = load_file(file), {}
+    for name, tensor in list(tensors.items()):
+        if not name.endswith(("kv_b_proj.weight", "lm_head.weight")):
+            packed[name] = tensor
+            continue
+        parts = method.pack(tensor)
+        packed |= {name.removesuffix(".weight") + suffix: part.contiguous() for suffix, part in parts.items()}
+        tensors[name] = method.unpack(parts).contiguous()
+    assert len(packed) > len(tensors)
+    save_file(tensors, file)
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    config["quantization_config"] = dict(method.config)
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/config.json").write_text(json.dumps(config))
+    save_file(packed, tmp_path / "packed/model.safetensors")
+    same(logits(tmp_path / "packed", method.plugin), logits(tmp_path / "plain"))
+
+
+def test_blocks_of_nothing_are_named(tmp_path: Path) -> None:
+    """Under a name that is nothing of the model's they are not taken for a matrix of some width."""
+    folder = make(tmp_path, "nf4", num_hidden_layers=1)
+    file = folder / "model.safetensors"
+    tensors = {name.replace("down_proj", "sideways"): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"sideways\.weight: in 4 bits, and the model has no matrix there"):
+        loaded(folder, "bitsandbytes")

@@ -28,7 +28,7 @@ from dovetail.contracts.quantization import FileTensor
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Int4, Scaled, in_groups, nibbles_of
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
-from dovetail.runtime.checkpoint.quantization import file_tensors, matrices_of
+from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
 from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES
 from dovetail.runtime.checkpoint.weights import MAX_THREADS, is_finite, side_by_side
 from dovetail.runtime.hf_config import INDEX, PICKLED, some
@@ -77,7 +77,7 @@ def quantize(
         raise ModelError(
             f"{config.architecture} is read by another library; only models with a plugin can be quantised"
         )
-    tensors = file_tensors(plain, rules, matrices_of(plugin, config))
+    tensors = file_tensors(plain, rules, widths_of(plugin, config))
     packer = Packer.of(method, tensors)
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:

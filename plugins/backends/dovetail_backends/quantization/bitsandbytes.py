@@ -1,10 +1,11 @@
 """`bitsandbytes`: nf4 and fp4 with a scale for every block of numbers, and int8 with one for each row.
 
-For a matrix `[N, K]` in 4 bits, row after row: `weight` uint8 `[N K / 2, 1]`, the higher nibble first;
-`weight.quant_map` float32 `[16]`, what nibbles stand for; `weight.absmax` float32, the scale of each block (64 numbers,
-or `blocksize`). With double quantisation `absmax` is uint8: `nested_quant_map[absmax] * nested_absmax + nested_offset`,
-in blocks of 256. A JSON text in `weight.quant_state.bitsandbytes__nf4` says the sizes. In 8 bits: `weight` int8 `[N,
-K]` and `SCB` float32 `[N]`, 127 times the scale.
+For a matrix `[N, K]` in 4 bits, row after row: `weight` uint8 `[N K / 2, 1]`, the higher nibble first, or the same
+bytes as numbers of another type (`bnb_4bit_quant_storage`); `weight.quant_map` float32 `[16]`, what nibbles stand for;
+`weight.absmax` float32, the scale of each block (64 numbers, or `blocksize`). With double quantisation `absmax` is
+uint8: `nested_quant_map[absmax] * nested_absmax + nested_offset`, in blocks of 256. A JSON text in
+`weight.quant_state.bitsandbytes__nf4` says the sizes. In 8 bits: `weight` int8 `[N, K]` and `SCB` float32 `[N]`, 127
+times the scale.
 
 Source: bitsandbytes 0.50, `functional.py` (QuantState), read November 2026.
 """
@@ -28,6 +29,8 @@ from dovetail_backends.quantization.modules import Module, Packed, Reads, groupe
 STATE = ".weight.quant_state.bitsandbytes__"
 STATES = (STATE + "nf4", STATE + "fp4")
 NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
+STORAGES = {"U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
+"""Bytes of the types that nibbles are stored as."""
 NIBBLES, LEVELS = 16, 256
 """What a nibble, and a byte of absmax, may stand for."""
 SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
@@ -56,14 +59,14 @@ class Bitsandbytes(Packed):
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Write 4 bits out, and scale rows of 8."""
-        tensors = uniform(tensors)
         bases = {name.removesuffix(".weight.absmax") for name in tensors if name.endswith(".weight.absmax")}
         bases |= {name.partition(STATE)[0] for name in tensors if STATE in name}
         fours = {name: tensor for name, tensor in tensors.items() if _base(name) in bases}
+        tensors = uniform({name: tensor for name, tensor in tensors.items() if name not in fours})
         for module in grouped(fours, SUFFIXES, ".weight"):
             module.weight = module.weight.removesuffix(".weight") + ".weight"
             yield four_bits(module, target)
-        yield from eight(tensors)
+        yield from eight(tensors, target)
 
     def dummy(self) -> Form | None:
         """Return rows of int8, or the model's dtype."""
@@ -87,8 +90,12 @@ def four_bits(module: Module, target: Target) -> Conversion:
     if absmax.dtype == "U8":
         for suffix in NESTED:
             module.need(suffix)
-    num = 2 * weight.shape[0]
-    if not weight.inputs or num % weight.inputs:
+    if weight.dtype not in STORAGES:
+        raise ModelError(f"{module.weight}: {weight.dtype}; nibbles are stored as {', '.join(STORAGES)}")
+    num = 2 * weight.shape[0] * STORAGES[weight.dtype]
+    if not weight.inputs:
+        raise ModelError(f"{module.weight}: in 4 bits, and the model has no matrix there")
+    if num % weight.inputs:
         raise ModelError(f"{module.weight}: {num} numbers are no matrix of {weight.inputs} inputs")
     shape = num // weight.inputs, weight.inputs
     return written_out(module, shape, target, partial(four_bit_numbers, module.weight, shape), "nf4")
@@ -114,7 +121,7 @@ def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Te
         raise ModelError(
             f"{name}: quant_state has blocks of {size} and {inner} numbers; possible: even ones, and from 1"
         )
-    packed, table = tensors[".weight"].flatten(), tensors[".weight.quant_map"].float()
+    packed, table = tensors[".weight"].contiguous().view(torch.uint8).flatten(), tensors[".weight.quant_map"].float()
     absmax = tensors[".weight.absmax"]
     if table.numel() != NIBBLES:
         raise ModelError(f"{name}: quant_map has {table.numel()} numbers instead of {NIBBLES}")
@@ -138,8 +145,8 @@ def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Te
     return by_rows(make, rows, size, dtype).flatten()[: 2 * packed.numel()].view(shape)
 
 
-def eight(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:
-    """Yield what becomes of rows of int8: the scale is named as the form has it.
+def eight(tensors: Mapping[str, FileTensor], target: Target) -> Iterator[Conversion]:
+    """Yield what becomes of rows of int8: the scale is named as the form has it, or they are written out.
 
     Raises:
         ModelError: A row's scale is missing.
@@ -152,11 +159,17 @@ def eight(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:
                 module.tensors[".SCB"] = tensors[f"{base}.SCB"]
             module.check(".SCB", tensor.shape[:1])
             if not tensor.path:
-                raise ModelError(f"{name}: I8, and the model asks for no such matrix")
+                yield written_out(module, tensor.shape, target, _numbers, "int8")
+                continue
             made = FileTensor(f"{name}_scale", "F32", (tensor.shape[0], 1), tensor.path)
             yield Conversion((f"{base}.SCB",), (made,), partial(_rows, f"{base}.SCB", made.name))
         elif name.endswith(".weight_format"):
             yield Conversion((name,), (), lambda _: {})
+
+
+def _numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    scales = tensors[".SCB"].float()[:, None] / 127
+    return Scaled().dequantise({"weight": tensors[".weight"], "weight_scale": scales}, dtype)
 
 
 def _rows(source: str, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

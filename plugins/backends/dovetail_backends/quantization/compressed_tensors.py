@@ -6,8 +6,8 @@ A module's tensors say which format it has, so checkpoints of several are read a
   or bytes `[N, K / 32]`, exponents of two;
 - int-quantized: `weight` int8, `weight_scale` `[N, 1]`, `[N, K / group]` or `[1]`, and `weight_zero_point` int8 alike;
 - pack-quantized: `weight_packed` int32 `[N, K b / 32]`, numbers of b = 4 or 8 bits plus half their range, the lowest
-  bits first; `weight_scale` `[N, K / group]`, `weight_shape` int64 `[2]`; `weight_zero_point` int32 `[N b / 32, K /
-  group]`, packed alike along N; with activation order `weight_g_idx` int32 `[K]`;
+  bits first; `weight_scale` `[N, K / group]` or `[1]`, `weight_shape` int64 `[2]`; `weight_zero_point` int32
+  `[N b / 32, K / group]`, packed alike along N; with activation order `weight_g_idx` int32 `[K]`;
 - nvfp4-pack-quantized: `weight_packed` uint8 `[N, K / 2]`, the lower nibble first, `weight_scale` e4m3 `[N, K / 16]`,
   `weight_global_scale` float32 `[1]`, which numbers are divided by;
 - mxfp4-pack-quantized: `weight_packed` uint8 `[N, K / 2]`, `weight_scale` bytes `[N, K / 32]`, exponents of two.
@@ -240,13 +240,10 @@ def pack_quantized(module: Module, bits: set[int], target: Target, sizes: frozen
     num_in = module.inputs or words * 32 // width
     if -(-num_in * width // 32) != words:
         module.check(".weight_packed", (num_out, -(-num_in * width // 32)), why=f"{num_in} inputs of {width} bits")
-    if (
-        len(scale.shape) != 2
-        or scale.shape[0] != num_out
-        or not 0 < scale.shape[1] <= num_in
-        or num_in % scale.shape[1]
-    ):
-        module.check(".weight_scale", (num_out, 1), why=f"or a divisor of {num_in} columns")
+    if scale.shape in ((), (1,)):  # of the whole matrix
+        scale = scale._replace(shape=(num_out, 1))
+    elif len(scale.shape) != 2 or scale.shape[0] != num_out or not scale.shape[1] or num_in % scale.shape[1]:
+        module.check(".weight_scale", (num_out, 1), (1,), why=f"or a divisor of {num_in} columns")
     groups = scale.shape[1]
     group = num_in // groups
     _check_group(module, group, num_in, sizes)
@@ -261,17 +258,17 @@ def pack_quantized(module: Module, bits: set[int], target: Target, sizes: frozen
         said = tensors.get(".weight_shape")
         if said is not None and said.tolist() != [num_out, num_in]:
             raise ModelError(f"{module.weight}: .weight_shape says {said.tolist()}, and it is {[num_out, num_in]}")
-        words = tensors[".weight_packed"]
+        words, scales = tensors[".weight_packed"], tensors[".weight_scale"].expand(scale.shape)
         values = words if width == 4 and num_in % 8 == 0 else unpacked(words, width, 1)[:, :num_in]
         if has_zero:
             zeros = unpacked(tensors[".weight_zero_point"], width, 0)[:num_out]
         else:
-            zeros = torch.full_like(tensors[".weight_scale"], 1 << (width - 1), dtype=torch.uint8)
+            zeros = torch.full(scales.shape, 1 << (width - 1), dtype=torch.uint8, device=scales.device)
         order = tensors.get(".weight_g_idx")
         if order is not None and (int(order.min()) < -1 or int(order.max()) >= groups):
             raise ModelError(f"{module.weight}: .weight_g_idx has groups that there are not, of {groups}")
         if order is not None and (int(order.min()) < 0 or in_order(order, group)):
             order = None  # -1 everywhere says that there is none
-        return Integers(values, tensors[".weight_scale"], zeros, group, order)
+        return Integers(values, scales, zeros, group, order)
 
     yield integers(module, layout, target, read)

@@ -119,7 +119,7 @@ def layout_of(module: Module, scale: str, shape: tuple[int, ...], block: tuple[i
     """
     experts, blocks = shape[:-2], blocks_of(shape, block)
     found = module.need(scale).shape
-    if found == blocks:
+    if found in (blocks, (*experts, blocks[-2], 1, blocks[-1], 1)):  # Model Optimizer keeps the blocks' own axes
         return block
     if found in ((*shape[:-1], 1), shape[:-1]):
         return 1, shape[-1]

@@ -3,7 +3,8 @@
 The configuration stands in `config.json` or in `hf_quant_config.json`; `quant_algo` names the format. For a matrix `[N,
 K]`:
 
-- FP8 and its relatives: `weight` e4m3 and `weight_scale` float32 `[]`, `[N]`, `[N, 1]` or one for each 128 x 128 block;
+- FP8 and its relatives: `weight` e4m3 and `weight_scale` float32 `[]`, `[N]`, `[N, 1]` or one for each 128 x 128 block,
+  also as `[N / 128, 1, K / 128, 1]`;
 - NVFP4: `weight` uint8 `[N, K / 2]`, the lower nibble first, `weight_scale` e4m3 `[N, K / 16]`, and `weight_scale_2`
   float32 `[]`, which numbers are multiplied by.
 
