@@ -20,7 +20,7 @@ module does not import torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,6 +128,15 @@ class Quantization(Configurable, ABC):
         Args:
             config: Its `quantization_config`; empty if it has none.
         """
+
+    @classmethod
+    def unknown(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        """Return the keys of a configuration that say nothing to this class: users are told that they are left out.
+
+        Args:
+            config: As `why_not` took it.
+        """
+        return ()
 
     @classmethod
     def conversions(

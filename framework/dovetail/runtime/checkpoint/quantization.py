@@ -22,7 +22,7 @@ from dovetail.plugins.loader import describe
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.checkpoint.weights import model_layers
-from dovetail.runtime.hf_config import quantization_config
+from dovetail.runtime.hf_config import quantization_config, some
 
 logger = logging.getLogger(__name__)
 KIND = "quantization"
@@ -39,6 +39,10 @@ def choose_quantization(plugins: LoadedPlugins, hf: Mapping[str, Any]) -> tuple[
         reason = cls.why_not(config)
         if reason is None:
             logger.info("Quantization: %s reads the checkpoint.", planned.name)
+            if unknown := cls.unknown(config):
+                logger.warning(
+                    "quantization_config: %s does not know %s, and leaves it out.", planned.name, some(unknown)
+                )
             return planned.name, cls
         reasons.append(f"{describe(planned)}: {reason}")
         if planned.requested:

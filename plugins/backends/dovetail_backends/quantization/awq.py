@@ -18,6 +18,7 @@ from torch import Tensor
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Int4
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
+from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped, uniform
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -27,6 +28,7 @@ SUFFIXES = (".qzeros", ".scales")
 class Awq(Packed):
     """Reads AWQ checkpoints."""
 
+    keys = known(PLAIN_MODULES, TUNING, "bits w_bit group_size q_group_size zero_point version format")
     reads = (Reads("AutoAWQ, 4 bits, groups of 128", "int4", 4 + 20 / 128),)
 
     @classmethod
@@ -36,8 +38,11 @@ class Awq(Packed):
             return f"it reads quant_method 'awq', not {method!r}"
         if (bits := config.get("bits", config.get("w_bit", 4))) != 4:
             return f"bits is {bits!r}; possible: 4"
-        if str(version := config.get("version", "gemm")).lower() != "gemm":
-            return f"version is {version!r}; possible: 'gemm'"
+        key = "version" if config.get("version") else "format"  # as transformers 5 calls it
+        if str(version := config.get(key) or "gemm").lower() != "gemm":
+            return f"{key} is {version!r}; possible: 'gemm'"
+        if (backend := config.get("backend")) == "llm-awq":  # another layout, whatever the version says
+            return f"backend is {backend!r}; possible: 'autoawq'"
         return group_reason(config.get("group_size", config.get("q_group_size", 128)))
 
     @classmethod

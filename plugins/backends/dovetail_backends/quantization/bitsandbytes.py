@@ -24,6 +24,7 @@ from torch import Tensor
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Scaled, by_rows
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import Module, Packed, Reads, grouped, uniform, written_out
 
 STATE = ".weight.quant_state.bitsandbytes__"
@@ -39,6 +40,12 @@ SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
 class Bitsandbytes(Packed):
     """Reads 4 and 8 bits."""
 
+    keys = known(
+        PLAIN_MODULES,
+        "load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit llm_int8_threshold llm_int8_skip_modules",
+        "llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight bnb_4bit_compute_dtype bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+    )
     reads = (
         Reads("nf4 or fp4, scales of 64 numbers", "nf4", 4 + 32 / 64),
         Reads("nf4 or fp4, double quantisation", "nf4", 4 + 8 / 64 + 32 / 64 / 256),

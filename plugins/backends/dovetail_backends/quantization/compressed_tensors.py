@@ -32,7 +32,16 @@ from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
-from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, eight_bits, grouped, uniform
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
+from dovetail_backends.quantization.modules import (
+    Module,
+    Packed,
+    Reads,
+    dropped,
+    eight_bits,
+    grouped,
+    uniform,
+)
 
 METHOD = "compressed-tensors"
 PACKED = (".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale")
@@ -40,12 +49,22 @@ NOT_EXPERTS = tuple(
     f"model.layers.0.{name}_proj" for name in ("self_attn.o", "mlp.gate", "mlp.down", "mlp.shared_experts.up")
 )
 """Matrices of every model of experts that are not theirs: those without a dummy are those that `ignore` names."""
+GROUP_KEYS = known("targets weights input_activations output_activations format")
+WEIGHT_KEYS = known(
+    "num_bits type symmetric strategy group_size block_structure dynamic actorder scale_dtype zp_dtype observer",
+    "observer_kwargs",
+)
 TYPES = {"int": (4, 8), "float": (4, 8)}
 
 
 class CompressedTensors(Packed):
     """Reads the formats above."""
 
+    keys = known(
+        PLAIN_MODULES,
+        "config_groups format quantization_status kv_cache_scheme global_compression_ratio sparsity_config",
+        "transform_config version run_compressed dequantize use_optimized_inference",
+    )
     reads: ClassVar[Sequence[Reads]] = (
         Reads("float-quantized, naive-quantized: rows, tensors or blocks", "float8_e4m3fn", 8),
         Reads("mxfp8-quantized", "float8_e4m3fn", 8 + 8 / 32),
@@ -72,6 +91,15 @@ class CompressedTensors(Packed):
         except ModelError as error:
             return str(error)
         return None
+
+    @classmethod
+    def unknown(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        """Return keys of it and of its schemes that are not heeded."""
+        groups: Mapping[str, Mapping[str, Any]] = config.get("config_groups") or {}
+        inner = {f"config_groups.{name}.{key}" for name, group in groups.items() for key in set(group) - GROUP_KEYS}
+        for name, group in groups.items():
+            inner |= {f"config_groups.{name}.weights.{key}" for key in set(group.get("weights") or ()) - WEIGHT_KEYS}
+        return [*super().unknown(config), *sorted(inner)]
 
     @classmethod
     def conversions(

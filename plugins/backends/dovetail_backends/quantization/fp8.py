@@ -24,7 +24,16 @@ import torch
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import FP8_GROUP, Form, Scaled
-from dovetail_backends.quantization.modules import MADE, Module, Packed, Reads, blocks_of, dropped, eight_bits
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
+from dovetail_backends.quantization.modules import (
+    MADE,
+    Module,
+    Packed,
+    Reads,
+    blocks_of,
+    dropped,
+    eight_bits,
+)
 from dovetail_backends.quantization.on_load import quantised, rows_of
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -36,6 +45,11 @@ ROWS = Scaled(torch.float8_e4m3fn)
 class Fp8(Packed):
     """Reads fp8 checkpoints, and makes fp8 of plain ones."""
 
+    keys = known(
+        PLAIN_MODULES,
+        "activation_scheme weight_block_size scale_fmt fmt expert_dtype dequantize modules_to_convert",
+        "kv_cache_scheme",
+    )
     reads = (
         Reads("fp8 in blocks of 128 x 128 (DeepSeek, Qwen, MiniMax), ue8m0 scales too", "float8_e4m3fn", 8),
         Reads("fp8 with a scale for each tensor or row", "float8_e4m3fn", 8),
@@ -50,6 +64,8 @@ class Fp8(Packed):
             return None
         if (method := config.get("quant_method")) not in ("fp8", "mxfp8"):
             return f"it reads quant_method 'fp8' and 'mxfp8', not {method!r}; plain checkpoints are quantised"
+        if (experts := config.get("expert_dtype") or "fp8") != "fp8":
+            return f"expert_dtype is {experts!r}; possible: 'fp8'"
         try:
             block_of(config)
         except ModelError as error:

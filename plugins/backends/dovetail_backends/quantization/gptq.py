@@ -21,6 +21,7 @@ from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
+from dovetail_backends.quantization.keys import TUNING, known
 from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, grouped, uniform
 
 SUFFIXES = (".qzeros", ".scales", ".g_idx")
@@ -31,6 +32,7 @@ BITS = (4, 8)
 class Gptq(Packed):
     """Reads GPTQ checkpoints."""
 
+    keys = known(TUNING, "bits group_size sym desc_act checkpoint_format format")
     reads = (
         Reads("AutoGPTQ, GPTQModel (v1 and v2), 4 bits, groups of 128", "int4", 4 + 20 / 128),
         Reads("4 bits with desc_act", "int4 in another order", 4 + 20 / 128),
@@ -45,7 +47,7 @@ class Gptq(Packed):
             return f"it reads quant_method 'gptq', not {method!r}"
         if (bits := config.get("bits")) not in BITS:
             return f"bits is {bits!r}; possible: 4 and 8"
-        if (form := config.get("checkpoint_format") or "gptq") not in FORMATS:
+        if (form := format_of(config)) not in FORMATS:
             return f"checkpoint_format is {form!r}; possible: {', '.join(FORMATS)}"
         return group_reason(config.get("group_size", 128))
 
@@ -64,6 +66,11 @@ class Gptq(Packed):
         size = self.config.get("group_size", 128)
         group = None if size == -1 else int(size)
         return Int4(group) if self.config.get("bits") == 4 else Scaled(group=group)
+
+
+def format_of(config: Mapping[str, Any]) -> Any:
+    """Return how zeros are stored; newer tools say `format`, which is heeded where the older key is missing."""
+    return config.get("checkpoint_format") or config.get("format") or FORMATS[0]
 
 
 def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
@@ -91,7 +98,7 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
 def _reader(
     module: Module, config: Mapping[str, Any], layout: IntegerLayout
 ) -> Callable[[Mapping[str, Tensor]], Integers]:
-    return partial(read, module.weight, layout, 0 if config.get("checkpoint_format") == "gptq_v2" else 1)
+    return partial(read, module.weight, layout, 0 if format_of(config) == "gptq_v2" else 1)
 
 
 def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tensor]) -> Integers:

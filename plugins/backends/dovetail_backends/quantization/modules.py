@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +52,13 @@ class Packed(Quantization):
 
     reads: ClassVar[Sequence[Reads]] = ()
     """What it reads, or makes."""
+    keys: ClassVar[frozenset[str]] = frozenset()
+    """Of configurations: those that are heeded, or say what files tell, too, or how weights were found."""
+
+    @classmethod
+    def unknown(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        """Return the other keys."""
+        return sorted(set(config) - cls.keys - {"quant_method"})
 
     def factory(self, plain: LayerFactory) -> LayerFactory:
         """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""
