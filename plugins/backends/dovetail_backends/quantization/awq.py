@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Int4
-from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
+from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, turned, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped, uniform
 
@@ -68,8 +68,8 @@ class Awq(Packed):
 
 def read(group: int, tensors: Mapping[str, Tensor]) -> Integers:
     """Return the integers of a module with so many inputs a group."""
-    values, zeros = (unpacked(tensors[name], 4, 1, ORDER) for name in (".qweight", ".qzeros"))
-    return Integers(values.T, tensors[".scales"].T, zeros.T, group)
+    zeros = unpacked(tensors[".qzeros"], 4, 1, ORDER)
+    return Integers(turned(tensors[".qweight"], ORDER), tensors[".scales"].T, zeros.T, group)
 
 
 def group_reason(size: Any) -> str | None:

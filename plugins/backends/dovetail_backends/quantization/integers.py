@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import affine, by_rows, reordered, stays_packed, words_of
+from dovetail.layers.packed_forms import affine, by_rows, chunk, in_chunks, reordered, stays_packed, words_of
 from dovetail_backends.quantization.modules import Module, written_out
 
 
@@ -122,7 +122,11 @@ def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
         yield (made.values ^ 128).view(torch.int8)
         yield made.scale.float().contiguous()
         return
-    yield words_of(made.values) if made.values.dtype == torch.uint8 else reordered(made.values)
+    values = made.values
+    if values.dtype == torch.uint8:
+        yield in_chunks(lambda rows: (words_of(values[rows]),), values, values.shape[1])[0]
+    else:
+        yield reordered(values)
     yield made.scale.contiguous()
     if not layout.is_symmetric:
         yield made.zeros.contiguous()
@@ -136,6 +140,18 @@ def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None =
     shifts = torch.tensor([bits * place for place in order or range(num)], dtype=torch.int32, device=words.device)
     apart = words.unsqueeze(dim + 1) >> (shifts if dim == words.dim() - 1 else shifts[:, None])
     return (apart & mask).to(torch.uint8).flatten(dim, dim + 1)
+
+
+def turned(words: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Return the uint8 numbers `[N, K]` of words int32 `[K, N / 8]`, some columns at a time."""
+    num_in, num_words = words.shape
+    out = words.new_empty(num_words, 8, num_in, dtype=torch.uint8)
+    step = max(1, chunk() // (8 * num_in)) if words.device.type == "cpu" else num_words
+    for start in range(0, num_words, step):
+        some = words[:, start : start + step].T.contiguous()
+        for index, place in enumerate(order):
+            out[start : start + step, index] = (some >> (4 * place)) & 15
+    return out.flatten(0, 1)
 
 
 def in_order(groups: Tensor, size: int) -> bool:
