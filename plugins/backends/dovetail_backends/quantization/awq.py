@@ -19,7 +19,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Int4
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, turned, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
-from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped, uniform
+from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped, uniform
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 SUFFIXES = (".qzeros", ".scales")
@@ -52,12 +52,13 @@ class Awq(Packed):
         """Turn rows along outputs into rows along inputs."""
         size = config.get("group_size", config.get("q_group_size", 128))
         for module in grouped(uniform(tensors), SUFFIXES, ".qweight"):
-            num_in, words = module.need(".qweight").shape
+            num_in, words = module.matrix(".qweight", "I32")
+            scales, _ = module.need(".scales", *PLAIN), module.need(".qzeros", "I32")
             num_out, group = 8 * words, num_in if size == -1 else size
             groups = -(-num_in // group)
             module.check(".scales", (groups, num_out), why=f"group_size {size}")
             module.check(".qzeros", (groups, words), why=f"group_size {size}")
-            layout = IntegerLayout((num_out, num_in), group, 4, module.need(".scales"), False, True)
+            layout = IntegerLayout((num_out, num_in), group, 4, scales, False, True)
             yield integers(module, layout, target, partial(read, group))
         yield from dropped(tensors)
 

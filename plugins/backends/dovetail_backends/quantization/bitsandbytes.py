@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Scaled, by_rows
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
-from dovetail_backends.quantization.modules import Module, Packed, Reads, grouped, uniform, written_out
+from dovetail_backends.quantization.modules import PLAIN, Module, Packed, Reads, grouped, uniform, written_out
 
 STATE = ".weight.quant_state.bitsandbytes__"
 STATES = (STATE + "nf4", STATE + "fp4")
@@ -91,15 +92,15 @@ def four_bits(module: Module, target: Target) -> Conversion:
         ModelError: Sizes do not fit each other.
     """
     weight = module.need(".weight")
-    absmax, _ = module.need(".weight.absmax"), module.need(".weight.quant_map")
-    if not any(state in module.tensors for state in STATES):
-        module.need(STATES[0])
+    absmax = module.need(".weight.absmax", "U8", *PLAIN)
+    module.need(".weight.quant_map", *PLAIN)
+    module.need(next((state for state in STATES if state in module.tensors), STATES[0]), "U8")
     if absmax.dtype == "U8":
         for suffix in NESTED:
-            module.need(suffix)
+            module.need(suffix, *PLAIN)
     if weight.dtype not in STORAGES:
         raise ModelError(f"{module.weight}: {weight.dtype}; nibbles are stored as {', '.join(STORAGES)}")
-    num = 2 * weight.shape[0] * STORAGES[weight.dtype]
+    num = 2 * prod(weight.shape) * STORAGES[weight.dtype]
     if not weight.inputs:
         raise ModelError(f"{module.weight}: in 4 bits, and the model has no matrix there")
     if num % weight.inputs:
@@ -164,6 +165,8 @@ def eight(tensors: Mapping[str, FileTensor], target: Target) -> Iterator[Convers
             module = Module(name, {".weight": tensor})
             if f"{base}.SCB" in tensors:
                 module.tensors[".SCB"] = tensors[f"{base}.SCB"]
+            module.matrix(".weight")
+            module.need(".SCB", *PLAIN)
             module.check(".SCB", tensor.shape[:1])
             if not tensor.path:
                 yield written_out(module, tensor.shape, target, _numbers, "int8")

@@ -34,6 +34,8 @@ from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import (
+    INDEX,
+    PLAIN,
     Module,
     Packed,
     Reads,
@@ -54,6 +56,8 @@ WEIGHT_KEYS = known(
     "num_bits type symmetric strategy group_size block_structure dynamic actorder scale_dtype zp_dtype observer",
     "observer_kwargs",
 )
+ORDERS = ("group", "dynamic", True)
+"""Values of `actorder` with which there is a group for each input; with others inputs lie as they did."""
 TYPES = {"int": (4, 8), "float": (4, 8)}
 
 
@@ -109,20 +113,21 @@ class CompressedTensors(Packed):
         tensors = uniform(tensors)
         schemes = list(weights_of(config))
         bits = {scheme["num_bits"] for scheme in schemes if scheme.get("type", "int") == "int"} or {4}
-        sizes = group_sizes(config)
+        is_ordered = all(scheme.get("actorder") in ORDERS for scheme in schemes)
+        sizes, is_shifted = group_sizes(config), all(scheme.get("symmetric", True) is False for scheme in schemes)
         block = next((tuple(s["block_structure"]) for s in schemes if s.get("block_structure")), BLOCK)
         done: set[str] = set()
         for module in grouped(_packed_only(tensors), PACKED, ".weight_packed"):
             done |= {tensor.name for tensor in module.tensors.values()}
             if module.need(".weight_packed").dtype == "I32":
-                yield from pack_quantized(module, bits, target, sizes)
+                yield from pack_quantized(module, bits, target, sizes, is_shifted=is_shifted, is_ordered=is_ordered)
             elif ".weight_global_scale" in module.tensors:
                 yield nvfp4(module, ".weight_packed", ".weight_scale", ".weight_global_scale", target, divides=True)
             else:
                 yield from mxfp4(module, ".weight_packed", ".weight_scale", target)
         left = {name: tensor for name, tensor in tensors.items() if name not in done}
-        yield from float8(left, target, (int(block[0]), int(block[1])))
-        yield from int_quantized(left, target, sizes)
+        yield from float8(left, target, (int(block[0]), int(block[1])), float_spans(schemes))
+        yield from int_quantized(left, target, sizes, is_shifted=is_shifted)
         yield from dropped(left)
 
     def dummy(self) -> Form | None:
@@ -202,6 +207,16 @@ def group_sizes(config: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(found)
 
 
+def float_spans(schemes: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return what scales of 8-bit floating point are for, as `float8` has it; none where a scheme does not say."""
+    names = {"tensor": "tensor", "channel": "row", "block": "block"}
+    found = set()
+    for scheme in schemes:
+        if scheme.get("type", "int") == "float" and scheme["num_bits"] == 8:
+            found.add(names.get(str(scheme.get("strategy")), f"{scheme.get('group_size')} inputs"))
+    return frozenset() if "None inputs" in found else frozenset(found)
+
+
 def _check_group(module: Module, group: int, num_in: int, sizes: frozenset[int]) -> None:
     """See that scales are for as many inputs as the configuration says.
 
@@ -223,15 +238,17 @@ def _packed_only(tensors: Mapping[str, FileTensor]) -> Mapping[str, FileTensor]:
     return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in bases}
 
 
-def int_quantized(tensors: Mapping[str, FileTensor], target: Target, sizes: frozenset[int]) -> Iterator[Conversion]:
-    """Yield what becomes of weights in int8."""
+def int_quantized(
+    tensors: Mapping[str, FileTensor], target: Target, sizes: frozenset[int], *, is_shifted: bool
+) -> Iterator[Conversion]:
+    """Yield what becomes of weights in int8; `is_shifted`: all schemes have zero points."""
     for name, tensor in tensors.items():
         if tensor.dtype != "I8" or not name.endswith(".weight"):
             continue
         names = {suffix: name.removesuffix(".weight") + suffix for suffix in (".weight_scale", ".weight_zero_point")}
         module = Module(name, {".weight": tensor})
         module.tensors |= {suffix: tensors[each] for suffix, each in names.items() if each in tensors}
-        (num_out, num_in), scales = tensor.shape, module.need(".weight_scale").shape
+        (num_out, num_in), scales = module.matrix(".weight"), module.need(".weight_scale", *PLAIN).shape
         if scales in ((1,), ()):
             group = (num_out, num_in)
         elif len(scales) == 2 and scales[0] == num_out and 0 < scales[1] <= num_in and num_in % scales[1] == 0:
@@ -239,9 +256,10 @@ def int_quantized(tensors: Mapping[str, FileTensor], target: Target, sizes: froz
         else:
             module.check(".weight_scale", (num_out, 1), (1,), why=f"or a divisor of {num_in} columns")
         _check_group(module, group[1], num_in, sizes)
-        if ".weight_zero_point" not in module.tensors:
+        if ".weight_zero_point" not in module.tensors and not is_shifted:
             yield from eight_bits(module, tensor.shape, group, target, scale=".weight_scale")
         else:
+            module.need(".weight_zero_point", "I8")
             module.check(".weight_zero_point", scales)
             layout = IntegerLayout((num_out, num_in), group[1], 8, module.need(".weight_scale"), False, True)
             yield integers(module, layout, target, partial(_shifted, group[1]))
@@ -256,14 +274,24 @@ def _shifted(group: int, tensors: Mapping[str, Tensor]) -> Integers:
     return Integers(values, scale, zeros, group)
 
 
-def pack_quantized(module: Module, bits: set[int], target: Target, sizes: frozenset[int]) -> Iterator[Conversion]:
+def pack_quantized(
+    module: Module, bits: set[int], target: Target, sizes: frozenset[int], *, is_shifted: bool, is_ordered: bool
+) -> Iterator[Conversion]:
     """Yield what becomes of integers packed in words.
+
+    Args:
+        module: Its tensors.
+        bits: That schemes have.
+        target: What it is read for.
+        sizes: See `group_sizes`.
+        is_shifted: All schemes have zero points.
+        is_ordered: All have groups of inputs that are no neighbours.
 
     Raises:
         ModelError: Shapes do not fit each other.
     """
-    num_out, words = module.need(".weight_packed").shape
-    scale = module.need(".weight_scale")
+    num_out, words = module.matrix(".weight_packed", "I32")
+    scale = module.need(".weight_scale", *PLAIN)
     width = next((b for b in sorted(bits) if module.inputs and -(-module.inputs * b // 32) == words), min(bits))
     num_in = module.inputs or words * 32 // width
     if -(-num_in * width // 32) != words:
@@ -276,9 +304,12 @@ def pack_quantized(module: Module, bits: set[int], target: Target, sizes: frozen
     group = num_in // groups
     _check_group(module, group, num_in, sizes)
     has_zero, has_order = (each in module.tensors for each in (".weight_zero_point", ".weight_g_idx"))
-    if has_zero:
+    has_order |= is_ordered
+    if has_zero or is_shifted:
+        module.need(".weight_zero_point", "I32")
         module.check(".weight_zero_point", (-(-num_out * width // 32), groups))
     if has_order:
+        module.need(".weight_g_idx", *INDEX)
         module.check(".weight_g_idx", (num_in,))
     layout = IntegerLayout((num_out, num_in), group, width, scale, not has_zero, not has_order)
 

@@ -22,7 +22,7 @@ from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import TUNING, known
-from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, grouped, uniform
+from dovetail_backends.quantization.modules import INDEX, PLAIN, Module, Packed, Reads, dropped, grouped, uniform
 
 SUFFIXES = (".qzeros", ".scales", ".g_idx")
 FORMATS = ("gptq", "gptq_v2")
@@ -80,7 +80,8 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
         ModelError: They do not fit `bits` and `group_size`.
     """
     bits, size = config["bits"], config.get("group_size", 128)
-    words, num_out = module.need(".qweight").shape
+    words, num_out = module.matrix(".qweight", "I32")
+    scales, _ = module.need(".scales", *PLAIN), module.need(".qzeros", "I32")
     num_in = words * 32 // bits
     groups = 1 if size == -1 else -(-num_in // size)
     why = f"group_size {size}, bits {bits}"
@@ -88,11 +89,12 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
         module.check(".qweight", (module.inputs * bits // 32, num_out), why=why)
     module.check(".scales", (groups, num_out), why=why)
     module.check(".qzeros", (groups, num_out * bits // 32), why=why)
-    if ".g_idx" in module.tensors:
+    has_order = bool(config.get("desc_act")) and groups > 1
+    if has_order or ".g_idx" in module.tensors:
+        module.need(".g_idx", *INDEX)
         module.check(".g_idx", (num_in,))
-    is_ordered = not config.get("desc_act") or groups == 1 or ".g_idx" not in module.tensors
     is_symmetric, group = bool(config.get("sym")), num_in if size == -1 else size
-    return IntegerLayout((num_out, num_in), group, bits, module.need(".scales"), is_symmetric, is_ordered)
+    return IntegerLayout((num_out, num_in), group, bits, scales, is_symmetric, not has_order)
 
 
 def _reader(
