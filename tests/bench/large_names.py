@@ -21,7 +21,7 @@ from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.runtime.checkpoint.files import Checkpoint
-from dovetail.runtime.checkpoint.quantization import convert, factory_of, matrices_of
+from dovetail.runtime.checkpoint.quantization import convert, factory_of, widths_of
 from dovetail.runtime.checkpoint.weight_match import match_weights
 from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.checkpoint.weights import model_layers
@@ -106,8 +106,8 @@ def measure(config: Mapping[str, Any], ranks: int) -> dict[str, float]:
         seconds[what] = time.process_time() - began
         return made
 
-    target, inputs = Target("bfloat16", "cuda"), matrices_of(model, facts)
-    read = timed("conversions", lambda: convert(plain, chosen, method, rules, inputs, target))
+    target, widths = Target("bfloat16", "cuda"), widths_of(model, facts)
+    read = timed("conversions", lambda: convert(plain, chosen, method, rules, widths, target))
     factory = timed("packed matrices", lambda: factory_of(chosen, config, rules, read.headers))
     parallel = Parallel(size=ranks, all_reduce=lambda share: share)
     ctx = BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, factory=factory, parallel=parallel)

@@ -76,7 +76,7 @@ def load(path: Path, method: str) -> Loaded:
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
     from dovetail.runtime.checkpoint.config_keys import translate
-    from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of, matrices_of
+    from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of, widths_of
     from dovetail.runtime.checkpoint.weights import load_weights
     from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, quantization_config, read_config
 
@@ -85,7 +85,7 @@ def load(path: Path, method: str) -> Loaded:
     name = str(quantization_config(hf).get("quant_method", "plain")) if method == "auto" else method
     chosen = None if name == "plain" else import_planned(as_planned(registry.resolve("quantization", name)))
     config = translate(plugin.config_from_hf, hf, served=CONFIG_KEYS)
-    matrices_of(plugin, config)  # imports what the model's layers need
+    widths_of(plugin, config)  # imports what the model's layers need
     before, most, done = anonymous_bytes(), [0], threading.Event()
 
     def watch() -> None:

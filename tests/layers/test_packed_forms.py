@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.layers import cpu_products
-from dovetail.layers.packed_forms import ORDER, Form, Int4, Mxfp4, Scaled, nibbles_of, reordered, words_of
+from dovetail.layers.packed_forms import ORDER, Form, Int4, Mxfp4, Scaled, nibbles_of, reordered, wide, words_of
 from dovetail.runtime.checkpoint.weights import is_finite
+from dovetail_backends.quantization.integers import turned
 
 SIZES = ((1, 8), (5, 32), (16, 64), (130, 896), (70, 4864), (65, 32))
 FORMS = (Scaled(), Scaled(group=32), Scaled(torch.float8_e4m3fn), Int4(32), Int4(64, has_zero=True), Mxfp4())
@@ -38,13 +39,39 @@ def test_words_hold_eight_nibbles_in_their_order(size: tuple[int, int]) -> None:
     assert torch.equal(reordered(joined(nibbles, tuple(range(8)))), words)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_blocks_of_rows_are_laid_out_as_the_whole_matrix_is(size: tuple[int, int]) -> None:
-    """Torch's int4 layout, made of some rows at a time, is the one that it makes of all."""
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("size", [*SIZES, (400, 4864)])
+def test_blocks_of_rows_are_laid_out_as_the_whole_matrix_is(
+    size: tuple[int, int], is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's int4 layout, made of some rows at a time, is the one that it makes of all, whoever lays it out."""
+    if not is_ours:
+        monkeypatch.setattr(cpu_products, "pairs_of_rows", lambda: False)
     nibbles = some(*size)
     padded = F.pad(nibbles.int(), (0, 0, 0, -len(nibbles) % cpu_products.ROWS))
     whole = torch._convert_weight_to_int4pack_for_cpu(padded, 1)
     assert torch.equal(cpu_products.int4_blocks(joined(nibbles, ORDER)), whole)
+
+
+def test_every_byte_of_e4m3_is_what_torch_makes_of_it() -> None:
+    """Subnormals, both zeros and the largest number, and NaN wherever it stands."""
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    finite = every[every.float().isfinite()]
+    for numbers in (finite, every, every[:0], finite.view(2, -1)):
+        want = numbers.float()
+        got = wide(numbers)
+        assert got.dtype == torch.float32
+        assert torch.equal(got.isnan(), want.isnan())
+        kept = ~want.isnan()
+        assert torch.equal(got[kept].view(torch.int32), want[kept].view(torch.int32))
+
+
+@pytest.mark.parametrize("size", [(8, 3), (640, 4864), (4864, 96)])
+def test_words_along_outputs_are_turned(size: tuple[int, int]) -> None:
+    """Column by column, in whatever order they hold their eight."""
+    nibbles, order = some(*size), (0, 4, 1, 5, 2, 6, 3, 7)
+    inverse = tuple(order.index(place) for place in range(8))
+    assert torch.equal(turned(joined(nibbles.T.contiguous(), inverse).contiguous(), order), nibbles)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -1,7 +1,7 @@
 """Writes GGUF files of tiny models with the format's own package, under the names and changes of llama.cpp's converter.
 
-Nothing here is code of the reader: names come from gguf-py's table, blocks from its quantisation, and of the K types,
-which it only reads, random bytes with small scales.
+Nothing here is code of the reader: names come from gguf-py's table, blocks from its quantisation, and of the K types
+and IQ4, which it only reads, random bytes with small scales.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, 
 """Sizes of which rows are whole blocks of the K types."""
 Kinds = Callable[[str], str]
 SCALES = {"Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1)}
+SCALES |= {"IQ4_NL": (0, 1), "IQ4_XS": (0, 1)}
 """Where the float16 numbers of a super-block stand, and how many."""
 
 

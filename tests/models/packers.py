@@ -170,6 +170,29 @@ def pack_quantized(group: int | None, bits: int = 4, *, symmetric: bool = True, 
     return make
 
 
+def packed_tensor(weight: Tensor) -> Packed:
+    """Pack 8 bits in words with one scale for the matrix, as compressed-tensors does."""
+    values, scale, _, plain = rounded(weight.reshape(1, -1), weight.numel(), 8, symmetric=True)
+    made = {".weight_packed": words(values.view(weight.shape), 8, 1), ".weight_scale": scale[0]}
+    return {**made, ".weight_shape": torch.tensor(weight.shape)}, plain.view(weight.shape)
+
+
+def blocks_with_axes(weight: Tensor) -> Packed:
+    """Pack blocks of 128 x 128 as Model Optimizer does, whose scales keep the axes of the blocks."""
+    tensors, plain = blocks(128, 128, name=".weight_scale")(weight)
+    return {**tensors, ".weight_scale": tensors[".weight_scale"][:, None, :, None]}, plain
+
+
+def stored_as(dtype: torch.dtype, make: Callable[[Tensor], Packed]) -> Any:
+    """Pack with bytes of the weight as numbers of another type, as `bnb_4bit_quant_storage` has it."""
+
+    def again(weight: Tensor) -> Packed:
+        tensors, plain = make(weight)
+        return {**tensors, ".weight": tensors[".weight"].flatten().view(dtype)[:, None]}, plain
+
+    return again
+
+
 def int_quantized(group: int | None, *, symmetric: bool = True) -> Any:
     """Pack int8 as compressed-tensors does."""
 
@@ -331,6 +354,7 @@ METHODS = {
     "ct-int8-packed": Method(
         "compressed-tensors", scheme("int", 8, "group", group_size=16), pack_quantized(16, bits=8)
     ),
+    "ct-int8-packed-tensor": Method("compressed-tensors", scheme("int", 8, "tensor"), packed_tensor),
     "ct-nvfp4": Method(
         "compressed-tensors", scheme("float", 4, "tensor_group", group_size=16), nvfp4(is_divisor=True), OUT
     ),
@@ -359,8 +383,10 @@ METHODS = {
     ),
     "modelopt-nvfp4": Method("modelopt", OPT, nvfp4(is_divisor=False), OUT),
     "modelopt-fp8": Method("modelopt", {**OPT, "quant_algo": "FP8"}, one_scale(()), OUT),
+    "modelopt-fp8-blocks": Method("modelopt", {**OPT, "quant_algo": "FP8_PB_WO"}, blocks_with_axes, OUT),
     "nf4": Method("bitsandbytes", BNB, nf4(nested=False), OUT),
     "nf4-nested": Method("bitsandbytes", BNB, nf4(nested=True), OUT),
+    "nf4-in-bfloat16": Method("bitsandbytes", BNB, stored_as(torch.bfloat16, nf4(nested=True)), OUT),
     "bnb-int8": Method("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
 }
 """Every way in which a built-in quantisation finds a matrix stored."""

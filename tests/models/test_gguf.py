@@ -36,6 +36,7 @@ GEMMA = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2,
 }
 """transformers' reader takes its defaults for some of what a file says."""
 KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "mixed")
+KINDS += ("IQ4_NL", "IQ4_XS")
 PROMPTS = [[5, 7, 11, 13, 17, 19, 23, 29], [3, 4], list(range(60))]
 
 

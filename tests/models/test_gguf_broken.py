@@ -177,7 +177,7 @@ def test_a_tensor_that_is_missing_is_named(old: bytes, new: bytes, match: str, w
 def test_types_that_nobody_reads_are_named(whole: bytes, tmp_path: Path) -> None:
     """A type that llama.cpp has and this has not, and one that nobody has."""
     at = whole.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
-    for number, match in ((16, "IQ2_XXS"), (20, "IQ4_NL"), (77, "of the unknown type 77")):
+    for number, match in ((16, "IQ2_XXS"), (21, "IQ3_S"), (77, "of the unknown type 77")):
         refused(tmp_path, whole[:at] + struct.pack("<I", number) + whole[at + 4 :], match)
 
 

@@ -23,7 +23,7 @@ from dovetail.layers.packed import PackedLinear
 from dovetail.layers.plain import PLAIN
 from dovetail.messages import SamplingParams, Submit
 from dovetail.runtime.checkpoint.files import open_checkpoint
-from dovetail.runtime.checkpoint.quantization import convert, factory_of, matrices_of
+from dovetail.runtime.checkpoint.quantization import convert, factory_of, widths_of
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.testing.conformance.model_runtime import TinyEngine
@@ -88,7 +88,7 @@ def build(config: Any, folder: Path, factory: LayerFactory | None = None, parall
     read = open_checkpoint(folder)
     if factory is None:
         at = Target("float32", "cpu")
-        read = convert(read, CompressedTensors, hf["quantization_config"], rules, matrices_of(Llama, config), at)
+        read = convert(read, CompressedTensors, hf["quantization_config"], rules, widths_of(Llama, config), at)
         factory = factory_of(CompressedTensors, hf, rules, read.headers)
     ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory, parallel=parallel or Parallel())
     with torch.inference_mode():

@@ -314,6 +314,55 @@ WRONG: dict[str, tuple[str, str, Any, str]] = {
         "absmax has 95 scales for 96 blocks",
     ),
     "nf4 cut off": ("nf4", "down_proj.weight", lambda t: t[1:], "6142 numbers are no matrix of 96 inputs"),
+    "awq words of another type": ("awq", "down_proj.qweight", lambda t: t.float(), r"\.qweight is F32; possible: I32"),
+    "gptq words with one axis": (
+        "gptq",
+        "down_proj.qweight",
+        lambda t: t.flatten(),
+        r"\.qweight is \[768\] instead of a matrix",
+    ),
+    "gptq zeros of another type": ("gptq", "down_proj.qzeros", lambda t: t.half(), r"\.qzeros is F16; possible: I32"),
+    "an order that is lost": ("gptq-desc-act", "down_proj.g_idx", lambda t: None, r"\.g_idx is missing"),
+    "an order of words that is lost": (
+        "ct-int4-act-order",
+        "down_proj.weight_g_idx",
+        lambda t: None,
+        "g_idx is missing",
+    ),
+    "zeros that are lost": (
+        "ct-int4-asymmetric",
+        "down_proj.weight_zero_point",
+        lambda t: None,
+        r"\.weight_zero_point is missing",
+    ),
+    "int8 zeros that are lost": (
+        "ct-int8-asymmetric",
+        "down_proj.weight_zero_point",
+        lambda t: None,
+        r"\.weight_zero_point is missing",
+    ),
+    "int8 with three axes": ("ct-int8", "down_proj.weight", lambda t: t[None], "instead of a matrix"),
+    "blocks that fit as one": (
+        "fp8-blocks",
+        "k_proj.weight_scale_inv",
+        lambda t: t[:, :-1],
+        r"is \[1, 1\]; for a weight .* possible: \[1, 2\] \(blocks of 32 x 32\); the configuration says so",
+    ),
+    "mxfp8 groups that divide": (
+        "mxfp8",
+        "down_proj.weight_scale_inv",
+        lambda t: t[:, :-1],
+        r"is \[64, 2\]; for a weight .* possible: \[64, 3\]",
+    ),
+    "one scale for rows": (
+        "ct-float-rows",
+        "down_proj.weight_scale",
+        lambda t: t[:1, 0],
+        r"possible: \[64, 1\] \(rows.*the configuration says so",
+    ),
+    "fp8 with one axis": ("fp8-tensor", "down_proj.weight", lambda t: t.flatten(), r"is \[6144\] instead of a matrix"),
+    "nvfp4 with no axis": ("modelopt-nvfp4", "down_proj.weight", lambda t: t.flatten()[0], "instead of a matrix"),
+    "nf4 levels of another type": ("nf4", "down_proj.weight.absmax", lambda t: t.int(), r"absmax is I32; possible: U8"),
     "int8 without its rows": ("bnb-int8", ".SCB", lambda t: None, r"\.SCB is missing"),
 }
 """What is wrong: the way, the tensor that is changed, how, and what is said."""
@@ -402,12 +451,61 @@ def test_what_is_wrong_with_a_file_is_named(what: str, tmp_path: Path) -> None:
         ("fp8-blocks", {"weight_block_size": [128]}, "possible: two numbers from 1"),
         ("modelopt-nvfp4", {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; possible: FP8"),
         ("nf4", {"load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit is true"),
+        ("awq", {"version": None, "format": "gemv"}, "format is 'gemv'; possible: 'gemm'"),
+        ("awq", {"backend": "llm-awq"}, "backend is 'llm-awq'; possible: 'autoawq'"),
+        ("gptq", {"format": "marlin"}, "checkpoint_format is 'marlin'; possible: gptq, gptq_v2"),
+        ("fp8-blocks", {"expert_dtype": "fp4"}, "expert_dtype is 'fp4'; possible: 'fp8'"),
     ],
 )
 def test_a_configuration_that_is_not_served_is_named(way: str, config: dict[str, Any], said: str) -> None:
     """With the key, and what is possible."""
     plugin = plugin_of("quantization", METHODS[way].plugin)
     assert said in plugin.why_not({**METHODS[way].config, **config})
+
+
+def test_zeros_of_the_second_format_are_known_by_either_key(tmp_path: Path) -> None:
+    """Newer tools say `format` where older ones said `checkpoint_format`: others are off by one."""
+    folder = make(tmp_path, "gptq-v2")
+    edit(folder, checkpoint_format=None, format="gptq_v2")
+    same(logits(folder, "gptq"), logits(folder.with_name("plain")))
+
+
+@pytest.mark.parametrize("way", METHODS)
+def test_keys_that_nobody_heeds_are_named(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a tool writes is known, what it may write some day is told in one line."""
+    name, config = METHODS[way].plugin, dict(METHODS[way].config)
+    plugin = plugin_of("quantization", name)
+    assert list(plugin.unknown(config)) == []
+    method = "none" if name == "int8" else str(config["quant_method"])
+    made = make_plan(
+        Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", device="cpu",
+        quantization="int8" if name == "int8" else "auto", quant_method=method,
+    )  # fmt: skip
+    with caplog.at_level("WARNING"):
+        choose_quantization(load(made, "engine"), {"quantization_config": config | {"turns": 3}})
+    assert caplog.messages == [f"quantization_config: {name} does not know turns, and leaves it out."]
+
+
+def test_keys_of_schemes_that_nobody_heeds_are_named() -> None:
+    """With the way to them."""
+    plugin, config = plugin_of("quantization", "compressed-tensors"), json.loads(json.dumps(METHODS["ct-int4"].config))
+    config["config_groups"]["group_0"] |= {"turns": 1}
+    config["config_groups"]["group_0"]["weights"] |= {"twists": 2}
+    assert plugin.unknown(config) == ["config_groups.group_0.turns", "config_groups.group_0.weights.twists"]
+
+
+@pytest.mark.parametrize("method", [None, "none", "None", ""])
+def test_a_method_that_is_none_is_a_plain_checkpoint(method: str | None, tmp_path: Path) -> None:
+    """Tools that leave a model as it is write so; packed tensors of such a file are refused by the loader."""
+    make_checkpoint(tmp_path / "plain", "qwen3", num_hidden_layers=1)
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    hf = config | {"quantization_config": {"quant_method": method, "bits": 4}}
+    assert quant_method(hf) == ""
+    made = make_plan(
+        Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", device="cpu", quantization="auto",
+        quant_method=quant_method(hf),
+    )  # fmt: skip
+    assert choose_quantization(load(made, "engine"), hf) is None
 
 
 FAULTS: dict[str, tuple[str, str, Any]] = {
@@ -458,3 +556,36 @@ def test_experts_in_one_tensor(stays: bool, tmp_path: Path, monkeypatch: pytest.
     if stays:
         monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
     same(logits(tmp_path / "packed", "fp8"), logits(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("way", ["nf4", "nf4-nested", "bnb-int8", "fp8-rows", "ct-int4"])
+def test_what_is_no_matrix_of_the_model_is_written_out(way: str, tmp_path: Path) -> None:
+    """Tools pack latent attention's second matrix and the output head, too, which models use from other sides."""
+    make_checkpoint(tmp_path / "plain", "deepseek_v3", vocab_size=136, moe_intermediate_size=64)
+    method, file = METHODS[way], tmp_path / "plain/model.safetensors"
+    tensors, packed = load_file(file), {}
+    for name, tensor in list(tensors.items()):
+        if not name.endswith(("kv_b_proj.weight", "lm_head.weight")):
+            packed[name] = tensor
+            continue
+        parts = method.pack(tensor)
+        packed |= {name.removesuffix(".weight") + suffix: part.contiguous() for suffix, part in parts.items()}
+        tensors[name] = method.unpack(parts).contiguous()
+    assert len(packed) > len(tensors)
+    save_file(tensors, file)
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    config["quantization_config"] = dict(method.config)
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/config.json").write_text(json.dumps(config))
+    save_file(packed, tmp_path / "packed/model.safetensors")
+    same(logits(tmp_path / "packed", method.plugin), logits(tmp_path / "plain"))
+
+
+def test_blocks_of_nothing_are_named(tmp_path: Path) -> None:
+    """Under a name that is nothing of the model's they are not taken for a matrix of some width."""
+    folder = make(tmp_path, "nf4", num_hidden_layers=1)
+    file = folder / "model.safetensors"
+    tensors = {name.replace("down_proj", "sideways"): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"sideways\.weight: in 4 bits, and the model has no matrix there"):
+        loaded(folder, "bitsandbytes")

@@ -15,7 +15,7 @@ from dovetail.contracts.quantization import Stored, Target
 from dovetail.layers.packed import PackedLinear
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.checkpoint.files import open_checkpoint
-from dovetail.runtime.checkpoint.quantization import convert, stored_tensors
+from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_tensors
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.testing.conformance.quantization import CPU, BuildContext, Holder
 
@@ -64,7 +64,12 @@ def test_what_a_tool_wrote_is_read_as_it_reads_it(way: str, tmp_path: Path) -> N
     save_file({f"m{suffix}": tensor for suffix, tensor in tensors.items()}, tmp_path / "x/model.safetensors")
     plugin, rules = plugin_of("quantization", str(CONFIGS[way]["quant_method"])), [WeightRule("m", "m")]
     read = convert(
-        open_checkpoint(tmp_path / "x"), plugin, CONFIGS[way], rules, {"m": want.shape[1]}, Target("float32", "cpu")
+        open_checkpoint(tmp_path / "x"),
+        plugin,
+        CONFIGS[way],
+        rules,
+        Widths({"m": want.shape[1]}),
+        Target("float32", "cpu"),
     )
     factory = plugin(CONFIGS[way], Stored(stored_tensors(rules, read.headers))).factory(PLAIN)
     with torch.inference_mode():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
+from dovetail.runtime.checkpoint import quantize as quantising
 from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
 from dovetail.runtime.checkpoint.quantize import FORMATS
 from dovetail.runtime.checkpoint.weights import load_weights
@@ -24,8 +27,6 @@ from dovetail.testing.conformance.model_runtime import TinyEngine
 from dovetail.testing.engine import collect, make_client
 from dovetail.testing.models import make_model
 from dovetail_server.cli import main as dovetail
-
-PLUGINS = {"model": "LlamaForCausalLM", "quantization": "compressed-tensors"}
 
 
 def tokens(folder: Path, **settings: str) -> list[int]:
@@ -54,6 +55,9 @@ def test_what_is_written_is_served(
     extra = {"moe_intermediate_size": 64} if "Moe" in architecture else {"intermediate_size": 128}
     folder = make_model(tmp_path / "plain", architecture, shard_size="60KB", **extra)
     (folder / "tokenizer_config.json").write_text("{}")
+    for beside in ("1_Pooling", "onnx"):
+        (folder / beside).mkdir()
+        (folder / beside / "config.json").write_text("{}")
     out = tmp_path / "new/out"
     assert dovetail(["quantize", str(folder), str(out), "--method", method]) == 0
     assert f"matrices in {method}" in capsys.readouterr().out
@@ -61,6 +65,8 @@ def test_what_is_written_is_served(
     assert (config["quant_method"], config["format"]) == ("compressed-tensors", FORMATS[method])
     assert "lm_head" in config["ignore"]
     assert (out / "tokenizer_config.json").exists()
+    assert (out / "1_Pooling/config.json").read_text() == "{}", "how vectors are made of it"
+    assert not (out / "onnx").exists()
     assert (out / "model.safetensors.index.json").exists()
     sizes = [sum(path.stat().st_size for path in where.glob("*.safetensors")) for where in (folder, out)]
     assert sizes[1] < 0.62 * sizes[0]
@@ -72,18 +78,25 @@ def test_what_is_written_is_served(
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+@pytest.mark.sampled("method", "is_dequantised")
+@pytest.mark.parametrize("is_dequantised", [True, False])
 @pytest.mark.parametrize("method", FORMATS)
-def test_what_is_written_is_read_by_transformers(method: str, tmp_path: Path) -> None:
-    """With compressed-tensors, which dequantises it: its logits are those of our engine."""
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_what_is_written_is_read_by_transformers(
+    architecture: str, method: str, is_dequantised: bool, tmp_path: Path
+) -> None:
+    """With compressed-tensors, dequantised and as anyone loads it, experts too: its logits are those of our engine."""
     pytest.importorskip("compressed_tensors")
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
-    plain, out, prompt = make_model(tmp_path / "plain", "LlamaForCausalLM", **sizes), tmp_path / "out", [5, 7, 11, 13]
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "initializer_range": 0.2}
+    extra = {"moe_intermediate_size": 64} if "Moe" in architecture else {}
+    plain, out, prompt = make_model(tmp_path / "plain", architecture, **sizes, **extra), tmp_path / "out", [5, 7, 11]
     assert dovetail(["quantize", str(plain), str(out), "--method", method]) == 0
-    dequantised = CompressedTensorsConfig(dequantize=True)
-    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, quantization_config=dequantised)
-    plugins = {kind: import_planned(as_planned(Registry.scan().resolve(kind, name))) for kind, name in PLUGINS.items()}
+    given = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if is_dequantised else {}
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, **given)
+    names = {"model": architecture, "quantization": "compressed-tensors"}
+    plugins = {kind: import_planned(as_planned(Registry.scan().resolve(kind, name))) for kind, name in names.items()}
     model, chosen, hf = plugins["model"], plugins["quantization"], read_config(out)
     engine = TinyEngine(model, plain)
     read = converted(chosen, hf, model, engine.config, Place(out, Target("float32", "cpu")))
@@ -130,3 +143,32 @@ def test_what_cannot_be_written_is_one_line(
     assert error.startswith("dovetail quantize: error: ")
     assert said in error
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever writes the file tells of it in an exception of its own; no part is left."""
+    plain = make_model(tmp_path / "plain", "LlamaForCausalLM")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        assert dovetail(["quantize", str(plain), str(tmp_path / "out"), "--method", "int8"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("dovetail quantize: error: ")
+    assert "out: cannot be written: " in error
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_when_it_is_told_to_end(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, or by whoever ends processes: the part is gone, and the exit code says so."""
+    plain, before = make_model(tmp_path / "plain", "LlamaForCausalLM"), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(quantising, "save_file", lambda *args, **options: signal.raise_signal(number))
+    try:
+        assert dovetail(["quantize", str(plain), str(tmp_path / "out"), "--method", "fp8"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]

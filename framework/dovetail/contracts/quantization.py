@@ -20,7 +20,7 @@ module does not import torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +57,7 @@ class FileTensor(NamedTuple):
         shape: In the file, or of the result.
         path: The matrix of the model that its module is, or is a part of; "" where the model asks for no such matrix
             (norms, embeddings, the output head): it can only be served in the model's dtype.
-        inputs: Of that matrix; 0 where there is none.
+        inputs: Of that matrix, or of what else the model has there (an output head); 0 where it has nothing such.
     """
 
     name: str
@@ -128,6 +128,15 @@ class Quantization(Configurable, ABC):
         Args:
             config: Its `quantization_config`; empty if it has none.
         """
+
+    @classmethod
+    def unknown(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        """Return the keys of a configuration that say nothing to this class: users are told that they are left out.
+
+        Args:
+            config: As `why_not` took it.
+        """
+        return ()
 
     @classmethod
     def conversions(

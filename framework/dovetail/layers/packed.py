@@ -330,7 +330,7 @@ def _form(path: str, part: str, tensors: Sequence[StoredTensor], in_features: in
         raise ModelError(f"{path}: part {part!r} is packed ({numbers.suffix} {numbers.dtype}) and has no scale")
     if numbers.dtype == "U8":
         return Mxfp4()
-    group = None if scale.shape[-1] == 1 else -(-in_features // scale.shape[-1])
+    group = None if not scale.shape or scale.shape[-1] == 1 else -(-in_features // scale.shape[-1])
     if numbers.dtype in EIGHT:
         return Scaled(EIGHT[numbers.dtype], group)
     if numbers.dtype != "I32" or scale.dtype not in FLOATS:

@@ -89,7 +89,7 @@ class Scaled(Form):
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         weight, scale = tensors["weight"], tensors["weight_scale"]
         group, flat, scales = self.group or weight.shape[-1], weight.flatten(0, -2), scale.flatten(0, -2)
-        made = by_rows(lambda rows: spread(flat[rows].float(), scales[rows], group), flat, flat.shape[-1], dtype)
+        made = by_rows(lambda rows: spread(wide(flat[rows]), scales[rows], group), flat, flat.shape[-1], dtype)
         return made.view(weight.shape)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
@@ -274,6 +274,21 @@ def reordered(words: Tensor) -> Tensor:
         return (gathered(some & 0x0F0F0F0F) | (gathered((some >> 4) & 0x0F0F0F0F) << 16),)
 
     return in_chunks(make, words, 8 * words.shape[-1])[0]
+
+
+def wide(numbers: Tensor) -> Tensor:
+    """Return numbers of 8 bits in float32.
+
+    On CPU torch converts e4m3 one by one. Its bits are those of a float16 that is 256 times smaller, subnormals too,
+    which the processor converts; only NaN, which float16 has elsewhere, is not in it.
+    """
+    if numbers.dtype != torch.float8_e4m3fn or numbers.device.type != "cpu":
+        return numbers.float()
+    signed = numbers.view(torch.int8)
+    if numbers.numel() and int((signed & 127).amax()) == 127:
+        return numbers.float()
+    halves = (signed.to(torch.int16) << 7) & ~0x4000  # the sign is there twice: once extended
+    return halves.view(torch.float16).float().mul_(256)
 
 
 def e2m1(packed: Tensor) -> Tensor:

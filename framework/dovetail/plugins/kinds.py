@@ -164,7 +164,7 @@ KINDS: dict[str, PluginKind] = {
             fact="quantization",
             hook="dovetail_quantizations",
             watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.checkpoint.weights"),
-            minor=1,
+            minor=2,
         ),
         PluginKind(
             name="schedule_policy",

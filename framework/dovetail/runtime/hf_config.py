@@ -287,9 +287,10 @@ CONFIG_KEYS = ("quantization_config", "compression_config")
 
 
 def quantization_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what `config.json` says of quantisation; empty for nothing."""
+    """Return what `config.json` says of quantisation; empty for nothing, which some files say with a method `none`."""
     found: Any = next((hf[key] for key in CONFIG_KEYS if hf.get(key)), {})
-    return found if isinstance(found, Mapping) else {"quant_method": found}
+    found = found if isinstance(found, Mapping) else {"quant_method": found}
+    return {} if str(found.get("quant_method", "unnamed")).lower() in ("none", "") else found
 
 
 def quant_method(hf: Mapping[str, Any]) -> str:

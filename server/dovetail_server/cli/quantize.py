@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import signal
 from pathlib import Path
 
 from dovetail.errors import ConfigError
+from dovetail_server.cli.exits import exit_code
 
 USAGE = """usage: dovetail quantize MODEL OUT --method METHOD
 
@@ -22,15 +23,11 @@ METHODS = ("fp8", "int8", "int4")
 
 
 def main(argv: list[str]) -> int:
-    """Write it. Exit code 2 for what the user can fix."""
+    """Write it. Exit code 2 for what the user can fix, 130 where it was told to end: nothing is left then."""
     if any(arg in {"-h", "--help"} for arg in argv):
         print(USAGE, end="")
         return 0
-    try:
-        return write(parse(argv))
-    except ConfigError as error:
-        print(f"dovetail quantize: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    return exit_code("quantize", lambda: write(parse(argv)))
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,6 +68,7 @@ def write(wish: argparse.Namespace) -> int:
     from dovetail.runtime.checkpoint.quantize import quantize
     from dovetail.runtime.hf_config import architecture, quant_method, read_config
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     hf = read_config(wish.model)
     if method := quant_method(hf):
         raise ConfigError(f"{wish.model}: is quantised already ({method}); give the checkpoint that it was made from")

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weight_size import TensorHeader
-from dovetail.runtime.hf_config import quantization_config
+from dovetail.runtime.checkpoint.weights import model_layers
+from dovetail.runtime.hf_config import quantization_config, some
 
 logger = logging.getLogger(__name__)
 KIND = "quantization"
@@ -37,6 +39,10 @@ def choose_quantization(plugins: LoadedPlugins, hf: Mapping[str, Any]) -> tuple[
         reason = cls.why_not(config)
         if reason is None:
             logger.info("Quantization: %s reads the checkpoint.", planned.name)
+            if unknown := cls.unknown(config):
+                logger.warning(
+                    "quantization_config: %s does not know %s, and leaves it out.", planned.name, some(unknown)
+                )
             return planned.name, cls
         reasons.append(f"{describe(planned)}: {reason}")
         if planned.requested:
@@ -69,7 +75,7 @@ def converted(
         )
     if chosen is None or not rules:  # without rules the model reads its checkpoint itself
         return plain
-    return convert(plain, chosen, quantization_config(hf), rules, matrices_of(plugin, config), at.target)
+    return convert(plain, chosen, quantization_config(hf), rules, widths_of(plugin, config), at.target)
 
 
 def convert(
@@ -77,7 +83,7 @@ def convert(
     chosen: type[Quantization],
     config: Mapping[str, Any],
     rules: Sequence[WeightRule],
-    matrices: Mapping[str, int],
+    widths: Widths,
     target: Target,
 ) -> Checkpoint:
     """Return a checkpoint as a quantisation has it read.
@@ -87,19 +93,28 @@ def convert(
         chosen: The quantisation.
         config: Its `quantization_config`.
         rules: The model's.
-        matrices: Inputs of the matrices that the model asks for, by path.
+        widths: Of the model's matrices.
         target: What it is read for.
     """
-    tensors = file_tensors(plain, rules, matrices)
+    tensors = file_tensors(plain, rules, widths)
     return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
 
 
-def file_tensors(plain: Checkpoint, rules: Sequence[WeightRule], matrices: Mapping[str, int]) -> dict[str, FileTensor]:
+class Widths(NamedTuple):
+    """Inputs by path: of the matrices that a model asks for, and of its other layers with such a weight."""
+
+    matrices: Mapping[str, int]
+    others: Mapping[str, int] = MappingProxyType({})
+
+
+def file_tensors(plain: Checkpoint, rules: Sequence[WeightRule], widths: Widths) -> dict[str, FileTensor]:
     """Return a checkpoint's tensors by name, with the matrix of the model that each belongs to."""
     patterns, tensors = _compiled(rules), {}
     for header in plain.headers:
-        path = next((path for path, _ in _places(header, patterns) if path in matrices), "")
-        tensors[header.name] = FileTensor(header.name, header.dtype, header.shape, path, matrices.get(path, 0))
+        paths = [path for path, _ in _places(header, patterns)]
+        path = next((path for path in paths if path in widths.matrices), "")
+        inputs = widths.matrices[path] if path else next((widths.others.get(path, 0) for path in paths), 0)
+        tensors[header.name] = FileTensor(header.name, header.dtype, header.shape, path, inputs)
     return tensors
 
 
@@ -110,11 +125,18 @@ class Place(NamedTuple):
     target: Target
 
 
-def matrices_of(plugin: type[ModelPlugin], config: ModelConfig) -> Mapping[str, int]:
-    """Return the inputs of all matrices that a model asks for, by path; it is built without memory to find out."""
+def widths_of(plugin: type[ModelPlugin], config: ModelConfig) -> Widths:
+    """Return the inputs of a model's matrices and of others; it is built without memory to find out."""
     asked = RecordingFactory()
-    plugin.build(config, BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, factory=asked))
-    return asked.inputs
+    model: Any = plugin.build(config, BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, factory=asked))
+    others = {
+        path: shape[1]
+        for path, layer in model_layers(model).items()
+        if path not in asked.inputs
+        for slot, shape in layer.slots().items()
+        if slot.tensor == "weight" and len(shape) == 2
+    }
+    return Widths(asked.inputs, others)
 
 
 def built_bytes(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -26,16 +28,19 @@ from dovetail.contracts.quantization import FileTensor
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Int4, Scaled, in_groups, nibbles_of
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
-from dovetail.runtime.checkpoint.quantization import file_tensors, matrices_of
+from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
 from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES
-from dovetail.runtime.checkpoint.weights import is_finite
-from dovetail.runtime.hf_config import INDEX, some
+from dovetail.runtime.checkpoint.weights import MAX_THREADS, is_finite, side_by_side
+from dovetail.runtime.hf_config import INDEX, PICKLED, some
 
-FORMATS = {"fp8": "float-quantized", "int8": "int-quantized", "int4": "pack-quantized"}
-"""What compressed-tensors calls each method."""
+FORMATS = {"fp8": "float-quantized", "int8": "pack-quantized", "int4": "pack-quantized"}
+"""What compressed-tensors calls each method. Its int-quantized is for models whose activations are rounded, too:
+without that, others do not read it."""
 GROUPS = (128, 64, 32)
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf")
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.gguf", "*.h5", "*.msgpack", *PICKLED)
 """Files that are not copied."""
+MODULES = "[0-9]*_*"
+"""Folders that are: what sentence-transformers puts behind a model, such as `1_Pooling`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ def quantize(
         raise ModelError(
             f"{config.architecture} is read by another library; only models with a plugin can be quantised"
         )
-    tensors = file_tensors(plain, rules, matrices_of(plugin, config))
+    tensors = file_tensors(plain, rules, widths_of(plugin, config))
     packer = Packer.of(method, tensors)
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
@@ -81,13 +86,15 @@ def quantize(
         for path in sorted(source.iterdir()):
             if path.is_file() and not any(path.match(pattern) for pattern in WEIGHTS):
                 shutil.copy(path, part / path.name)
+            elif path.is_dir() and path.match(MODULES):
+                shutil.copytree(path, part / path.name)
         ignore = packer.ignored(tensors)
         whole = {**hf, "quantization_config": packer.config(ignore)}
         (part / "config.json").write_text(json.dumps(whole, indent=2), encoding="utf-8")
         if out.exists():
             out.rmdir()
         part.rename(out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is the second
         raise ModelError(f"{out}: cannot be written: {error}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -130,17 +137,18 @@ class Packer:
 
     def pack(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         """Return the tensors of a matrix; scales have its dtype, and numbers are made for the rounded scale."""
-        if self.group is None:
-            form = Scaled(torch.int8 if self.method == "int8" else torch.float8_e4m3fn)
+        if self.group is not None:
+            made = Int4(self.group, weight.dtype).quantise(weight)
+            words, scale = in_plain_order(made["weight_packed"]), made["weight_scale"]
+        else:
+            form = Scaled(torch.float8_e4m3fn if self.method == "fp8" else torch.int8)
             scale = form.quantise(weight)["weight_scale"].to(weight.dtype)
-            return {name: form.numbers(weight, scale), f"{name}_scale": scale}
-        made = Int4(self.group, weight.dtype).quantise(weight)
-        eight = in_groups(nibbles_of(made["weight_packed"]), 8)
-        words = torch.zeros_like(made["weight_packed"])
-        for place in range(8):
-            words |= eight[..., place].to(torch.int32) << (4 * place)
-        shape = torch.tensor(weight.shape)
-        return {f"{name}_packed": words, f"{name}_scale": made["weight_scale"], f"{name}_shape": shape}
+            numbers = form.numbers(weight, scale)
+            if self.method == "fp8":
+                return {name: numbers, f"{name}_scale": scale}
+            bytes_ = F.pad(numbers.view(torch.uint8) ^ 128, (0, -numbers.shape[1] % 4))
+            words = bytes_.view(torch.int32)
+        return {f"{name}_packed": words, f"{name}_scale": scale, f"{name}_shape": torch.tensor(weight.shape)}
 
     def config(self, ignore: list[str]) -> dict[str, Any]:
         """Return the `quantization_config`."""
@@ -174,6 +182,15 @@ class Packer:
         return sorted({name for name in plain if name not in packed and "embed" not in name} | {"lm_head"})
 
 
+def in_plain_order(words: Tensor) -> Tensor:
+    """Return words `[N, K / 8]` that hold the first of eight in the lowest bits, of words in `ORDER`."""
+    eight = in_groups(nibbles_of(words), 8)
+    made = torch.zeros_like(words)
+    for place in range(8):
+        made |= eight[..., place].to(torch.int32) << (4 * place)
+    return made
+
+
 def _write(plain: Checkpoint, packer: Packer, out: Path) -> tuple[int, int]:
     """Write file by file; returns the bytes of tensors before and after."""
     files = list(dict.fromkeys(header.file for header in plain.headers))
@@ -181,12 +198,7 @@ def _write(plain: Checkpoint, packer: Packer, out: Path) -> tuple[int, int]:
     before, after = sum(header.num_bytes for header in plain.headers), 0
     with plain, tqdm(total=before, desc="Quantizing", unit="B", unit_scale=True, unit_divisor=1024) as bar:
         for file in files:
-            made: dict[str, Tensor] = {}
-            for name, tensor in _tensors(plain, file, bar):
-                if name in packer.names:
-                    made |= {each: part.contiguous() for each, part in packer.pack(name, tensor).items()}
-                else:
-                    made[name] = tensor.contiguous()
+            made = _made(plain, packer, file, bar)
             save_file(made, out / file.name, metadata={"format": "pt"})
             where |= dict.fromkeys(made, file.name)
             after += sum(tensor.numel() * tensor.element_size() for tensor in made.values())
@@ -196,14 +208,30 @@ def _write(plain: Checkpoint, packer: Packer, out: Path) -> tuple[int, int]:
     return before, after
 
 
-def _tensors(plain: Checkpoint, file: Path, bar: Any) -> Iterator[tuple[str, Tensor]]:
+def _made(plain: Checkpoint, packer: Packer, file: Path, bar: Any) -> dict[str, Tensor]:
+    """Return the tensors of one of the new files, made side by side.
+
+    Raises:
+        ModelError: Numbers of the old file are not finite.
+    """
+    headers = [header for header in plain.headers if header.file == file]
+    made: dict[str, Tensor] = {}
     poisoned = []
-    for header in plain.headers:
-        if header.file == file:
-            tensor = plain.read(header.name)
-            if not is_finite(tensor):
-                poisoned.append(header.name)
-            yield header.name, tensor
-            bar.update(header.num_bytes)
+
+    def make(name: str) -> int:
+        tensor = plain.read(name)
+        if not is_finite(tensor):
+            poisoned.append(name)
+        elif name in packer.names:
+            made.update((each, part.contiguous()) for each, part in packer.pack(name, tensor).items())
+        else:
+            made[name] = tensor.contiguous()
+        return tensor.numel() * tensor.element_size()
+
+    for num_bytes in side_by_side(make, [header.name for header in headers], MAX_THREADS):
+        bar.update(num_bytes)
     if poisoned:
-        raise ModelError(f"{file}: weights that are not finite: {some(poisoned)}; download the checkpoint again")
+        raise ModelError(
+            f"{file}: weights that are not finite: {some(sorted(poisoned))}; download the checkpoint again"
+        )
+    return made

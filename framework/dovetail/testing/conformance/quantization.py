@@ -24,7 +24,7 @@ from dovetail.errors import ModelError
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
-from dovetail.runtime.checkpoint.quantization import convert, stored_tensors
+from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_tensors
 from dovetail.runtime.checkpoint.weights import fill_dummy, load_weights
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.base import Conformance
@@ -254,7 +254,7 @@ class QuantizationConformance(Conformance):
     ) -> tuple[Checkpoint, LayerFactory]:
         """What the plugin has read of a checkpoint, and what it makes of that, as the runner asks it."""
         target = Target(str(dtype).removeprefix("torch."), "cpu")
-        read = convert(open_checkpoint(folder), self.plugin(), self.config, rules, matrices, target)
+        read = convert(open_checkpoint(folder), self.plugin(), self.config, rules, Widths(matrices), target)
         stored = Stored(stored_tensors(rules, read.headers))
         made: LayerFactory = self.plugin()(self.config, stored).factory(PLAIN)
         return read, made

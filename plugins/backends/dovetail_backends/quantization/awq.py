@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Int4
-from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
-from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped, uniform
+from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, turned, unpacked
+from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
+from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped, uniform
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 SUFFIXES = (".qzeros", ".scales")
@@ -27,6 +28,7 @@ SUFFIXES = (".qzeros", ".scales")
 class Awq(Packed):
     """Reads AWQ checkpoints."""
 
+    keys = known(PLAIN_MODULES, TUNING, "bits w_bit group_size q_group_size zero_point version format")
     reads = (Reads("AutoAWQ, 4 bits, groups of 128", "int4", 4 + 20 / 128),)
 
     @classmethod
@@ -36,8 +38,11 @@ class Awq(Packed):
             return f"it reads quant_method 'awq', not {method!r}"
         if (bits := config.get("bits", config.get("w_bit", 4))) != 4:
             return f"bits is {bits!r}; possible: 4"
-        if str(version := config.get("version", "gemm")).lower() != "gemm":
-            return f"version is {version!r}; possible: 'gemm'"
+        key = "version" if config.get("version") else "format"  # as transformers 5 calls it
+        if str(version := config.get(key) or "gemm").lower() != "gemm":
+            return f"{key} is {version!r}; possible: 'gemm'"
+        if (backend := config.get("backend")) == "llm-awq":  # another layout, whatever the version says
+            return f"backend is {backend!r}; possible: 'autoawq'"
         return group_reason(config.get("group_size", config.get("q_group_size", 128)))
 
     @classmethod
@@ -47,12 +52,13 @@ class Awq(Packed):
         """Turn rows along outputs into rows along inputs."""
         size = config.get("group_size", config.get("q_group_size", 128))
         for module in grouped(uniform(tensors), SUFFIXES, ".qweight"):
-            num_in, words = module.need(".qweight").shape
+            num_in, words = module.matrix(".qweight", "I32")
+            scales, _ = module.need(".scales", *PLAIN), module.need(".qzeros", "I32")
             num_out, group = 8 * words, num_in if size == -1 else size
             groups = -(-num_in // group)
             module.check(".scales", (groups, num_out), why=f"group_size {size}")
             module.check(".qzeros", (groups, words), why=f"group_size {size}")
-            layout = IntegerLayout((num_out, num_in), group, 4, module.need(".scales"), False, True)
+            layout = IntegerLayout((num_out, num_in), group, 4, scales, False, True)
             yield integers(module, layout, target, partial(read, group))
         yield from dropped(tensors)
 
@@ -63,8 +69,8 @@ class Awq(Packed):
 
 def read(group: int, tensors: Mapping[str, Tensor]) -> Integers:
     """Return the integers of a module with so many inputs a group."""
-    values, zeros = (unpacked(tensors[name], 4, 1, ORDER) for name in (".qweight", ".qzeros"))
-    return Integers(values.T, tensors[".scales"].T, zeros.T, group)
+    zeros = unpacked(tensors[".qzeros"], 4, 1, ORDER)
+    return Integers(turned(tensors[".qweight"], ORDER), tensors[".scales"].T, zeros.T, group)
 
 
 def group_reason(size: Any) -> str | None:

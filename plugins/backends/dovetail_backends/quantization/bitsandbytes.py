@@ -1,10 +1,11 @@
 """`bitsandbytes`: nf4 and fp4 with a scale for every block of numbers, and int8 with one for each row.
 
-For a matrix `[N, K]` in 4 bits, row after row: `weight` uint8 `[N K / 2, 1]`, the higher nibble first;
-`weight.quant_map` float32 `[16]`, what nibbles stand for; `weight.absmax` float32, the scale of each block (64 numbers,
-or `blocksize`). With double quantisation `absmax` is uint8: `nested_quant_map[absmax] * nested_absmax + nested_offset`,
-in blocks of 256. A JSON text in `weight.quant_state.bitsandbytes__nf4` says the sizes. In 8 bits: `weight` int8 `[N,
-K]` and `SCB` float32 `[N]`, 127 times the scale.
+For a matrix `[N, K]` in 4 bits, row after row: `weight` uint8 `[N K / 2, 1]`, the higher nibble first, or the same
+bytes as numbers of another type (`bnb_4bit_quant_storage`); `weight.quant_map` float32 `[16]`, what nibbles stand for;
+`weight.absmax` float32, the scale of each block (64 numbers, or `blocksize`). With double quantisation `absmax` is
+uint8: `nested_quant_map[absmax] * nested_absmax + nested_offset`, in blocks of 256. A JSON text in
+`weight.quant_state.bitsandbytes__nf4` says the sizes. In 8 bits: `weight` int8 `[N, K]` and `SCB` float32 `[N]`, 127
+times the scale.
 
 Source: bitsandbytes 0.50, `functional.py` (QuantState), read November 2026.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -23,11 +25,14 @@ from torch import Tensor
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Scaled, by_rows
-from dovetail_backends.quantization.modules import Module, Packed, Reads, grouped, uniform, written_out
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
+from dovetail_backends.quantization.modules import PLAIN, Module, Packed, Reads, grouped, uniform, written_out
 
 STATE = ".weight.quant_state.bitsandbytes__"
 STATES = (STATE + "nf4", STATE + "fp4")
 NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
+STORAGES = {"U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
+"""Bytes of the types that nibbles are stored as."""
 NIBBLES, LEVELS = 16, 256
 """What a nibble, and a byte of absmax, may stand for."""
 SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
@@ -36,6 +41,12 @@ SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
 class Bitsandbytes(Packed):
     """Reads 4 and 8 bits."""
 
+    keys = known(
+        PLAIN_MODULES,
+        "load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit llm_int8_threshold llm_int8_skip_modules",
+        "llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight bnb_4bit_compute_dtype bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+    )
     reads = (
         Reads("nf4 or fp4, scales of 64 numbers", "nf4", 4 + 32 / 64),
         Reads("nf4 or fp4, double quantisation", "nf4", 4 + 8 / 64 + 32 / 64 / 256),
@@ -56,14 +67,14 @@ class Bitsandbytes(Packed):
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Write 4 bits out, and scale rows of 8."""
-        tensors = uniform(tensors)
         bases = {name.removesuffix(".weight.absmax") for name in tensors if name.endswith(".weight.absmax")}
         bases |= {name.partition(STATE)[0] for name in tensors if STATE in name}
         fours = {name: tensor for name, tensor in tensors.items() if _base(name) in bases}
+        tensors = uniform({name: tensor for name, tensor in tensors.items() if name not in fours})
         for module in grouped(fours, SUFFIXES, ".weight"):
             module.weight = module.weight.removesuffix(".weight") + ".weight"
             yield four_bits(module, target)
-        yield from eight(tensors)
+        yield from eight(tensors, target)
 
     def dummy(self) -> Form | None:
         """Return rows of int8, or the model's dtype."""
@@ -81,14 +92,18 @@ def four_bits(module: Module, target: Target) -> Conversion:
         ModelError: Sizes do not fit each other.
     """
     weight = module.need(".weight")
-    absmax, _ = module.need(".weight.absmax"), module.need(".weight.quant_map")
-    if not any(state in module.tensors for state in STATES):
-        module.need(STATES[0])
+    absmax = module.need(".weight.absmax", "U8", *PLAIN)
+    module.need(".weight.quant_map", *PLAIN)
+    module.need(next((state for state in STATES if state in module.tensors), STATES[0]), "U8")
     if absmax.dtype == "U8":
         for suffix in NESTED:
-            module.need(suffix)
-    num = 2 * weight.shape[0]
-    if not weight.inputs or num % weight.inputs:
+            module.need(suffix, *PLAIN)
+    if weight.dtype not in STORAGES:
+        raise ModelError(f"{module.weight}: {weight.dtype}; nibbles are stored as {', '.join(STORAGES)}")
+    num = 2 * prod(weight.shape) * STORAGES[weight.dtype]
+    if not weight.inputs:
+        raise ModelError(f"{module.weight}: in 4 bits, and the model has no matrix there")
+    if num % weight.inputs:
         raise ModelError(f"{module.weight}: {num} numbers are no matrix of {weight.inputs} inputs")
     shape = num // weight.inputs, weight.inputs
     return written_out(module, shape, target, partial(four_bit_numbers, module.weight, shape), "nf4")
@@ -114,7 +129,7 @@ def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Te
         raise ModelError(
             f"{name}: quant_state has blocks of {size} and {inner} numbers; possible: even ones, and from 1"
         )
-    packed, table = tensors[".weight"].flatten(), tensors[".weight.quant_map"].float()
+    packed, table = tensors[".weight"].contiguous().view(torch.uint8).flatten(), tensors[".weight.quant_map"].float()
     absmax = tensors[".weight.absmax"]
     if table.numel() != NIBBLES:
         raise ModelError(f"{name}: quant_map has {table.numel()} numbers instead of {NIBBLES}")
@@ -138,8 +153,8 @@ def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Te
     return by_rows(make, rows, size, dtype).flatten()[: 2 * packed.numel()].view(shape)
 
 
-def eight(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:
-    """Yield what becomes of rows of int8: the scale is named as the form has it.
+def eight(tensors: Mapping[str, FileTensor], target: Target) -> Iterator[Conversion]:
+    """Yield what becomes of rows of int8: the scale is named as the form has it, or they are written out.
 
     Raises:
         ModelError: A row's scale is missing.
@@ -150,13 +165,21 @@ def eight(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:
             module = Module(name, {".weight": tensor})
             if f"{base}.SCB" in tensors:
                 module.tensors[".SCB"] = tensors[f"{base}.SCB"]
+            module.matrix(".weight")
+            module.need(".SCB", *PLAIN)
             module.check(".SCB", tensor.shape[:1])
             if not tensor.path:
-                raise ModelError(f"{name}: I8, and the model asks for no such matrix")
+                yield written_out(module, tensor.shape, target, _numbers, "int8")
+                continue
             made = FileTensor(f"{name}_scale", "F32", (tensor.shape[0], 1), tensor.path)
             yield Conversion((f"{base}.SCB",), (made,), partial(_rows, f"{base}.SCB", made.name))
         elif name.endswith(".weight_format"):
             yield Conversion((name,), (), lambda _: {})
+
+
+def _numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    scales = tensors[".SCB"].float()[:, None] / 127
+    return Scaled().dequantise({"weight": tensors[".weight"], "weight_scale": scales}, dtype)
 
 
 def _rows(source: str, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ A module's tensors say which format it has, so checkpoints of several are read a
   or bytes `[N, K / 32]`, exponents of two;
 - int-quantized: `weight` int8, `weight_scale` `[N, 1]`, `[N, K / group]` or `[1]`, and `weight_zero_point` int8 alike;
 - pack-quantized: `weight_packed` int32 `[N, K b / 32]`, numbers of b = 4 or 8 bits plus half their range, the lowest
-  bits first; `weight_scale` `[N, K / group]`, `weight_shape` int64 `[2]`; `weight_zero_point` int32 `[N b / 32, K /
-  group]`, packed alike along N; with activation order `weight_g_idx` int32 `[K]`;
+  bits first; `weight_scale` `[N, K / group]` or `[1]`, `weight_shape` int64 `[2]`; `weight_zero_point` int32
+  `[N b / 32, K / group]`, packed alike along N; with activation order `weight_g_idx` int32 `[K]`;
 - nvfp4-pack-quantized: `weight_packed` uint8 `[N, K / 2]`, the lower nibble first, `weight_scale` e4m3 `[N, K / 16]`,
   `weight_global_scale` float32 `[1]`, which numbers are divided by;
 - mxfp4-pack-quantized: `weight_packed` uint8 `[N, K / 2]`, `weight_scale` bytes `[N, K / 32]`, exponents of two.
@@ -32,7 +32,18 @@ from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
-from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, eight_bits, grouped, uniform
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
+from dovetail_backends.quantization.modules import (
+    INDEX,
+    PLAIN,
+    Module,
+    Packed,
+    Reads,
+    dropped,
+    eight_bits,
+    grouped,
+    uniform,
+)
 
 METHOD = "compressed-tensors"
 PACKED = (".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale")
@@ -40,12 +51,24 @@ NOT_EXPERTS = tuple(
     f"model.layers.0.{name}_proj" for name in ("self_attn.o", "mlp.gate", "mlp.down", "mlp.shared_experts.up")
 )
 """Matrices of every model of experts that are not theirs: those without a dummy are those that `ignore` names."""
+GROUP_KEYS = known("targets weights input_activations output_activations format")
+WEIGHT_KEYS = known(
+    "num_bits type symmetric strategy group_size block_structure dynamic actorder scale_dtype zp_dtype observer",
+    "observer_kwargs",
+)
+ORDERS = ("group", "dynamic", True)
+"""Values of `actorder` with which there is a group for each input; with others inputs lie as they did."""
 TYPES = {"int": (4, 8), "float": (4, 8)}
 
 
 class CompressedTensors(Packed):
     """Reads the formats above."""
 
+    keys = known(
+        PLAIN_MODULES,
+        "config_groups format quantization_status kv_cache_scheme global_compression_ratio sparsity_config",
+        "transform_config version run_compressed dequantize use_optimized_inference",
+    )
     reads: ClassVar[Sequence[Reads]] = (
         Reads("float-quantized, naive-quantized: rows, tensors or blocks", "float8_e4m3fn", 8),
         Reads("mxfp8-quantized", "float8_e4m3fn", 8 + 8 / 32),
@@ -74,6 +97,15 @@ class CompressedTensors(Packed):
         return None
 
     @classmethod
+    def unknown(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        """Return keys of it and of its schemes that are not heeded."""
+        groups: Mapping[str, Mapping[str, Any]] = config.get("config_groups") or {}
+        inner = {f"config_groups.{name}.{key}" for name, group in groups.items() for key in set(group) - GROUP_KEYS}
+        for name, group in groups.items():
+            inner |= {f"config_groups.{name}.weights.{key}" for key in set(group.get("weights") or ()) - WEIGHT_KEYS}
+        return [*super().unknown(config), *sorted(inner)]
+
+    @classmethod
     def conversions(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
@@ -81,20 +113,21 @@ class CompressedTensors(Packed):
         tensors = uniform(tensors)
         schemes = list(weights_of(config))
         bits = {scheme["num_bits"] for scheme in schemes if scheme.get("type", "int") == "int"} or {4}
-        sizes = group_sizes(config)
+        is_ordered = all(scheme.get("actorder") in ORDERS for scheme in schemes)
+        sizes, is_shifted = group_sizes(config), all(scheme.get("symmetric", True) is False for scheme in schemes)
         block = next((tuple(s["block_structure"]) for s in schemes if s.get("block_structure")), BLOCK)
         done: set[str] = set()
         for module in grouped(_packed_only(tensors), PACKED, ".weight_packed"):
             done |= {tensor.name for tensor in module.tensors.values()}
             if module.need(".weight_packed").dtype == "I32":
-                yield from pack_quantized(module, bits, target, sizes)
+                yield from pack_quantized(module, bits, target, sizes, is_shifted=is_shifted, is_ordered=is_ordered)
             elif ".weight_global_scale" in module.tensors:
                 yield nvfp4(module, ".weight_packed", ".weight_scale", ".weight_global_scale", target, divides=True)
             else:
                 yield from mxfp4(module, ".weight_packed", ".weight_scale", target)
         left = {name: tensor for name, tensor in tensors.items() if name not in done}
-        yield from float8(left, target, (int(block[0]), int(block[1])))
-        yield from int_quantized(left, target, sizes)
+        yield from float8(left, target, (int(block[0]), int(block[1])), float_spans(schemes))
+        yield from int_quantized(left, target, sizes, is_shifted=is_shifted)
         yield from dropped(left)
 
     def dummy(self) -> Form | None:
@@ -174,6 +207,16 @@ def group_sizes(config: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(found)
 
 
+def float_spans(schemes: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return what scales of 8-bit floating point are for, as `float8` has it; none where a scheme does not say."""
+    names = {"tensor": "tensor", "channel": "row", "block": "block"}
+    found = set()
+    for scheme in schemes:
+        if scheme.get("type", "int") == "float" and scheme["num_bits"] == 8:
+            found.add(names.get(str(scheme.get("strategy")), f"{scheme.get('group_size')} inputs"))
+    return frozenset() if "None inputs" in found else frozenset(found)
+
+
 def _check_group(module: Module, group: int, num_in: int, sizes: frozenset[int]) -> None:
     """See that scales are for as many inputs as the configuration says.
 
@@ -195,15 +238,17 @@ def _packed_only(tensors: Mapping[str, FileTensor]) -> Mapping[str, FileTensor]:
     return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in bases}
 
 
-def int_quantized(tensors: Mapping[str, FileTensor], target: Target, sizes: frozenset[int]) -> Iterator[Conversion]:
-    """Yield what becomes of weights in int8."""
+def int_quantized(
+    tensors: Mapping[str, FileTensor], target: Target, sizes: frozenset[int], *, is_shifted: bool
+) -> Iterator[Conversion]:
+    """Yield what becomes of weights in int8; `is_shifted`: all schemes have zero points."""
     for name, tensor in tensors.items():
         if tensor.dtype != "I8" or not name.endswith(".weight"):
             continue
         names = {suffix: name.removesuffix(".weight") + suffix for suffix in (".weight_scale", ".weight_zero_point")}
         module = Module(name, {".weight": tensor})
         module.tensors |= {suffix: tensors[each] for suffix, each in names.items() if each in tensors}
-        (num_out, num_in), scales = tensor.shape, module.need(".weight_scale").shape
+        (num_out, num_in), scales = module.matrix(".weight"), module.need(".weight_scale", *PLAIN).shape
         if scales in ((1,), ()):
             group = (num_out, num_in)
         elif len(scales) == 2 and scales[0] == num_out and 0 < scales[1] <= num_in and num_in % scales[1] == 0:
@@ -211,9 +256,10 @@ def int_quantized(tensors: Mapping[str, FileTensor], target: Target, sizes: froz
         else:
             module.check(".weight_scale", (num_out, 1), (1,), why=f"or a divisor of {num_in} columns")
         _check_group(module, group[1], num_in, sizes)
-        if ".weight_zero_point" not in module.tensors:
+        if ".weight_zero_point" not in module.tensors and not is_shifted:
             yield from eight_bits(module, tensor.shape, group, target, scale=".weight_scale")
         else:
+            module.need(".weight_zero_point", "I8")
             module.check(".weight_zero_point", scales)
             layout = IntegerLayout((num_out, num_in), group[1], 8, module.need(".weight_scale"), False, True)
             yield integers(module, layout, target, partial(_shifted, group[1]))
@@ -228,32 +274,42 @@ def _shifted(group: int, tensors: Mapping[str, Tensor]) -> Integers:
     return Integers(values, scale, zeros, group)
 
 
-def pack_quantized(module: Module, bits: set[int], target: Target, sizes: frozenset[int]) -> Iterator[Conversion]:
+def pack_quantized(
+    module: Module, bits: set[int], target: Target, sizes: frozenset[int], *, is_shifted: bool, is_ordered: bool
+) -> Iterator[Conversion]:
     """Yield what becomes of integers packed in words.
+
+    Args:
+        module: Its tensors.
+        bits: That schemes have.
+        target: What it is read for.
+        sizes: See `group_sizes`.
+        is_shifted: All schemes have zero points.
+        is_ordered: All have groups of inputs that are no neighbours.
 
     Raises:
         ModelError: Shapes do not fit each other.
     """
-    num_out, words = module.need(".weight_packed").shape
-    scale = module.need(".weight_scale")
+    num_out, words = module.matrix(".weight_packed", "I32")
+    scale = module.need(".weight_scale", *PLAIN)
     width = next((b for b in sorted(bits) if module.inputs and -(-module.inputs * b // 32) == words), min(bits))
     num_in = module.inputs or words * 32 // width
     if -(-num_in * width // 32) != words:
         module.check(".weight_packed", (num_out, -(-num_in * width // 32)), why=f"{num_in} inputs of {width} bits")
-    if (
-        len(scale.shape) != 2
-        or scale.shape[0] != num_out
-        or not 0 < scale.shape[1] <= num_in
-        or num_in % scale.shape[1]
-    ):
-        module.check(".weight_scale", (num_out, 1), why=f"or a divisor of {num_in} columns")
+    if scale.shape in ((), (1,)):  # of the whole matrix
+        scale = scale._replace(shape=(num_out, 1))
+    elif len(scale.shape) != 2 or scale.shape[0] != num_out or not scale.shape[1] or num_in % scale.shape[1]:
+        module.check(".weight_scale", (num_out, 1), (1,), why=f"or a divisor of {num_in} columns")
     groups = scale.shape[1]
     group = num_in // groups
     _check_group(module, group, num_in, sizes)
     has_zero, has_order = (each in module.tensors for each in (".weight_zero_point", ".weight_g_idx"))
-    if has_zero:
+    has_order |= is_ordered
+    if has_zero or is_shifted:
+        module.need(".weight_zero_point", "I32")
         module.check(".weight_zero_point", (-(-num_out * width // 32), groups))
     if has_order:
+        module.need(".weight_g_idx", *INDEX)
         module.check(".weight_g_idx", (num_in,))
     layout = IntegerLayout((num_out, num_in), group, width, scale, not has_zero, not has_order)
 
@@ -261,17 +317,17 @@ def pack_quantized(module: Module, bits: set[int], target: Target, sizes: frozen
         said = tensors.get(".weight_shape")
         if said is not None and said.tolist() != [num_out, num_in]:
             raise ModelError(f"{module.weight}: .weight_shape says {said.tolist()}, and it is {[num_out, num_in]}")
-        words = tensors[".weight_packed"]
+        words, scales = tensors[".weight_packed"], tensors[".weight_scale"].expand(scale.shape)
         values = words if width == 4 and num_in % 8 == 0 else unpacked(words, width, 1)[:, :num_in]
         if has_zero:
             zeros = unpacked(tensors[".weight_zero_point"], width, 0)[:num_out]
         else:
-            zeros = torch.full_like(tensors[".weight_scale"], 1 << (width - 1), dtype=torch.uint8)
+            zeros = torch.full(scales.shape, 1 << (width - 1), dtype=torch.uint8, device=scales.device)
         order = tensors.get(".weight_g_idx")
         if order is not None and (int(order.min()) < -1 or int(order.max()) >= groups):
             raise ModelError(f"{module.weight}: .weight_g_idx has groups that there are not, of {groups}")
         if order is not None and (int(order.min()) < 0 or in_order(order, group)):
             order = None  # -1 everywhere says that there is none
-        return Integers(values, tensors[".weight_scale"], zeros, group, order)
+        return Integers(values, scales, zeros, group, order)
 
     yield integers(module, layout, target, read)

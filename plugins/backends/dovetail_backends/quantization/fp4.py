@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import MX_GROUP, by_rows, e2m1, spread, stays_packed
-from dovetail_backends.quantization.modules import Module, as_scale, written_out
+from dovetail_backends.quantization.modules import PLAIN, Module, as_scale, written_out
 
 NV_GROUP = 16
 
@@ -28,7 +28,11 @@ def nvfp4(module: Module, packed: str, scale: str, whole: str, target: Target, *
     Raises:
         ModelError: Shapes do not fit each other.
     """
+    if len(module.need(packed, "U8").shape) < 2:
+        module.matrix(packed)
     *rows, half = module.need(packed).shape
+    module.need(scale, "F8_E4M3")
+    module.need(whole, *PLAIN)
     module.check(scale, (*rows, 2 * half // NV_GROUP), why=f"{2 * half} inputs in groups of {NV_GROUP}")
     experts = tuple(rows[:-1])
     module.check(whole, (), (1,), experts, (*experts, 1))
@@ -63,7 +67,9 @@ def mxfp4(module: Module, packed: str, scale: str, target: Target, *, turned: bo
     Raises:
         ModelError: Shapes do not fit each other.
     """
-    bytes_, scales = module.need(packed), module.need(scale)
+    bytes_, scales = module.need(packed, "U8"), module.need(scale, "U8", "F8_E8M0")
+    if len(scales.shape) < 2:
+        module.matrix(scale)
     rows = scales.shape[:-1]
     num_in = MX_GROUP * scales.shape[-1]
     module.check(

@@ -24,7 +24,17 @@ import torch
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import FP8_GROUP, Form, Scaled
-from dovetail_backends.quantization.modules import MADE, Module, Packed, Reads, blocks_of, dropped, eight_bits
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
+from dovetail_backends.quantization.modules import (
+    MADE,
+    SCALE,
+    Module,
+    Packed,
+    Reads,
+    blocks_of,
+    dropped,
+    eight_bits,
+)
 from dovetail_backends.quantization.on_load import quantised, rows_of
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -36,6 +46,11 @@ ROWS = Scaled(torch.float8_e4m3fn)
 class Fp8(Packed):
     """Reads fp8 checkpoints, and makes fp8 of plain ones."""
 
+    keys = known(
+        PLAIN_MODULES,
+        "activation_scheme weight_block_size scale_fmt fmt expert_dtype dequantize modules_to_convert",
+        "kv_cache_scheme",
+    )
     reads = (
         Reads("fp8 in blocks of 128 x 128 (DeepSeek, Qwen, MiniMax), ue8m0 scales too", "float8_e4m3fn", 8),
         Reads("fp8 with a scale for each tensor or row", "float8_e4m3fn", 8),
@@ -50,6 +65,8 @@ class Fp8(Packed):
             return None
         if (method := config.get("quant_method")) not in ("fp8", "mxfp8"):
             return f"it reads quant_method 'fp8' and 'mxfp8', not {method!r}; plain checkpoints are quantised"
+        if (experts := config.get("expert_dtype") or "fp8") != "fp8":
+            return f"expert_dtype is {experts!r}; possible: 'fp8'"
         try:
             block_of(config)
         except ModelError as error:
@@ -64,7 +81,8 @@ class Fp8(Packed):
         if not config:
             yield from quantised(tensors, rows_of(ROWS))
         else:
-            yield from float8(tensors, target, block_of(config))
+            is_said = config.get("quant_method") == "mxfp8" or config.get("weight_block_size")
+            yield from float8(tensors, target, block_of(config), frozenset({"block"} if is_said else ()))
             yield from dropped(tensors)
 
     def dummy(self) -> Form | None:
@@ -90,45 +108,68 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def float8(tensors: Mapping[str, FileTensor], target: Target, block: tuple[int, int]) -> Iterator[Conversion]:
+def float8(
+    tensors: Mapping[str, FileTensor], target: Target, block: tuple[int, int], spans: frozenset[str] = frozenset()
+) -> Iterator[Conversion]:
     """Yield the conversions of all weights in 8-bit floating point.
+
+    Args:
+        tensors: Of the checkpoint.
+        target: What they are read for.
+        block: Rows and columns of a block.
+        spans: What scales are for, if the configuration says it: `block`, `row`, `tensor`, or `32 inputs` of a row.
 
     Raises:
         ModelError: A scale is missing, or it is not one for each block, row or tensor.
     """
     for name, tensor in tensors.items():
-        if tensor.dtype not in FLOAT8 or name.endswith(SCALES) or len(tensor.shape) < 2:
+        if tensor.dtype not in FLOAT8 or name.endswith(SCALES):
             continue
         own = ".weight" if name.endswith(".weight") else ""
         module = Module(name, {own: tensor})
+        if len(tensor.shape) < 2:
+            module.matrix(own)
         scales = [own + each for each in SCALES if name + each in tensors]
         if len(scales) != 1:
             raise ModelError(
                 f"{name}: {tensor.dtype} needs one scale, {name}_scale_inv or {name}_scale; has {len(scales)}"
             )
         module.tensors[scales[0]] = tensors[name + scales[0].removeprefix(own)]
-        group = layout_of(module, scales[0], tensor.shape, block)
+        module.need(scales[0], *SCALE)
+        group = layout_of(module, scales[0], block, spans)
         yield from eight_bits(module, tensor.shape, group, target, scale=scales[0])
 
 
-def layout_of(module: Module, scale: str, shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
+def layout_of(module: Module, scale: str, block: tuple[int, int], spans: frozenset[str]) -> tuple[int, int]:
     """Return rows and columns that share one of a module's scales.
 
     Raises:
-        ModelError: There are not as many as blocks, rows or tensors.
+        ModelError: There are not as many as blocks, rows or tensors, or they are for something else than `spans` says.
     """
-    experts, blocks = shape[:-2], blocks_of(shape, block)
+    shape = next(module.tensors[own].shape for own in (".weight", "") if own in module.tensors)
     found = module.need(scale).shape
-    if found == blocks:
-        return block
-    if found in ((*shape[:-1], 1), shape[:-1]):
-        return 1, shape[-1]
-    if found[:-1] == shape[:-1] and found[-1] and shape[-1] % found[-1] == 0:
-        return 1, shape[-1] // found[-1]
-    if found in ((), (1,), experts, (*experts, 1), (*experts, 1, 1)) and (not experts or found[:1] == experts):
-        return shape[-2], shape[-1]
+    experts, blocks = shape[:-2], blocks_of(shape, block)
+    kept_axes = (*experts, blocks[-2], 1, blocks[-1], 1)  # as Model Optimizer writes them
+    columns = found[-1] if found[:-1] == shape[:-1] and found and found[-1] and shape[-1] % found[-1] == 0 else 0
+    width = shape[-1] // columns if columns else 0
+    is_tensor = found in ((), (1,), experts, (*experts, 1), (*experts, 1, 1)) and (not experts or found[:1] == experts)
+    ways = {
+        "block": (found in (blocks, kept_axes), block),
+        "row": (found in ((*shape[:-1], 1), shape[:-1]), (1, shape[-1])),
+        f"{width} inputs": (columns > 1, (1, width)),
+        "tensor": (is_tensor, (shape[-2], shape[-1])),
+    }
+    for span, (fits, group) in ways.items():
+        if fits and (not spans or span in spans):
+            return group
+    possible = {
+        "block": f"{list(blocks)} (blocks of {block[0]} x {block[1]})",
+        "row": f"{[*shape[:-1], 1]} (rows, or groups of their columns)",
+        "tensor": f"{[*experts, 1]} (one tensor)",
+    }
+    named = [text for span, text in possible.items() if not spans or span in spans]
+    named += [f"one for {span}" for span in sorted(spans - possible.keys())]
+    said = "; the configuration says so" if spans else ""
     raise ModelError(
-        f"{module.weight}: {scale} is {list(found)}; for a weight {list(shape)} possible are {list(blocks)} (blocks of "
-        f"{block[0]} x {block[1]}), {[*shape[:-1], 1]} (rows, or groups of their columns) and {[*experts, 1]} (one "
-        "tensor)"
+        f"{module.weight}: {scale} is {list(found)}; for a weight {list(shape)} possible: {', '.join(named)}{said}"
     )

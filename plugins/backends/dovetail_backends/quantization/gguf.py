@@ -21,6 +21,7 @@ from dovetail.gguf.blocks import PLAIN as PLAIN_TYPES
 from dovetail.gguf.config import METHOD
 from dovetail.layers.packed_forms import Form, stays_packed, words_of
 from dovetail_backends.quantization.gguf_blocks import READERS, halves, nibbles, numbers
+from dovetail_backends.quantization.keys import known
 from dovetail_backends.quantization.modules import NAMES, Packed, Reads
 
 Q4_0 = BY_NAME["Q4_0"]
@@ -29,6 +30,7 @@ Q4_0 = BY_NAME["Q4_0"]
 class GgufBlocks(Packed):
     """Reads GGUF files."""
 
+    keys = known("types")
     reads = (
         Reads("llama.cpp's Q4_0", "int4", 4.5),
         *(Reads(f"llama.cpp's {kind}", kind, 8 * BY_NAME[kind].size / BY_NAME[kind].numbers) for kind in READERS),

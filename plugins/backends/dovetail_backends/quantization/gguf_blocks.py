@@ -16,6 +16,8 @@ own for 16 or 32 of them, in units of one float16. Nibbles stand in halves: the 
 | Q4_K | d, dmin, 12 bytes of 6-bit scales and mins, 128 x two nibbles | `d s q - dmin m` |
 | Q5_K | d, dmin, 12 bytes as above, 32 x eight fifth bits, 128 x two nibbles | `d s q - dmin m` |
 | Q6_K | 128 x two nibbles, 64 x four of 2 upper bits, 16 x int8 scale, d | `d s (q - 32)` |
+| IQ4_NL | d, 16 x two nibbles | `d LEVELS[q]` |
+| IQ4_XS | d, 8 x two upper bits, 4 x two nibbles of 6-bit scales, 128 x two nibbles | `d (s - 32) LEVELS[q]` |
 
 Source: ggml's `ggml-common.h` and `ggml-quants.c`, read November 2026.
 """
@@ -25,10 +27,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.gguf.blocks import BY_NAME
 from dovetail.layers.packed_forms import by_rows
+
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the nibbles of IQ4 stand for: closer to each other around zero, where most weights are."""
 
 
 def numbers(kind: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -136,8 +142,26 @@ def _q6_k(data: Tensor) -> Tensor:
     return (scale.unsqueeze(-1) * number.view(-1, 16, 16)).flatten(1)
 
 
+def _levels(data: Tensor) -> Tensor:
+    """Return the numbers that the nibbles of bytes `[B, n]` stand for, 16 lower ones before their upper ones."""
+    table = torch.tensor(LEVELS, dtype=torch.float32, device=data.device)
+    return F.embedding(nibbles(data, 16).int(), table[:, None]).squeeze(-1)
+
+
+def _iq4_nl(data: Tensor) -> Tensor:
+    return halves(data, 0, 1) * _levels(data[:, 2:])
+
+
+def _iq4_xs(data: Tensor) -> Tensor:
+    low = (shifted(data[:, 4:8].unsqueeze(-1), 0, 4) & 15).flatten(1)
+    high = (shifted(data[:, 2:4].unsqueeze(-1), 0, 2, 4, 6) & 3).flatten(1)
+    scale = halves(data, 0, 1) * ((low | (high << 4)).float() - 32)
+    return (scale.unsqueeze(-1) * _levels(data[:, 8:]).view(-1, 8, 32)).flatten(1)
+
+
 READERS: dict[str, Callable[[Tensor], Tensor]] = {
     **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0},
     **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
+    **{"IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs},
 }
 """Make float32 numbers `[B, numbers of a block]` of blocks uint8 `[B, bytes of one]`."""

@@ -21,7 +21,8 @@ from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
-from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, grouped, uniform
+from dovetail_backends.quantization.keys import TUNING, known
+from dovetail_backends.quantization.modules import INDEX, PLAIN, Module, Packed, Reads, dropped, grouped, uniform
 
 SUFFIXES = (".qzeros", ".scales", ".g_idx")
 FORMATS = ("gptq", "gptq_v2")
@@ -31,6 +32,7 @@ BITS = (4, 8)
 class Gptq(Packed):
     """Reads GPTQ checkpoints."""
 
+    keys = known(TUNING, "bits group_size sym desc_act checkpoint_format format")
     reads = (
         Reads("AutoGPTQ, GPTQModel (v1 and v2), 4 bits, groups of 128", "int4", 4 + 20 / 128),
         Reads("4 bits with desc_act", "int4 in another order", 4 + 20 / 128),
@@ -45,7 +47,7 @@ class Gptq(Packed):
             return f"it reads quant_method 'gptq', not {method!r}"
         if (bits := config.get("bits")) not in BITS:
             return f"bits is {bits!r}; possible: 4 and 8"
-        if (form := config.get("checkpoint_format") or "gptq") not in FORMATS:
+        if (form := format_of(config)) not in FORMATS:
             return f"checkpoint_format is {form!r}; possible: {', '.join(FORMATS)}"
         return group_reason(config.get("group_size", 128))
 
@@ -66,6 +68,11 @@ class Gptq(Packed):
         return Int4(group) if self.config.get("bits") == 4 else Scaled(group=group)
 
 
+def format_of(config: Mapping[str, Any]) -> Any:
+    """Return how zeros are stored; newer tools say `format`, which is heeded where the older key is missing."""
+    return config.get("checkpoint_format") or config.get("format") or FORMATS[0]
+
+
 def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
     """Return what a module's tensors say.
 
@@ -73,7 +80,8 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
         ModelError: They do not fit `bits` and `group_size`.
     """
     bits, size = config["bits"], config.get("group_size", 128)
-    words, num_out = module.need(".qweight").shape
+    words, num_out = module.matrix(".qweight", "I32")
+    scales, _ = module.need(".scales", *PLAIN), module.need(".qzeros", "I32")
     num_in = words * 32 // bits
     groups = 1 if size == -1 else -(-num_in // size)
     why = f"group_size {size}, bits {bits}"
@@ -81,17 +89,18 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
         module.check(".qweight", (module.inputs * bits // 32, num_out), why=why)
     module.check(".scales", (groups, num_out), why=why)
     module.check(".qzeros", (groups, num_out * bits // 32), why=why)
-    if ".g_idx" in module.tensors:
+    has_order = bool(config.get("desc_act")) and groups > 1
+    if has_order or ".g_idx" in module.tensors:
+        module.need(".g_idx", *INDEX)
         module.check(".g_idx", (num_in,))
-    is_ordered = not config.get("desc_act") or groups == 1 or ".g_idx" not in module.tensors
     is_symmetric, group = bool(config.get("sym")), num_in if size == -1 else size
-    return IntegerLayout((num_out, num_in), group, bits, module.need(".scales"), is_symmetric, is_ordered)
+    return IntegerLayout((num_out, num_in), group, bits, scales, is_symmetric, not has_order)
 
 
 def _reader(
     module: Module, config: Mapping[str, Any], layout: IntegerLayout
 ) -> Callable[[Mapping[str, Tensor]], Integers]:
-    return partial(read, module.weight, layout, 0 if config.get("checkpoint_format") == "gptq_v2" else 1)
+    return partial(read, module.weight, layout, 0 if format_of(config) == "gptq_v2" else 1)
 
 
 def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tensor]) -> Integers:
@@ -109,7 +118,7 @@ def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tens
             groups = None
         elif layout.is_ordered:
             raise ModelError(f"{name}: .g_idx has an order of its own, and quantization_config says desc_act false")
-    words = tensors[".qweight"]
-    values = words.T.contiguous() if layout.bits == 4 else unpacked(words, layout.bits, 0).T
+    words = tensors[".qweight"].T.contiguous()
+    values = words if layout.bits == 4 else unpacked(words, layout.bits, 1)
     zeros = (unpacked(tensors[".qzeros"], layout.bits, 1) + less) & ((1 << layout.bits) - 1)
     return Integers(values, tensors[".scales"].T, zeros.T, layout.group, groups)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import affine, by_rows, reordered, stays_packed, words_of
+from dovetail.layers.packed_forms import affine, by_rows, chunk, in_chunks, reordered, stays_packed, words_of
 from dovetail_backends.quantization.modules import Module, written_out
 
 
@@ -119,10 +119,14 @@ def _results(module: Module, layout: IntegerLayout) -> Iterator[FileTensor]:
 
 def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
     if layout.bits == 8:
-        yield (made.values.to(torch.int16) - 128).to(torch.int8)
+        yield (made.values ^ 128).view(torch.int8)
         yield made.scale.float().contiguous()
         return
-    yield words_of(made.values) if made.values.dtype == torch.uint8 else reordered(made.values)
+    values = made.values
+    if values.dtype == torch.uint8:
+        yield in_chunks(lambda rows: (words_of(values[rows]),), values, values.shape[1])[0]
+    else:
+        yield reordered(values)
     yield made.scale.contiguous()
     if not layout.is_symmetric:
         yield made.zeros.contiguous()
@@ -130,10 +134,24 @@ def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
 
 def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Return the uint8 numbers of words int32, the lowest bits first or in `order`, side by side along `dim`."""
+    if bits == 8 and dim == words.dim() - 1 and order is None:
+        return words.contiguous().view(torch.uint8)
     num, mask = 32 // bits, (1 << bits) - 1
     shifts = torch.tensor([bits * place for place in order or range(num)], dtype=torch.int32, device=words.device)
     apart = words.unsqueeze(dim + 1) >> (shifts if dim == words.dim() - 1 else shifts[:, None])
     return (apart & mask).to(torch.uint8).flatten(dim, dim + 1)
+
+
+def turned(words: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Return the uint8 numbers `[N, K]` of words int32 `[K, N / 8]`, some columns at a time."""
+    num_in, num_words = words.shape
+    out = words.new_empty(num_words, 8, num_in, dtype=torch.uint8)
+    step = max(1, chunk() // (8 * num_in)) if words.device.type == "cpu" else num_words
+    for start in range(0, num_words, step):
+        some = words[:, start : start + step].T.contiguous()
+        for index, place in enumerate(order):
+            out[start : start + step, index] = (some >> (4 * place)) & 15
+    return out.flatten(0, 1)
 
 
 def in_order(groups: Tensor, size: int) -> bool:

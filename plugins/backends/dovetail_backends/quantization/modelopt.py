@@ -3,7 +3,8 @@
 The configuration stands in `config.json` or in `hf_quant_config.json`; `quant_algo` names the format. For a matrix `[N,
 K]`:
 
-- FP8 and its relatives: `weight` e4m3 and `weight_scale` float32 `[]`, `[N]`, `[N, 1]` or one for each 128 x 128 block;
+- FP8 and its relatives: `weight` e4m3 and `weight_scale` float32 `[]`, `[N]`, `[N, 1]` or one for each 128 x 128 block,
+  also as `[N / 128, 1, K / 128, 1]`;
 - NVFP4: `weight` uint8 `[N, K / 2]`, the lower nibble first, `weight_scale` e4m3 `[N, K / 16]`, and `weight_scale_2`
   float32 `[]`, which numbers are multiplied by.
 
@@ -19,6 +20,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form
 from dovetail_backends.quantization.fp4 import nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
 
 ALGOS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
@@ -28,6 +30,11 @@ METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 class Modelopt(Packed):
     """Reads fp8 and nvfp4, module by module."""
 
+    keys = known(
+        PLAIN_MODULES,
+        "quant_algo kv_cache_quant_algo kv_cache_scheme group_size producer config_groups quantization",
+        "quantized_layers provider",
+    )
     reads = (
         Reads("FP8: tensors, rows or blocks", "float8_e4m3fn", 8),
         Reads("NVFP4", "nvfp4", 4 + 8 / 16),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from dovetail.layers.packed_forms import Form, Scaled, exponents, stays_packed
 
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 PLAIN = ("BF16", "F16", "F32")
+INDEX = ("I32", "I64")
+SCALE = (*PLAIN, "F8_E8M0", "U8")
+"""Types of scales; the last two are exponents of two."""
 ACTIVATIONS = (".input_scale", ".input_global_scale", ".input_zero_point", ".input_g_idx")
 """Scales of activations, which are not rounded here: what comes out is nearer to the unquantised model."""
 CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
@@ -52,6 +55,13 @@ class Packed(Quantization):
 
     reads: ClassVar[Sequence[Reads]] = ()
     """What it reads, or makes."""
+    keys: ClassVar[frozenset[str]] = frozenset()
+    """Of configurations: those that are heeded, or say what files tell, too, or how weights were found."""
+
+    @classmethod
+    def unknown(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        """Return the other keys."""
+        return sorted(set(config) - cls.keys - {"quant_method"})
 
     def factory(self, plain: LayerFactory) -> LayerFactory:
         """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""
@@ -94,16 +104,29 @@ class Module:
         """K of the model's matrix, 0 where it is not known."""
         return next((tensor.inputs for tensor in self.tensors.values() if tensor.inputs), 0)
 
-    def need(self, suffix: str) -> FileTensor:
+    def need(self, suffix: str, *dtypes: str) -> FileTensor:
         """Return a tensor.
 
         Raises:
-            ModelError: It is not there.
+            ModelError: It is not there, or of none of the types that are named.
         """
         if (found := self.tensors.get(suffix)) is None:
             has = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in self.tensors.items())
             raise ModelError(f"{self.weight}: {suffix} is missing; it has {has}")
+        if dtypes and found.dtype not in dtypes:
+            raise ModelError(f"{self.weight}: {suffix} is {found.dtype}; possible: {', '.join(dtypes)}")
         return found
+
+    def matrix(self, suffix: str, *dtypes: str) -> tuple[int, int]:
+        """Return the shape of a tensor of two axes.
+
+        Raises:
+            ModelError: It has others.
+        """
+        shape = self.need(suffix, *dtypes).shape
+        if len(shape) != 2 or 0 in shape:
+            raise ModelError(f"{self.weight}: {suffix} is {list(shape)} instead of a matrix")
+        return shape[0], shape[1]
 
     def check(self, suffix: str, *shapes: tuple[int, ...], why: str = "") -> None:
         """See that a tensor has one of the shapes.

@@ -16,12 +16,14 @@ from typing import Any
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers import packed_forms
 from dovetail_backends.quantization.fp4 import mxfp4
+from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
 
 
 class Mxfp4(Packed):
     """Reads gpt-oss as published."""
 
+    keys = known(PLAIN_MODULES, "dequantize")
     reads = (Reads("gpt-oss as published", "mxfp4", 4 + 8 / 32),)
 
     @classmethod
