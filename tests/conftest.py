@@ -316,7 +316,6 @@ LONG = (
     "tests/testing/broken/test_broken_parsers.py",
     "tests/storage/test_pauses.py",
     "tests/layers/test_packed_kernels.py",
-    "tests/layers/test_router_kernel.py",
     "tests/server/test_signals.py",
     "tests/runtime/test_kernels.py",
 )
