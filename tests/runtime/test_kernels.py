@@ -108,11 +108,11 @@ def test_collected_kernels_are_compiled_for_whoever_launches_them(tmp_path: Path
 def test_a_compiler_that_dies_costs_nothing_but_its_kernels() -> None:
     """What a dead worker was sent, before and after its death, counts as not compiled; nothing raises or waits."""
     compiler = KernelCompiler()
-    kernel = Kernel("no.such.module", "kernel", "{}")
-    compiler.add(kernel)
+    first, *others = (Kernel("no.such.module", f"kernel_{i}", "{}") for i in range(4))
+    compiler.add(first)
     compiler._process.kill()
     compiler._process.wait()
-    for _ in range(3):
+    for kernel in others:
         compiler.add(kernel)
     assert compiler.wait() == 4
     compiler.close()
@@ -128,3 +128,59 @@ def test_an_operators_undefined_tensors_are_empty_ones_in_a_rehearsal() -> None:
     one, undefined = mode.__torch_dispatch__(lambda *_: [given, None], ())
     assert one is given
     assert undefined.shape == (0,)
+
+
+KEYS = """
+import sys
+from dovetail.runtime.kernels.stable_keys import make_keys_stable
+make_keys_stable()
+make_keys_stable()
+import probe_keys
+names = ["kernel", "outer", "inner", "other"]
+for name in names[:: int(sys.argv[1])]:
+    getattr(probe_keys, name).cache_key
+print(probe_keys.kernel.cache_key, probe_keys.other.cache_key)
+"""
+KEYED = """
+import triton
+import triton.language as tl
+
+HALF: tl.constexpr = tl.constexpr({half})
+
+
+@triton.jit
+def inner(x):
+    return x * HALF
+
+
+@triton.jit
+def outer(x):
+    return inner(x) + 1
+
+
+@triton.jit
+def kernel(x):
+    tl.store(x, outer(tl.load(x)))
+
+
+@triton.jit
+def other(x):
+    tl.store(x, inner(tl.load(x)))
+"""
+
+
+def key_of(folder: Path, half: float, order: int) -> str:
+    """Names of two kernels, in a process that works out those of what they call after or before theirs."""
+    (folder / "probe_keys.py").write_text(KEYED.format(half=half))
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", KEYS, str(order)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_kernels_name_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
+    """Constants of functions within functions are part of it, in whatever order processes come to know them."""
+    assert key_of(tmp_path, 0.5, 1) == key_of(tmp_path, 0.5, -1)
+    assert key_of(tmp_path, 0.5, 1) != key_of(tmp_path, 0.25, 1)

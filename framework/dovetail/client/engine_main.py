@@ -21,6 +21,7 @@ from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
+from dovetail.runtime.kernels.spare import spare
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
@@ -65,12 +66,15 @@ def main(argv: list[str]) -> int:
 def serve(transport: SocketTransport, start: Start) -> None:
     """Start the engine and run its loop."""
     log.setup(start.log_level, process="engine")
+    settings = EngineSettings.model_validate(start.settings)
+    spare.start(settings)
     with imports.for_good():
         plugins = load(start.plan, "engine")
         from dovetail.client.launch import make_engine  # imports torch: after the plan, which fails sooner
     with running_hooks(plugins):
         with StartSigns(transport), naming_plugin(plugins):
-            core = make_engine(EngineSettings.model_validate(start.settings), plugins, start.hang_s)
+            core = make_engine(settings, plugins, start.hang_s)
+            spare.close()
             if core.grammars is not None:
                 core.grammars.service.warm_up().wait(WARM_UP_S)
             imports.started()

@@ -45,6 +45,7 @@ from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs, GraphPool
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, quant_method, read_config
+from dovetail.runtime.kernels.repeats import repeats_left_out
 from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan, context_len
 from dovetail.runtime.ranks import ALONE, Rank
@@ -131,7 +132,9 @@ class ModelRunner:
         tasks = [task for task in (prefill, decode, self._trials) if task is not None]
         self.capture_queue = CaptureQueue(tasks)
         if kernels is not None:
-            kernels.compile([task.rehearse for task in tasks] + [lambda: masks.warm_up(self.config.vocab_size)])
+            rehearsals = [task.rehearse for task in tasks]
+            with repeats_left_out(self.model):
+                kernels.compile([*rehearsals, lambda: masks.warm_up(self.config.vocab_size)])
         if rank.meeting is not None:
             rank.meeting.connect()
         if self.device.type == "cuda":
@@ -233,6 +236,7 @@ class ModelRunner:
             max_prefill_tokens=plan.step_tokens - plan.max_running_requests,
             context_len=plan.context_len,
             graph_rows=0 if decode is None else decode.max_batch,
+            tiles_by_tokens=self.config.experts is not None or bool(self.quantization),
         )
         return EagerWarmUp(self.stepper, self.state, self.pool, self.config.vocab_size, limits)
 

@@ -51,12 +51,16 @@ PARAMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Bounds of real steps, in requests and tokens. `graph_rows`: most decode rows without chunks that graphs serve."""
+    """Bounds of real steps, in requests and tokens. `graph_rows`: most decode rows without chunks that graphs serve.
+
+    `tiles_by_tokens`: kernels choose tiles by all tokens of a step, as those of experts and of packed weights do.
+    """
 
     max_requests: int
     max_prefill_tokens: int
     context_len: int
     graph_rows: int
+    tiles_by_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,7 @@ def _wanted(limits: StepLimits) -> Iterator[Shape]:
         for num_chunks in CHUNKS:
             for num_decode in (0, NUM_DECODE):
                 yield Shape(num_decode, num_chunks, num_new)
-    # Products of sorted experts choose tiles by all tokens of a step, each up to about twice as many as the one before.
-    for power in range(limits.max_prefill_tokens.bit_length()):
+    for power in range(limits.max_prefill_tokens.bit_length() if limits.tiles_by_tokens else 0):  # about twice as many
         for num_decode in (0, NUM_DECODE):
             yield Shape(num_decode, 1, 1 << power)
     for num_decode in (0, NUM_DECODE):

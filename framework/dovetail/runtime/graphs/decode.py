@@ -55,7 +55,7 @@ class GraphPool:
         self._handle: Any = None
 
     def capture(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Run a step twice on a side stream (compiles kernels, fills caches), then record it.
+        """Run a step on a side stream, which loads its kernels and makes its caches, then record it.
 
         Returns:
             The graph, and what the recorded step returned: static tensors that each replay overwrites.
@@ -63,8 +63,7 @@ class GraphPool:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            for _ in range(2):
-                step()
+            step()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._handle):

@@ -19,6 +19,8 @@ import triton
 
 from dovetail.runtime.kernels.collect import Kernel, collecting, current_target
 from dovetail.runtime.kernels.compiler import KernelCompiler
+from dovetail.runtime.kernels.spare import DIGEST_LEN, records
+from dovetail.runtime.kernels.stable_keys import make_keys_stable
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ class CompiledAhead:
 
     def __init__(self, fingerprint: object) -> None:
         """`fingerprint`: what decides which kernels an engine launches; anything that JSON can write."""
-        self._record = cache_folder() / "dovetail" / f"{_digest(fingerprint)}.json"
+        make_keys_stable()
+        self._record = records(cache_folder()) / f"{_digest(fingerprint)}.json"
         self._compiler = None if self._is_done() else KernelCompiler()
 
     def compile(self, rehearsals: Sequence[Callable[[], None]]) -> None:
@@ -108,7 +111,7 @@ def cache_folder() -> Path:
 
 def _digest(fingerprint: object) -> str:
     facts = [fingerprint, triton.__version__, torch.__version__, torch.cuda.get_device_name()]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:DIGEST_LEN]
 
 
 def _stamp(path: str) -> list[int] | None:

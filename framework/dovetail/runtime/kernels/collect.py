@@ -56,9 +56,7 @@ _NOTHING = _Nothing()
 class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """New memory is zero, and products are not computed."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def _dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func in UNINITIALISED:
             return func(*args, **kwargs).zero_()
@@ -72,6 +70,10 @@ class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(found, list):  # an undefined tensor in it is None, which torch does not take back from a mode
             return [torch.empty(0) if one is None else one for one in found]
         return found
+
+
+# Not in the class: torch wraps what it finds there for its compiler, which the first call then imports, in 0.6 s.
+_Zeros.__torch_dispatch__ = _Zeros._dispatch  # type: ignore[assignment, method-assign]
 
 
 @contextmanager

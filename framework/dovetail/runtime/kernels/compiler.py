@@ -8,14 +8,13 @@ import json
 import logging
 import os
 import selectors
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 from tqdm import tqdm
 
 from dovetail.runtime.kernels.collect import Kernel
+from dovetail.runtime.kernels.spare import spare, start_worker
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +27,10 @@ class KernelCompiler:
     """Sends kernels to a worker process. What it cannot compile, for whatever reason, Triton compiles at first use."""
 
     def __init__(self) -> None:
-        """Start the worker; it loads Triton while this process goes on."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.runtime.kernels.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        """Take the worker that was started early, or start it; it loads Triton while this process goes on."""
+        self._process = spare.take() or start_worker()
         self.kernels: list[Kernel] = []
+        self._sent: set[Kernel] = set()
         with contextlib.suppress(OSError):  # so that sending waits for nobody
             fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[arg-type]
 
@@ -44,7 +39,10 @@ class KernelCompiler:
         self._send(target.encode() + b"\n")
 
     def add(self, kernel: Kernel) -> None:
-        """Have a kernel compiled."""
+        """Have a kernel compiled, once however often it is added: each rehearsal collects what it launches."""
+        if kernel in self._sent:
+            return
+        self._sent.add(kernel)
         self._send(json.dumps([len(self.kernels), *kernel]).encode() + b"\n")
         self.kernels.append(kernel)
 

@@ -24,13 +24,23 @@ REPLIES = 3
 """File descriptor of the replies: what a kernel's module may print goes to standard error."""
 
 
+CORE = (
+    "dovetail.layers.ops",
+    "dovetail.runtime.graphs.step_triton",
+    "dovetail.runtime.sampling.adjust_triton",
+    "dovetail.runtime.sampling.draw_triton",
+)
+"""Modules with kernels of every engine; importing them takes seconds, as they import torch."""
+
+
 class Worker:
     """Reads kernels, and has up to `num_jobs` compiled at a time."""
 
     def __init__(self, num_jobs: int) -> None:
         self._num_jobs = num_jobs
         self._waiting: list[tuple[int, str, str, str]] = []
-        self._running: dict[int, tuple[int, float]] = {}  # by process: number of the kernel, when it began
+        self._running: dict[int, tuple[int, str, float]] = {}  # by process: number and name, and when it began
+        self._seconds: dict[str, float] = {}  # by name: the longest that a variant of it has taken
         self._is_open = True
         self._rest = b""
 
@@ -51,7 +61,12 @@ class Worker:
                 selector.unregister(sys.stdin.fileno())
             self._reap()
             while self._waiting and len(self._running) < self._num_jobs:
-                self._start(*self._waiting.pop(0))
+                self._start(*self._waiting.pop(self._next()))
+
+    def _next(self) -> int:
+        """Return which is to be compiled next: the longest first, so that none is alone at the end; new ones before."""
+        times = [self._seconds.get(name, float("inf")) for _, _, name, _ in self._waiting]
+        return times.index(max(times))
 
     def _read(self) -> None:
         data = os.read(sys.stdin.fileno(), 1 << 20)
@@ -74,14 +89,15 @@ class Worker:
         pid = os.fork()
         if pid == 0:
             _compile_and_exit(number, function, specialization)
-        self._running[pid] = (number, time.monotonic())
+        self._running[pid] = (number, name, time.monotonic())
 
     def _reap(self) -> None:
         while self._running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            number, began = self._running.pop(pid)
+            number, name, began = self._running.pop(pid)
+            self._seconds[name] = max(self._seconds.get(name, 0.0), time.monotonic() - began)
             code = os.waitstatus_to_exitcode(status)
             if code != 0:  # one that ended well has said so
                 say(number, time.monotonic() - began, f"the compiler ended with exit code {code}")
@@ -144,6 +160,11 @@ def main() -> None:
     os.dup2(2, 1)
     num_jobs = max(1, len(os.sched_getaffinity(0)) - 1)
     os.nice(5)  # whoever loads weights meanwhile goes first
+    for module in CORE:
+        importlib.import_module(module)
+    from dovetail.runtime.kernels.stable_keys import make_keys_stable
+
+    make_keys_stable()
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(0, 1)

@@ -106,7 +106,11 @@ def adjust(
     return out, (values, places)
 
 
-@triton.jit
+SINGLE = ["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "values", "places", "greedy"]
+"""As `draw_triton.SINGLE`."""
+
+
+@triton.jit(do_not_specialize=["num", "num_rows", "num_blocks"], do_not_specialize_on_alignment=SINGLE)
 def _gather_kernel(
     rows, seq_lens, floats, numbers, temperatures, top_ps, min_ps, top_ks, seeds, positions, values, places, greedy,
     num, num_rows, V, num_blocks, HAS_BEST: tl.constexpr, BLOCKS: tl.constexpr,

@@ -159,10 +159,15 @@ def _race(scores, at, key_a, key_b):
     return scores - tl.log(-tl.log(uniform))
 
 
-# The parameters share a tensor, so the number of rows decides which of them is aligned: no matter for single numbers.
-@triton.jit(
-    do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
-)
+SINGLE = [
+    *("temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"),
+    *("masses", "scores", "places", "passes", "tested"),
+]
+"""What is read and written a number at a time, or from any place on: there is no variant for tensors that are aligned.
+Several share a tensor, so that the number of rows decides which of them are. For sizes there is none either."""
+
+
+@triton.jit(do_not_specialize=["num_blocks", "num_rows"], do_not_specialize_on_alignment=SINGLE)
 def _race_kernel(
     logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, peaks, stride, V,
     num_blocks, LISTED: tl.constexpr, PEAK: tl.constexpr, BLOCK: tl.constexpr,
@@ -332,9 +337,7 @@ def _verdict(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS: t
     return tl.where(is_kept, place, following), tl.where(is_kept | (following >= V), 0, 1)
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
-)
+@triton.jit(do_not_specialize=["num_blocks", "num_rows"], do_not_specialize_on_alignment=SINGLE)
 def _round_kernel(
     logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, passes, tested,
     stride, V, num_blocks, num_rows,
@@ -393,9 +396,7 @@ def _round_kernel(
         tl.store(out + 3 * size, chosen)
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
-)
+@triton.jit(do_not_specialize=["num_blocks", "num_rows"], do_not_specialize_on_alignment=SINGLE)
 def _settle_kernel(
     logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, passes, tested,
     counts, lists, out, stride, V, num_blocks, num_rows,

@@ -1,0 +1,72 @@
+"""A compiler's worker that is started before anybody knows whether it is needed: importing torch takes it seconds.
+
+Where nothing has ever been compiled, it is: then it imports while the engine does, before this process has torch
+itself. Whoever compiles takes it. Nothing here imports torch or Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from dovetail.settings import EngineSettings
+
+DEVICE = Path("/proc/driver/nvidia/version")
+"""Is there where a CUDA device may be."""
+DIGEST_LEN = 32
+"""Letters of a record's name, by which it is told from what else is kept there."""
+
+
+def cache_folder() -> Path:
+    """Return where Triton keeps compiled kernels: `triton.knobs.cache.dir`, without Triton."""
+    home = os.environ.get("TRITON_HOME") or Path.home()
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home) / ".triton" / "cache")
+
+
+def records(folder: Path | None = None) -> Path:
+    """Return where it is noted which engines' kernels are all compiled."""
+    return (folder or cache_folder()) / "dovetail"
+
+
+def start_worker() -> subprocess.Popen[bytes]:
+    """Start a worker, which ends when nobody holds its standard input any more."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "dovetail.runtime.kernels.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+class Spare:
+    """At most one worker that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    def start(self, settings: EngineSettings) -> None:
+        """Start it if this engine will compile: on CUDA, where no record says that anything was compiled."""
+        if settings.disable_compile_ahead or settings.device not in ("auto", "cuda") or not DEVICE.exists():
+            return
+        if self._worker is None and not any(len(path.stem) == DIGEST_LEN for path in records().glob("*.json")):
+            with contextlib.suppress(OSError):  # who needs one starts it, and says what is wrong
+                self._worker = start_worker()
+
+    def take(self) -> subprocess.Popen[bytes] | None:
+        """Hand it over, if there is one."""
+        worker, self._worker = self._worker, None
+        return worker
+
+    def close(self) -> None:
+        """End it if nobody took it."""
+        worker = self.take()
+        if worker is not None:
+            worker.kill()
+            worker.communicate()
+
+
+spare = Spare()
+"""This process's."""
