@@ -173,7 +173,8 @@ def key_of(folder: Path, half: float, order: int) -> str:
     """Names of two kernels, in a process that works out those of what they call after or before theirs."""
     (folder / "probe_keys.py").write_text(KEYED.format(half=half))
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", KEYS, str(order)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
