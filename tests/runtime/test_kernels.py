@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from dovetail.runtime.kernels import ahead, compiler
 from dovetail.runtime.kernels.collect import Kernel
 from dovetail.runtime.kernels.compiler import KernelCompiler
 
@@ -107,16 +109,16 @@ def test_collected_kernels_are_compiled_for_whoever_launches_them(tmp_path: Path
 
 def test_a_compiler_that_dies_costs_nothing_but_its_kernels() -> None:
     """What a dead worker was sent, before and after its death, counts as not compiled; nothing raises or waits."""
-    compiler = KernelCompiler()
+    started = KernelCompiler()
     first, *others = (Kernel("no.such.module", f"kernel_{i}", "{}") for i in range(4))
-    compiler.add(first)
-    compiler._process.kill()
-    compiler._process.wait()
+    started.add(first)
+    started._process.kill()
+    started._process.wait()
     for kernel in others:
-        compiler.add(kernel)
-    assert compiler.wait() == 4
-    compiler.close()
-    compiler.close()
+        started.add(kernel)
+    assert started.wait() == 4
+    started.close()
+    started.close()
 
 
 def test_an_operators_undefined_tensors_are_empty_ones_in_a_rehearsal() -> None:
@@ -128,6 +130,24 @@ def test_an_operators_undefined_tensors_are_empty_ones_in_a_rehearsal() -> None:
     one, undefined = mode.__torch_dispatch__(lambda *_: [given, None], ())
     assert one is given
     assert undefined.shape == (0,)
+
+
+def test_without_a_process_kernels_are_compiled_at_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that may start no further process starts all the same, says so, and notes nothing."""
+
+    def fail() -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(compiler, "start_worker", fail)
+    monkeypatch.setattr(ahead, "_digest", lambda fingerprint: "0" * 32)
+    monkeypatch.setattr(ahead, "cache_folder", lambda: tmp_path)
+    rehearsed: list[bool] = []
+    ahead.CompiledAhead("engine").compile([lambda: rehearsed.append(True)])
+    assert "at first use" in caplog.text
+    assert not rehearsed
+    assert not list(tmp_path.iterdir())
 
 
 KEYS = """

@@ -36,7 +36,7 @@ class CompiledAhead:
         """`fingerprint`: what decides which kernels an engine launches; anything that JSON can write."""
         make_keys_stable()
         self._record = records(cache_folder()) / f"{_digest(fingerprint)}.json"
-        self._compiler = None if self._is_done() else KernelCompiler()
+        self._compiler = None if self._is_done() else self._start()
 
     def compile(self, rehearsals: Sequence[Callable[[], None]]) -> None:
         """Run what will launch kernels without launching any, and compile these, with a progress bar.
@@ -63,6 +63,14 @@ class CompiledAhead:
                     self._note(compiler.kernels)
         finally:
             compiler.close()
+
+    @staticmethod
+    def _start() -> KernelCompiler | None:
+        try:
+            return KernelCompiler()
+        except OSError as error:  # no process or memory is left for it
+            logger.warning("Kernels are compiled at first use, as no process that compiles them can start: %s", error)
+            return None
 
     @staticmethod
     def _rehearse(rehearsals: Sequence[Callable[[], None]], compiler: KernelCompiler) -> None:
