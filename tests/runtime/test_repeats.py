@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.runtime.kernels.repeats import alike, repeats_left_out
+from dovetail.runtime.kernels.repeats import Repeats, alike
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
@@ -50,7 +50,7 @@ class Model(nn.Module):
     def calls(self, num: int = 3) -> list[int]:
         """Rehearse, and say how often each layer was really called."""
         layers = self.body["layers"]
-        with repeats_left_out(self):
+        with Repeats(self).left_out():
             x = torch.zeros(num, 4)
             for layer in layers:
                 x = layer(x, rows=[x])
@@ -74,7 +74,7 @@ def test_layers_are_what_they_were_afterwards() -> None:
     layers = [Layer(i) for i in range(6)]
     own = layers[5].forward = lambda x, rows: x  # type: ignore[method-assign, assignment]
     model = Model(*layers)
-    with pytest.raises(ValueError, match="stumbled"), repeats_left_out(model):
+    with pytest.raises(ValueError, match="stumbled"), Repeats(model).left_out():
         raise ValueError("stumbled")
     assert all("forward" not in vars(layer) for layer in layers[:5])
     assert layers[5].forward is own
@@ -87,7 +87,7 @@ def test_layers_are_what_they_were_afterwards() -> None:
 def test_inputs_of_other_shapes_are_no_repetition() -> None:
     """A layer that is given fewer rows than the one that it is like is gone through."""
     layers = [Layer(i) for i in range(5)]
-    with repeats_left_out(Model(*layers)):
+    with Repeats(Model(*layers)).left_out():
         for i, layer in enumerate(layers):
             layer(torch.zeros(2 if i == 3 else 3, 4), rows=[])
     assert [layer.calls for layer in layers] == [1, 1, 0, 1, 0]
@@ -157,7 +157,7 @@ def test_our_layers_are_found_to_be_alike(architecture: str, wanted: list[int], 
     folder = make_model(tmp_path, architecture, num_hidden_layers=18)
     core = make_core(folder, max_total_tokens=2048)
     model = core.executor.runner.model
-    with repeats_left_out(model):
+    with Repeats(model).left_out():
         layers = max((one for one in model.modules() if isinstance(one, nn.ModuleList)), key=len)
         replaced = [type(vars(layer).get("forward")).__name__ for layer in layers]
     assert [i for i, name in enumerate(replaced) if name != "_Repeated"] == wanted

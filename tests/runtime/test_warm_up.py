@@ -28,6 +28,7 @@ from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs import step_triton
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import DecodeGraphs
+from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.sampling import draw, draw_triton
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.step import InFlightStep
@@ -141,6 +142,30 @@ def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
     made = runner._warm_up(plan, graphs)
     assert made is not None
     assert made._limits == replace(LIMITS, graph_rows=4, tiles_by_tokens=False)
+
+
+def test_all_but_the_first_steps_leave_out_what_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers like earlier ones are gone through in the first steps only; the others in all."""
+    core = make_core(make_model(tmp_path, "Qwen3ForCausalLM", num_hidden_layers=5), **SETTINGS)
+    runner = core.executor.runner
+    layers: Any = runner.model.layers  # type: ignore[attr-defined]
+    calls = [0] * len(layers)
+
+    def count(i: int, forward: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls[i] += 1
+            return forward(*args, **kwargs)
+
+        return counted
+
+    repeats = Repeats(runner.model)
+    for i, layer in enumerate(layers):
+        monkeypatch.setattr(layer, "forward", count(i, layer.forward))
+    made = EagerWarmUp(core.executor.stepper, runner.state, runner.pool, runner.config.vocab_size, LIMITS, repeats)
+    num = made.num_left
+    while made.num_left:
+        made.run_next()
+    assert calls == [num, num, *[warm_up.NUM_WHOLE] * 3]
 
 
 def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

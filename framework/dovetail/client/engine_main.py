@@ -21,6 +21,7 @@ from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
+from dovetail.runtime.device.early import wake_driver
 from dovetail.runtime.kernels.spare import spare
 from dovetail.settings import EngineSettings
 
@@ -67,6 +68,7 @@ def serve(transport: SocketTransport, start: Start) -> None:
     """Start the engine and run its loop."""
     log.setup(start.log_level, process="engine")
     settings = EngineSettings.model_validate(start.settings)
+    wake_driver(settings)
     spare.start(settings)
     with imports.for_good():
         plugins = load(start.plan, "engine")

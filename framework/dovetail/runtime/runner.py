@@ -45,7 +45,7 @@ from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs, GraphPool
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, quant_method, read_config
-from dovetail.runtime.kernels.repeats import repeats_left_out
+from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan, context_len
 from dovetail.runtime.ranks import ALONE, Rank
@@ -128,12 +128,13 @@ class ModelRunner:
         processors = Processors.make(plugins, self.config.vocab_size, settings.max_running_requests, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs, processors)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
-        self._trials = self._warm_up(memory.plan, decode)
+        repeats = Repeats(self.model)
+        self._trials = self._warm_up(memory.plan, decode, repeats)
         tasks = [task for task in (prefill, decode, self._trials) if task is not None]
         self.capture_queue = CaptureQueue(tasks)
         if kernels is not None:
             rehearsals = [task.rehearse for task in tasks]
-            with repeats_left_out(self.model):
+            with repeats.left_out():
                 kernels.compile([*rehearsals, lambda: masks.warm_up(self.config.vocab_size)])
         if rank.meeting is not None:
             rank.meeting.connect()
@@ -227,7 +228,9 @@ class ModelRunner:
                     graphs.prefill.capture_first()
                 graphs.decode.capture_first()
 
-    def _warm_up(self, plan: MemoryPlan, decode: DecodeGraphs | None) -> EagerWarmUp | None:
+    def _warm_up(
+        self, plan: MemoryPlan, decode: DecodeGraphs | None, repeats: Repeats | None = None
+    ) -> EagerWarmUp | None:
         """Make the list of steps that are run so that their kernels are compiled; nothing is compiled on CPU."""
         if self.device.type != "cuda" or not self.config.generates:
             return None
@@ -238,7 +241,7 @@ class ModelRunner:
             graph_rows=0 if decode is None else decode.max_batch,
             tiles_by_tokens=self.config.experts is not None or bool(self.quantization),
         )
-        return EagerWarmUp(self.stepper, self.state, self.pool, self.config.vocab_size, limits)
+        return EagerWarmUp(self.stepper, self.state, self.pool, self.config.vocab_size, limits, repeats)
 
     def _checkpoint(
         self,

@@ -15,6 +15,7 @@ negative as those of a graph's padding are, since a backend has to know of these
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from dovetail.cache.pool import KVCache
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput, no_ints
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory.plan import NUM_SPARE
 from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.stepper import Stepper
@@ -41,6 +43,8 @@ NUM_DECODE = 3
 """Decode rows beside prefill chunks; other numbers are run beside short prompts only."""
 KV_LEN = 100
 """Tokens that a decode row has, and that stand before a chunk in steps with a prefix."""
+NUM_WHOLE = 4
+"""The first steps go through all layers: what a layer makes at its first call is there then."""
 PARAMS = (
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
@@ -138,9 +142,16 @@ class EagerWarmUp:
     """Runs the steps of the list, one at a time, while no step is in flight."""
 
     def __init__(
-        self, stepper: Stepper, state: DeviceState, pool: KVCache, vocab_size: int, limits: StepLimits
+        self,
+        stepper: Stepper,
+        state: DeviceState,
+        pool: KVCache,
+        vocab_size: int,
+        limits: StepLimits,
+        repeats: Repeats | None = None,
     ) -> None:
-        """Nothing is run yet."""
+        """Nothing is run yet. `repeats`: layers that all but the first steps leave out."""
+        self._repeats, self._num_whole = repeats or Repeats(None), NUM_WHOLE
         self._stepper, self._state, self._pool = stepper, state, pool
         self._vocab_size, self._limits = vocab_size, limits
         self._waiting = shapes(limits)
@@ -172,8 +183,10 @@ class EagerWarmUp:
         many tokens are left out. Whatever else is raised would be raised by a real step, and is passed on.
         """
         shape = self._waiting.pop(0)
+        self._num_whole -= 1
         try:
-            launched = self._run(shape)
+            with self._repeats.left_out() if self._num_whole < 0 else contextlib.nullcontext():
+                launched = self._run(shape)
             launched.start_copy()
             launched.wait()
         except torch.OutOfMemoryError as error:

@@ -1,9 +1,9 @@
-"""Layers that only repeat earlier ones are left out of rehearsals: what they launch has been collected.
+"""Layers that only repeat earlier ones are left out of steps that compile or load kernels: these are the same.
 
 A model of 80 layers launches the kernels of one or two. Which layers are alike is found by comparing all that they
-hold; whoever differs in anything but values of weights and its own number is rehearsed. Triton specialises on whether
-an integer is 1 or a multiple of 16, and a layer may hand its number to a kernel, so the first two and every sixteenth
-are rehearsed, too.
+hold; whoever differs in anything but values of weights and its own number is gone through. Triton specialises on
+whether an integer is 1 or a multiple of 16, and a layer may hand its number to a kernel, so the first two and every
+sixteenth are gone through, too.
 """
 
 from __future__ import annotations
@@ -22,29 +22,36 @@ MIN_LAYERS = 4
 PERIOD = 16
 
 
-@contextmanager
-def repeats_left_out(model: object) -> Iterator[None]:
-    """Inside, a layer like an earlier one returns what that one returned last, for inputs of the same shapes."""
-    changed: list[tuple[nn.Module, Any]] = []
+class Repeats:
+    """The layers of a model that are like earlier ones."""
 
-    def put(layer: nn.Module, forward: Any) -> None:
-        changed.append((layer, vars(layer).get("forward")))
-        layer.forward = forward
+    def __init__(self, model: object) -> None:
+        """Find them. What is no module of torch has none."""
+        lists = _lists(model) if isinstance(model, nn.Module) else ()
+        self._pairs = [pair for layers in lists for pair in _repeats(layers)]
 
-    for layers in _lists(model) if isinstance(model, nn.Module) else ():
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Inside, a layer like an earlier one returns what that one returned last, for inputs of the same shapes."""
+        changed: list[tuple[nn.Module, Any]] = []
+
+        def put(layer: nn.Module, forward: Any) -> None:
+            changed.append((layer, vars(layer).get("forward")))
+            layer.forward = forward
+
         recorded: dict[nn.Module, _Recorded] = {}
-        for layer, first in list(_repeats(layers)):
+        for layer, first in self._pairs:
             if first not in recorded:
                 recorded[first] = _Recorded(first.forward)
                 put(first, recorded[first])
             put(layer, _Repeated(layer.forward, recorded[first]))
-    try:
-        yield
-    finally:
-        for layer, before in changed:
-            del layer.forward
-            if before is not None:
-                layer.forward = before
+        try:
+            yield
+        finally:
+            for layer, before in changed:
+                del layer.forward
+                if before is not None:
+                    layer.forward = before
 
 
 class _Recorded:

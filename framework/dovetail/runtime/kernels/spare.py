@@ -12,10 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dovetail.runtime.device.early import may_use_cuda
 from dovetail.settings import EngineSettings
 
-DEVICE = Path("/proc/driver/nvidia/version")
-"""Is there where a CUDA device may be."""
 DIGEST_LEN = 32
 """Letters of a record's name, by which it is told from what else is kept there."""
 
@@ -49,7 +48,7 @@ class Spare:
 
     def start(self, settings: EngineSettings) -> None:
         """Start it if this engine will compile: on CUDA, where no record says that anything was compiled."""
-        if settings.disable_compile_ahead or settings.device not in ("auto", "cuda") or not DEVICE.exists():
+        if settings.disable_compile_ahead or not may_use_cuda(settings):
             return
         if self._worker is None and not any(len(path.stem) == DIGEST_LEN for path in records().glob("*.json")):
             with contextlib.suppress(OSError):  # who needs one starts it, and says what is wrong
