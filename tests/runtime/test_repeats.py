@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dovetail.layers.linear import Linear
 from dovetail.runtime.kernels.repeats import Repeats, alike
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
@@ -108,6 +109,7 @@ def test_inputs_of_other_shapes_are_no_repetition() -> None:
         (torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bfloat16), False),
         (torch.zeros(2, 3), torch.zeros(3, 2).t(), False),
         (torch.zeros(16), torch.zeros(17)[1:], False),  # a kernel is specialised on where memory begins
+        (torch.zeros(2, 3).to_sparse(), torch.zeros(2, 3).to_sparse(), False),  # there is no plain memory to look at
         (Spec(2, 7), Spec(5, 7), True),
         (Spec(2, 7), Spec(5, 8), False),
         ({"a": [1, (2.5, None)]}, {"a": [1, (2.5, None)]}, True),
@@ -156,9 +158,22 @@ def test_our_layers_are_found_to_be_alike(architecture: str, wanted: list[int], 
     """Those with another window or another kind of MLP are not."""
     folder = make_model(tmp_path, architecture, num_hidden_layers=18)
     core = make_core(folder, max_total_tokens=2048)
-    model = core.executor.runner.model
+    model: Any = core.executor.runner.model
     with Repeats(model).left_out():
         layers = max((one for one in model.modules() if isinstance(one, nn.ModuleList)), key=len)
         replaced = [type(vars(layer).get("forward")).__name__ for layer in layers]
     assert [i for i, name in enumerate(replaced) if name != "_Repeated"] == wanted
+    core.close()
+
+
+def test_what_a_library_has_packed_differs(tmp_path: Path) -> None:
+    """On the CPU, bfloat16 weights have no memory that can be looked at: all layers are gone through."""
+    core = make_core(
+        make_model(tmp_path, "Qwen3ForCausalLM", num_hidden_layers=5), max_total_tokens=2048, dtype="bfloat16"
+    )
+    model: Any = core.executor.runner.model
+    with Repeats(model).left_out():
+        replaced = [vars(layer).get("forward") for layer in model.layers]
+    if any(linear._packed is not None for linear in model.modules() if isinstance(linear, Linear)):
+        assert replaced == [None] * 5
     core.close()

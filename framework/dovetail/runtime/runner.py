@@ -128,7 +128,7 @@ class ModelRunner:
         processors = Processors.make(plugins, self.config.vocab_size, settings.max_running_requests, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs, processors)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
-        repeats = Repeats(self.model)
+        repeats = Repeats(self.model if self.device.type == "cuda" else None)
         self._trials = self._warm_up(memory.plan, decode, repeats)
         tasks = [task for task in (prefill, decode, self._trials) if task is not None]
         self.capture_queue = CaptureQueue(tasks)

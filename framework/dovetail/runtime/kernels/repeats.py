@@ -8,6 +8,7 @@ sixteenth are gone through, too.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
 
 MIN_LAYERS = 4
 """Lists of fewer modules are gone through as they are."""
@@ -100,8 +104,15 @@ def _repeats(layers: nn.ModuleList) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 def alike(a: Any, b: Any, numbers: tuple[int, int]) -> bool:
-    """Whether two layers, or things in them, are the same but for values of tensors and their own `numbers`."""
-    return _alike(a, b, numbers, set())
+    """Whether two layers, or things in them, are the same but for values of tensors and their own `numbers`.
+
+    Things of anybody's classes that cannot be looked at are different.
+    """
+    try:
+        return _alike(a, b, numbers, set())
+    except Exception as error:
+        logger.debug("layers %d and %d cannot be compared: %s: %s", *numbers, type(error).__name__, error)
+        return False
 
 
 def _alike(a: Any, b: Any, numbers: tuple[int, int], seen: set[tuple[int, int]]) -> bool:
@@ -111,7 +122,7 @@ def _alike(a: Any, b: Any, numbers: tuple[int, int], seen: set[tuple[int, int]])
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
-        return _form(a) == _form(b)
+        return _same_form(a, b)
     if isinstance(a, int):
         return a == b or (a, b) == numbers
     if isinstance(a, str):
@@ -119,7 +130,7 @@ def _alike(a: Any, b: Any, numbers: tuple[int, int], seen: set[tuple[int, int]])
         return a == b or one == other
     of_a, of_b = _inside(a), _inside(b)
     if of_a is None or of_b is None:
-        return _equal(a, b)
+        return bool(a == b)
     if (id(a), id(b)) in seen:
         return True
     seen.add((id(a), id(b)))
@@ -127,12 +138,11 @@ def _alike(a: Any, b: Any, numbers: tuple[int, int], seen: set[tuple[int, int]])
     return len(of_a) == len(of_b) and all(_alike(one, other, numbers, seen) for one, other in pairs)
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two things say that they are equal; what cannot say is different."""
-    try:
-        return bool(a == b)
-    except Exception:  # anybody's class
+def _same_form(a: Tensor, b: Tensor) -> bool:
+    """Whether kernels are the same for two tensors. Of what has no plain memory, packed by a library, nobody knows."""
+    if a.layout != torch.strided or b.layout != torch.strided:
         return False
+    return _form(a) == _form(b)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
