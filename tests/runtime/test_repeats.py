@@ -168,12 +168,13 @@ def test_our_layers_are_found_to_be_alike(architecture: str, wanted: list[int], 
 
 def test_what_a_library_has_packed_differs(tmp_path: Path) -> None:
     """On the CPU, bfloat16 weights have no memory that can be looked at: all layers are gone through."""
-    core = make_core(
-        make_model(tmp_path, "Qwen3ForCausalLM", num_hidden_layers=5), max_total_tokens=2048, dtype="bfloat16"
-    )
+    folder = make_model(tmp_path, "Qwen3ForCausalLM", num_hidden_layers=5)
+    core = make_core(folder, max_total_tokens=2048, dtype="bfloat16")
     model: Any = core.executor.runner.model
     with Repeats(model).left_out():
         replaced = [vars(layer).get("forward") for layer in model.layers]
-    if any(linear._packed is not None for linear in model.modules() if isinstance(linear, Linear)):
-        assert replaced == [None] * 5
+    is_packed = any(linear._packed is not None for linear in model.modules() if isinstance(linear, Linear))
     core.close()
+    if not is_packed:
+        pytest.skip("this processor's library packs nothing")
+    assert replaced == [None] * 5
