@@ -26,7 +26,8 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import FileTensor
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Int4, Scaled, in_groups, nibbles_of
+from dovetail.layers.packed_forms import Int4, Scaled, in_groups
+from dovetail.layers.words import nibbles_of
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
 from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES

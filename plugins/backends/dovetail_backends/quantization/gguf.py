@@ -19,7 +19,8 @@ from dovetail.errors import ModelError
 from dovetail.gguf.blocks import BY_NAME
 from dovetail.gguf.blocks import PLAIN as PLAIN_TYPES
 from dovetail.gguf.config import METHOD
-from dovetail.layers.packed_forms import Form, stays_packed, words_of
+from dovetail.layers.packed_forms import Form, stays_packed
+from dovetail.layers.words import words_of
 from dovetail_backends.quantization.gguf_blocks import READERS, halves, nibbles, numbers
 from dovetail_backends.quantization.keys import known
 from dovetail_backends.quantization.modules import NAMES, Packed, Reads
