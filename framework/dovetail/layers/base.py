@@ -43,6 +43,11 @@ class Layer(nn.Module):
     path: str | None = None
     """Where the layer said it stands, if it was asked for by name: the loader compares."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether something that was placed is not copied before `finalize`."""
+        return False
+
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         """What is to be loaded, with the shape that it has in the checkpoint of the whole model."""
         return {Slot(name): tuple(param.shape) for name, param in self.named_parameters(recurse=False)}

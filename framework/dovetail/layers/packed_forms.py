@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dovetail.layers.scratch import SCRATCH
 from dovetail.layers.words import nibbles_of, words_of
 
 CHUNK, LONE_CHUNK = 30_000, 262_144
@@ -233,7 +234,7 @@ def in_chunks(
     if like.dim() != 2 or like.device.type != "cpu" or num <= step:
         return tuple(each if dtype is None else each.to(dtype) for each in make(slice(None)))
     first = make(slice(step))
-    out = tuple(each.new_empty(num, *each.shape[1:], dtype=dtype or each.dtype) for each in first)
+    out = tuple(SCRATCH.empty((num, *each.shape[1:]), dtype or each.dtype, each.device) for each in first)
     for whole, part in zip(out, first, strict=True):
         whole[:step] = part
     for start in range(step, num, step):

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dovetail.layers.scratch import SCRATCH
+
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight inputs each nibble of an `Int4` word holds, from the lowest."""
 NUM, LONE_NUM = 30_000, 131_072
@@ -43,7 +45,7 @@ def reordered(words: Tensor) -> Tensor:
 
     Either axis may lie along the memory; of the result rows do.
     """
-    out = torch.empty_like(words, memory_format=torch.contiguous_format)
+    out = SCRATCH.empty(words.shape, words.dtype, words.device)
     for rows in slices(len(words), words.shape[1], words.device):
         some = words[rows].clone()  # along the same axis
         spare = torch.empty_like(some)
