@@ -19,7 +19,7 @@ from dovetail.errors import ModelError
 from dovetail.gguf.blocks import BY_NAME
 from dovetail.gguf.blocks import PLAIN as PLAIN_TYPES
 from dovetail.gguf.config import METHOD
-from dovetail.layers.packed_forms import Form, stays_packed
+from dovetail.layers.packed_forms import Form, in_chunks, stays_packed
 from dovetail.layers.words import words_of
 from dovetail_backends.quantization.gguf_blocks import READERS, halves, nibbles, numbers
 from dovetail_backends.quantization.keys import known
@@ -78,13 +78,15 @@ def _packed(tensor: FileTensor) -> Conversion:
     scales = FileTensor(f"{tensor.name}_scale", "F16", (tensor.shape[0], groups), tensor.path)
 
     def convert(sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        rows = sources[tensor.name]
-        blocks = rows.reshape(-1, Q4_0.size)
-        scale = halves(blocks, 0, 1).to(torch.float16)
-        return {
-            words.name: words_of(nibbles(blocks[:, 2:], 16)).view(words.shape),
-            scales.name: scale.view(scales.shape),
-        }
+        rows = sources[tensor.name].contiguous()
+        scale = halves(rows.view(-1, Q4_0.size), 0, 1).to(torch.float16)
+
+        def make(part: slice) -> tuple[Tensor]:
+            blocks = rows[part].view(-1, Q4_0.size)
+            return (words_of(nibbles(blocks[:, 2:], 16)).view(-1, words.shape[1]),)
+
+        made = in_chunks(make, rows, words.shape[1] * 8)[0]
+        return {words.name: made, scales.name: scale.view(scales.shape)}
 
     return Conversion((tensor.name,), (words, scales), convert)
 
