@@ -122,5 +122,6 @@ def test_large_layers_come_first() -> None:
             self.header = Header(num_bytes)
 
     sizes = {"embed": [50], **{f"layer{index}": [3, 2 + index] for index in range(20)}, "head": [60, 1]}
-    order = large_first({path: [Move(size) for size in each] for path, each in sizes.items()})  # type: ignore[misc]
+    order, large = large_first({path: [Move(size) for size in each] for path, each in sizes.items()})
+    assert large == {"head", "embed"}
     assert order == ["head", "embed", *(f"layer{index}" for index in range(20))]

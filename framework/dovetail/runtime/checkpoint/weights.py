@@ -57,8 +57,13 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
         of_layer.setdefault(move.path, []).append(move)
     poisoned: list[str] = []
 
+    order, large = large_first(of_layer)
+
     def fill(path: str) -> int:
-        return _fill(layers[path], of_layer[path], checkpoint, device, poisoned)
+        num_bytes = _fill(layers[path], of_layer[path], checkpoint, device, poisoned)
+        if path in large:  # no other one will need as much memory
+            SCRATCH.clear()
+        return num_bytes
 
     with (
         checkpoint,
@@ -73,7 +78,7 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
     ):
         stack.callback(SCRATCH.clear)
         threads = 1 if device is None or device.type != "cpu" else MAX_THREADS
-        for num_bytes in side_by_side(fill, large_first(of_layer), threads):
+        for num_bytes in side_by_side(fill, order, threads):
             bar.update(num_bytes)
     if poisoned:
         raise ModelError(
@@ -82,14 +87,14 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
     finalize(layer for path, layer in layers.items() if path not in of_layer)
 
 
-def large_first(of_layer: Mapping[str, Sequence[Move]]) -> list[str]:
-    """Return layers as they stand in the files, but first those with more than a sixteenth of all bytes.
+def large_first(of_layer: Mapping[str, Sequence[Move]]) -> tuple[list[str], set[str]]:
+    """Return layers as they stand in the files, but first those with more than a sixteenth of all bytes, and these.
 
     They are the embeddings and the output head: at the end one thread would repack it while the others wait.
     """
     sizes = {path: sum(move.header.num_bytes for move in moves) for path, moves in of_layer.items()}
-    limit = sum(sizes.values()) // 16
-    return sorted(sizes, key=lambda path: -sizes[path] if sizes[path] > limit else 0)
+    large = {path for path, size in sizes.items() if size > sum(sizes.values()) // 16}
+    return sorted(sizes, key=lambda path: -sizes[path] if path in large else 0), large
 
 
 def _fill(
