@@ -13,8 +13,13 @@ from packers import METHODS
 from quantised_models import loaded, pack_model
 from safetensors.torch import save_file
 
+from dovetail.contracts.layers import BuildContext, Part
 from dovetail.contracts.quantization import Conversion, FileTensor
+from dovetail.layers.base import Slot
+from dovetail.layers.embedding import LMHead
+from dovetail.layers.linear import Linear, can_prepack
 from dovetail.layers.packed import PackedLinear
+from dovetail.layers.plain import PLAIN
 from dovetail.layers.scratch import SCRATCH, Scratch
 from dovetail.runtime.checkpoint import weights
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
@@ -108,6 +113,23 @@ def test_a_model_is_the_same_in_memory_used_again(
     ]
     half = len(products) // 2
     assert all(torch.equal(*pair) for pair in zip(products[:half], products[half:], strict=True))
+
+
+def test_a_layer_says_what_it_keeps_as_it_is() -> None:
+    """Of what becomes another layout nothing is copied before: a matrix of parts, and the output head."""
+    ctx = BuildContext(device=CPU, dtype=torch.bfloat16, factory=PLAIN)
+    matrix = Linear(ctx, "m", 32, (Part("a", 16), Part("b", 16)))
+    head = LMHead(16, 32, ctx)
+    if not can_prepack(torch.empty(1, dtype=torch.bfloat16)):
+        pytest.skip("oneDNN has no layout for bfloat16 here")
+    for layer in (matrix, head):
+        assert not layer.holds
+        layer.place(next(iter(layer.slots())), torch.zeros(16, 32, dtype=torch.bfloat16))
+        assert layer.holds
+    matrix.place(Slot("weight", "b"), torch.zeros(16, 32, dtype=torch.bfloat16))
+    for layer in (matrix, head):
+        layer.finalize()
+        assert not layer.holds
 
 
 def test_large_layers_come_first() -> None:

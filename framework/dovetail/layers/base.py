@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
     @property
     def holds(self) -> bool:
-        """Whether something that was placed is not copied before `finalize`."""
+        """Whether a tensor that was placed is kept until `finalize`; the memory of others may be used again."""
         return False
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:

@@ -124,6 +124,10 @@ class LMHead(Layer):
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         return {} if self._tied else self.rows.slots(self.weight)
 
+    @property
+    def holds(self) -> bool:
+        return self._whole is not None
+
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
         if can_prepack(self.weight) and tensor.shape == self.weight.shape:
             self._whole = tensor.to(self.weight.dtype)  # only repacked: its place is never touched
