@@ -19,7 +19,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 NUM, LONE_NUM = 30_000, 131_072
 """Words at a time: below what torch has threads wait for each other for, or, where a thread computes alone, as many as
 stay in a core's cache together with a copy."""
-FIELDS = {4: 0x0F0F0F0F, 8: 0x00FF00FF, 16: 0x0000FFFF}
+FIELDS = {4: 0x0F0F0F0F, 8: 0x00FF00FF, 16: 0x0000FFFF, 32: 0xFFFFFFFF}
 """The lower one of each two fields of so many bits."""
 
 
@@ -48,13 +48,23 @@ def reordered(words: Tensor) -> Tensor:
     out = SCRATCH.empty(words.shape, words.dtype, words.device)
     for rows in slices(len(words), words.shape[1], words.device):
         some = words[rows].clone()  # along the same axis
-        spare = torch.empty_like(some)
-        for shift, middle in ((4, 0x00F000F0), (8, 0x0000FF00)):  # of four nibbles, then of four bytes
-            torch.bitwise_right_shift(some, shift, out=spare)
-            spare.bitwise_xor_(some).bitwise_and_(middle)
-            some.bitwise_xor_(spare).bitwise_xor_(spare.bitwise_left_shift_(shift))
+        swap(some, 4, 0x00F000F0)  # the middle two of each four nibbles
+        swap(some, 8, 0x0000FF00)  # the middle two of four bytes
         out[rows] = some
     return out
+
+
+def swap(words: Tensor, distance: int, lower: int) -> None:
+    """Swap bits of each word with those some places above them, in place.
+
+    Args:
+        words: Integers of any width.
+        distance: By how many bits the two are apart.
+        lower: The lower ones.
+    """
+    spare = words >> distance
+    spare.bitwise_xor_(words).bitwise_and_(lower)
+    words.bitwise_xor_(spare).bitwise_xor_(spare.bitwise_left_shift_(distance))
 
 
 def exchange(words: Tensor, axis: int, bits: int) -> None:
