@@ -1,21 +1,29 @@
-"""How long a checkpoint takes to load on CPU, and with how much memory: `python tests/bench/loading.py DIR [METHOD …]`.
+"""How long checkpoints take to load on CPU, and with how much memory.
 
-For each method, in a process of its own with the engine's environment: the weights as the engine reads them, repacking
-included, in seconds and as a multiple of reading the files. METHOD is `auto` (as the checkpoint is stored), `plain`, or
-a value of `--quantization`, which a plain checkpoint is quantised to. The files are in the page cache; to read them is
-to copy their bytes once, into memory that is kept, as a model's is. Seconds are the best of three,
-processor seconds beside them: on a machine with other work these are what can be compared. The peak is anonymous memory
-beyond that of the loaded model.
+    python tests/bench/loading.py PATH … [--as METHOD …]
+
+For each PATH (a folder, or a GGUF file) and method, in a process of its own with the engine's environment: the weights
+as the engine reads them, repacking included, in seconds and as a multiple of reading the files. METHOD is `auto` (as
+the checkpoint is stored, the default), `plain`, or a value of `--quantization`, which a plain checkpoint is quantised
+to. The files are in the page cache; to read them is to copy their bytes once, into memory that is kept, as a model's
+is. Reading and loading take turns, and seconds are the best of three, processor seconds beside them: on a machine with
+other work these are what can be compared. Those in packing go into one operator of oneDNN's, which brings bfloat16
+matrices into the layout of its product: no load of them can do without. The peak is anonymous memory beyond that of the
+loaded model.
+
+`loading_files.py` writes such checkpoints.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +34,11 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 
 
 class Loaded(NamedTuple):
-    """Seconds, processor seconds, bytes held in the end, and at the peak beyond that."""
+    """Seconds, processor seconds, those that oneDNN packs for, bytes held in the end, and at the peak beyond that."""
 
     wall_s: float
     cpu_s: float
+    packing_s: float
     held: int
     over: int
 
@@ -63,7 +72,7 @@ def read(path: Path) -> Loaded:
         with file.open("rb", buffering=0) as opened:
             while num := opened.readinto(view[at : at + CHUNK]):
                 at += num
-    return Loaded(time.perf_counter() - wall, cpu_s() - cpu, anonymous_bytes() - before, 0)
+    return Loaded(time.perf_counter() - wall, cpu_s() - cpu, 0.0, anonymous_bytes() - before, 0)
 
 
 def load(path: Path, method: str) -> Loaded:
@@ -72,6 +81,7 @@ def load(path: Path, method: str) -> Loaded:
 
     from dovetail.contracts.layers import BuildContext
     from dovetail.contracts.quantization import Target
+    from dovetail.layers import embedding, linear
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
@@ -92,6 +102,16 @@ def load(path: Path, method: str) -> Loaded:
         while not done.wait(0.005):
             most[0] = max(most[0], anonymous_bytes())
 
+    packing, prepack = [], linear.prepack
+
+    def timed(weight: torch.Tensor) -> torch.Tensor:
+        start = time.thread_time()
+        packed = prepack(weight)
+        packing.append(time.thread_time() - start)
+        return packed
+
+    for module in (linear, embedding):
+        vars(module)["prepack"] = timed
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     wall, cpu = time.perf_counter(), cpu_s()
@@ -106,40 +126,57 @@ def load(path: Path, method: str) -> Loaded:
     done.set()
     watching.join()
     held = anonymous_bytes()
-    return Loaded(*times, held - before, max(0, most[0] - held))
+    return Loaded(*times, sum(packing), held - before, max(0, most[0] - held))
 
 
-def best(path: Path, method: str) -> Loaded:
-    """Return the fastest of some runs in fresh processes."""
-    command = [sys.executable, __file__, str(path), "--one", method]
-    found = []
-    for _ in range(ROUNDS):
-        told = subprocess.run(command, capture_output=True, text=True, env={**ENVIRONMENT, **os.environ}, check=False)
-        if told.returncode:
-            raise SystemExit(told.stderr)
-        wall, cpu, held, over = told.stdout.splitlines()[-1].split()
-        found.append(Loaded(float(wall), float(cpu), int(held), int(over)))
-    return Loaded(min(one.wall_s for one in found), min(one.cpu_s for one in found), *found[0][2:])
+def child(path: Path, method: str) -> Loaded:
+    """Return what a fresh process finds."""
+    command = [sys.executable, __file__, str(path), "--one", "--as", method]
+    told = subprocess.run(command, capture_output=True, text=True, env={**ENVIRONMENT, **os.environ}, check=False)
+    if told.returncode:
+        raise SystemExit(told.stderr)
+    wall, cpu, packing, held, over = told.stdout.splitlines()[-1].split()
+    return Loaded(float(wall), float(cpu), float(packing), int(held), int(over))
+
+
+def best(path: Path, methods: Sequence[str]) -> list[Loaded]:
+    """Return the fastest of some runs of each method, which take turns."""
+    found = [[child(path, method) for method in methods] for _ in range(ROUNDS)]
+    return [
+        Loaded(
+            min(one.wall_s for one in runs),
+            min(one.cpu_s for one in runs),
+            min(one.packing_s for one in runs),
+            runs[0].held,
+            max(one.over for one in runs),
+        )
+        for runs in zip(*found, strict=True)
+    ]
 
 
 def main() -> None:
-    """Print a row for each method."""
-    path, methods = Path(sys.argv[1]), sys.argv[2:] or ["auto"]
-    if methods[0] == "--one":
-        print(*(read(path) if methods[1] == "read" else load(path, methods[1])))
+    """Print a row for each checkpoint and method."""
+    parser = argparse.ArgumentParser(description="Loading of checkpoints on CPU.")
+    parser.add_argument("paths", type=Path, nargs="+")
+    parser.add_argument("--as", dest="methods", nargs="+", default=["auto"])
+    parser.add_argument("--one", action="store_true", help="measure here and now; `read` is a method, too")
+    args = parser.parse_args()
+    if args.one:
+        path, method = args.paths[0], args.methods[0]
+        print(*(read(path) if method == "read" else load(path, method)))
         return
-    base = best(path, "read")
-    print(f"{path.name}: {base.held / 2**20:,.0f} MiB, read in {base.wall_s:.2f} s ({base.cpu_s:.2f} s of processor)\n")
-    print("| | s | of reading | processor s | of reading | held, MiB | peak beyond that, MiB |")
-    print("|---|---|---|---|---|---|---|")
-    for method in methods:
-        one = best(path, method)
-        ratios = one.wall_s / base.wall_s, one.cpu_s / base.cpu_s
-        print(
-            f"| {method} | {one.wall_s:.2f} | {ratios[0]:.1f} | {one.cpu_s:.2f} | {ratios[1]:.1f} "
-            f"| {one.held / 2**20:,.0f} | {one.over / 2**20:,.0f} |",
-            flush=True,
-        )
+    print("| | MiB | read, s | load, s | of reading | processor s | in packing | held, MiB | peak beyond that, MiB |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for path in args.paths:
+        base, *loads = best(path, ["read", *args.methods])
+        for method, one in zip(args.methods, loads, strict=True):
+            name = path.name if method == "auto" else f"{path.name}, {method}"
+            memory = f"{one.held / 2**20:,.0f} | {one.over / 2**20:,.0f}"
+            print(
+                f"| {name} | {base.held / 2**20:,.0f} | {base.wall_s:.2f} | {one.wall_s:.2f} "
+                f"| {one.wall_s / base.wall_s:.1f} | {one.cpu_s:.2f} | {one.packing_s:.2f} | {memory} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

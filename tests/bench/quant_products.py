@@ -38,7 +38,8 @@ from dovetail.layers.ops.packed_stacked import by_stacked, fits_stacked
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.packed_wide import fits_wide, wide
 from dovetail.layers.ops.packed_write import many, written
-from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, nibbles_of
+from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
+from dovetail.layers.words import nibbles_of
 
 FORMS: dict[str, Form] = {
     "fp8-blocks": Scaled(torch.float8_e4m3fn, 128),

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.layers import cpu_products
-from dovetail.layers.packed_forms import ORDER, Form, Int4, Mxfp4, Scaled, nibbles_of, reordered, wide, words_of
+from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, wide
+from dovetail.layers.words import ORDER, nibbles_of, reordered, words_of
 from dovetail.runtime.checkpoint.weights import is_finite
-from dovetail_backends.quantization.integers import turned
+from dovetail_backends.quantization.awq import turned
 
 SIZES = ((1, 8), (5, 32), (16, 64), (130, 896), (70, 4864), (65, 32))
 FORMS = (Scaled(), Scaled(group=32), Scaled(torch.float8_e4m3fn), Int4(32), Int4(64, has_zero=True), Mxfp4())
@@ -36,7 +37,11 @@ def test_words_hold_eight_nibbles_in_their_order(size: tuple[int, int]) -> None:
     assert torch.equal(words_of(nibbles), words)
     assert torch.equal(words_of(F.pad(nibbles.flatten(), (3, 0))[3:].view(size)), words)
     assert torch.equal(nibbles_of(words), nibbles)
-    assert torch.equal(reordered(joined(nibbles, tuple(range(8)))), words)
+    plain = joined(nibbles, tuple(range(8)))
+    for given in (plain, plain.T.contiguous().T):
+        made = reordered(given)
+        assert torch.equal(made, words)
+        assert made.is_contiguous()
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -66,12 +71,12 @@ def test_every_byte_of_e4m3_is_what_torch_makes_of_it() -> None:
         assert torch.equal(got[kept].view(torch.int32), want[kept].view(torch.int32))
 
 
-@pytest.mark.parametrize("size", [(8, 3), (640, 4864), (4864, 96)])
+@pytest.mark.parametrize("size", [(8, 8), (8, 24), (640, 4864), (4864, 96), (72, 40)])
 def test_words_along_outputs_are_turned(size: tuple[int, int]) -> None:
-    """Column by column, in whatever order they hold their eight."""
+    """As AutoAWQ holds eight outputs, their inputs become words of the shared order, however many at a time."""
     nibbles, order = some(*size), (0, 4, 1, 5, 2, 6, 3, 7)
     inverse = tuple(order.index(place) for place in range(8))
-    assert torch.equal(turned(joined(nibbles.T.contiguous(), inverse).contiguous(), order), nibbles)
+    assert torch.equal(turned(joined(nibbles.T.contiguous(), inverse).contiguous()), joined(nibbles, ORDER))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from packers import Method
+from families import make_checkpoint
+from packers import METHODS, Method
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, read_config
+from dovetail.testing.conformance.model_runtime import TinyEngine
 
 TARGET = Target("float32", "cpu")
 
@@ -104,3 +106,47 @@ def loaded(folder: Path, name: str) -> tuple[Any, Any]:
         made = model.build(config, BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=factory))
         load_weights(made, rules, read)
     return made, read
+
+
+PROMPTS = [[5, 7, 11, 13, 17, 19, 23, 29], [3, 4]]
+
+
+def logits(folder: Path, name: str = "") -> list[Tensor]:
+    """Return a checkpoint's logits; with a quantisation, as that reads them."""
+    hf = read_config(folder)
+    plain = folder.with_name("plain") if name else folder
+    engine = TinyEngine(plugin_of("model", architecture(hf, folder)), plain)
+    if name:
+        engine.model, _ = loaded(folder, name)
+    return list(engine.prefill_logits(PROMPTS))
+
+
+def same(mine: list[Tensor], right: list[Tensor]) -> None:
+    """Compare logits."""
+    for got, want in zip(mine, right, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4 * float(want.abs().max()))
+
+
+def make(root: Path, way: str, family: str = "qwen3", **changes: Any) -> Path:
+    """Write a family's checkpoint packed in one way, and what it stands for beside it; returns the folder."""
+    make_checkpoint(root / "plain", family, **changes)
+    pack_model(root / "plain", root / "packed", METHODS[way])
+    return root / "packed"
+
+
+def edit(folder: Path, **config: Any) -> None:
+    """Change keys of `quantization_config`."""
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+    whole["quantization_config"] |= config
+    path.write_text(json.dumps(whole))
+
+
+def change(folder: Path, ending: str, what: Any) -> str:
+    """Replace the first tensor whose name ends so by what a function makes of it (None: it is gone)."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in sorted(tensors) if name.endswith(ending))
+    made = what(tensors.pop(name))
+    save_file(tensors if made is None else {**tensors, name: made.contiguous()}, file)
+    return name

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
+from dovetail.runtime.checkpoint import partial
 from dovetail.runtime.checkpoint import quantize as quantising
 from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
 from dovetail.runtime.checkpoint.quantize import FORMATS
@@ -172,3 +177,64 @@ def test_nothing_is_left_when_it_is_told_to_end(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dovetail.runtime.checkpoint.partial import whole_folder
+with whole_folder(Path(sys.argv[1])) as part:
+    (part / "half").write_text("of it")
+    print(part, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has its PID today; what another one writes, or what is none of ours, stays and is named."""
+    plain, out = make_model(tmp_path / "plain", "LlamaForCausalLM"), tmp_path / "new" / "out"
+    told = subprocess.run([sys.executable, "-c", KILLED, str(out)], capture_output=True, text=True, check=False)
+    assert told.returncode == -signal.SIGKILL
+    left = Path(told.stdout.strip())
+    assert (left / "half").exists()
+    ours = left.rename(left.with_name(f"out.partial-{os.getpid()}"))  # as if the number had come to us
+    foreign = [out.with_name(name) for name in ("out.partial-1", "other.partial-1", "out.partial-2")]
+    for path in foreign[:2]:
+        path.mkdir()
+    foreign[2].write_text("a file")
+    with partial.whole_folder(out.with_name("out.partial-3")), partial.whole_folder(out) as busy:
+        (busy / "half").write_text("of it")
+        assert not ours.exists() or ours == busy
+        assert busy.name.startswith("out.partial-")
+        empty = out.with_name("out.partial-4")
+        empty.mkdir()
+        partial.remove_left(out)
+        assert (busy / "half").exists()
+        assert "another process writes there" in caplog.text
+    assert (out / "half").exists()
+    assert not (out / partial.MARK).exists()
+    shutil.rmtree(out)
+    assert dovetail(["quantize", str(plain), str(out), "--method", "fp8"]) == 0
+    assert all(path.exists() for path in foreign)
+    assert sorted(path.name for path in out.parent.iterdir()) == sorted(
+        ["out", "out.partial-3", "out.partial-4", *(path.name for path in foreign)]
+    )
+    assert "removed; the process that wrote it ended" in caplog.text
+    assert str(foreign[0]) in caplog.text
+
+
+def test_a_folder_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
+    """Its name is that of our PID: another one is taken, and what fails removes no folder but its own."""
+    out = tmp_path / "out"
+    (foreign := tmp_path / f"out.partial-{os.getpid()}").mkdir()
+    (foreign / "note").write_text("mine")
+
+    def fail() -> None:
+        with partial.whole_folder(out) as part:
+            assert part.name == f"{foreign.name}-1"
+            raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == [foreign.name]
+    assert (foreign / "note").read_text() == "mine"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,20 @@ class Layer(nn.Module):
 
     path: str | None = None
     """Where the layer said it stands, if it was asked for by name: the loader compares."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "place" in vars(cls) and "holds" not in vars(cls):
+            cls.holds = None  # type: ignore[assignment, method-assign]  # what becomes of a tensor is not known
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether a tensor that was placed is kept until `finalize`; the memory of others may be used again.
+
+        None: it may be kept for good, so that each has memory of its own. So it is of a class that says how it places
+        tensors and not what it holds.
+        """
+        return False
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         """What is to be loaded, with the shape that it has in the checkpoint of the whole model."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, nibbles_of
+from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
+from dovetail.layers.words import nibbles_of
 
 if TYPE_CHECKING:
     from dovetail.layers.ops.packed_weight import PackedWeight as PackedWeight

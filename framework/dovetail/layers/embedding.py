@@ -43,6 +43,10 @@ class Embedding(Layer):
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         return self.rows.slots(self.weight)
 
+    @property
+    def holds(self) -> bool | None:
+        return False
+
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
         return self.rows.place(self.weight, tensor)
 
@@ -123,6 +127,10 @@ class LMHead(Layer):
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         return {} if self._tied else self.rows.slots(self.weight)
+
+    @property
+    def holds(self) -> bool | None:
+        return self._whole is not None
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
         if can_prepack(self.weight) and tensor.shape == self.weight.shape:

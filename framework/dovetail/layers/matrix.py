@@ -5,7 +5,6 @@ E experts. A stored tensor has the axes `[out]`, `[out, in / granule]`, or these
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +15,7 @@ from torch import Tensor
 from dovetail.contracts.layers import BuildContext, Part, Stream
 from dovetail.errors import ModelError
 from dovetail.layers.base import Layer, Slot
+from dovetail.layers.scratch import SCRATCH
 from dovetail.layers.shards import even_share, shard_of
 
 
@@ -26,29 +26,6 @@ class Stored:
     columns: int | None
     start: int = 0
     num: int = 0
-
-
-class _Scratch(threading.local):
-    """Memory in which a thread joins the pieces of a matrix, one matrix after the other."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Tensor] = {}
-
-    def joined(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
-        """Return the rows of pieces one after the other; valid until the next ones of this name."""
-        first, num = pieces[0], sum(piece.numel() for piece in pieces)
-        have = self._of.get(name)
-        if have is None or have.numel() < num or have.dtype != first.dtype:
-            have = self._of[name] = torch.empty(num, dtype=first.dtype)
-        return torch.cat(list(pieces), out=have[:num].view(-1, *first.shape[1:]))
-
-    def clear(self) -> None:
-        """Let go of this thread's memory."""
-        self._of.clear()
-
-
-SCRATCH = _Scratch()
-"""What it holds of a thread that ended is gone; the thread that loads clears its own."""
 
 
 class Matrix(Layer):
@@ -123,13 +100,17 @@ class Matrix(Layer):
         """
         self._pieces |= {name: {} for name in names}
 
+    @property
+    def holds(self) -> bool | None:
+        return any(self._pieces.values())
+
     def gathered(self, name: str) -> Tensor:
         """Return a whole parameter, of the pieces that were placed where it is gathered; valid for this `finalize`."""
         pieces = self._pieces.pop(name, None)
         if not pieces:
             return self.get_parameter(name)
         in_order = [pieces[part.name] for part in self.parts]
-        return in_order[0].contiguous() if len(in_order) == 1 else SCRATCH.joined(name, in_order)
+        return in_order[0].contiguous() if len(in_order) == 1 else SCRATCH.joined(in_order)
 
     def _columns(self, name: str, granule: int) -> Stored:
         first, num = self.shard.columns

@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight inputs each nibble of an `Int4` word holds, from the lowest."""
-CHUNK, LONE_CHUNK = 30_000, 131_072
+from dovetail.layers.scratch import SCRATCH
+from dovetail.layers.words import nibbles_of, words_of
+
+CHUNK, LONE_CHUNK = 30_000, 262_144
 """Numbers that are computed at a time: below the 32,768 from which torch has threads wait for each other, or, where a
 thread computes alone, as many as stay in a core's cache."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -89,7 +89,7 @@ class Scaled(Form):
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         weight, scale = tensors["weight"], tensors["weight_scale"]
         group, flat, scales = self.group or weight.shape[-1], weight.flatten(0, -2), scale.flatten(0, -2)
-        made = by_rows(lambda rows: spread(wide(flat[rows]), scales[rows], group), flat, flat.shape[-1], dtype)
+        made = by_rows(lambda rows: scaled(wide(flat[rows]), scales[rows], group), flat, flat.shape[-1], dtype)
         return made.view(weight.shape)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
@@ -169,7 +169,7 @@ class Mxfp4(Form):
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         packed, scale = tensors["weight_packed"], exponents(tensors["weight_scale"]).flatten(0, -2)
         flat, width = packed.flatten(0, -2), 2 * packed.shape[-1]
-        made = by_rows(lambda rows: spread(e2m1(flat[rows]), scale[rows], MX_GROUP), flat, width, dtype)
+        made = by_rows(lambda rows: scaled(e2m1(flat[rows]), scale[rows], MX_GROUP), flat, width, dtype)
         return made.view(*packed.shape[:-1], width)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
@@ -192,13 +192,20 @@ def nonzero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
-def spread(numbers: Tensor, scale: Tensor, group: int) -> Tensor:
-    """Multiply numbers `[…, N, K]` by the scale `[…, N, ceil(K / group)]` of their group."""
+def spread(scale: Tensor, group: int, width: int) -> Tensor:
+    """Return scales `[…, N, ceil(K / group)]` for numbers `[…, N, K]`, of which some groups are no whole ones."""
+    return scale.repeat_interleave(group, dim=-1)[..., :width]
+
+
+def scaled(numbers: Tensor, scale: Tensor, group: int) -> Tensor:
+    """Multiply float32 numbers `[…, N, K]` by the scale `[…, N, ceil(K / group)]` of their group, in place."""
+    width = numbers.shape[-1]
     if scale.shape[-1] == 1:
-        return numbers * scale
-    if numbers.shape[-1] % group == 0:
-        return (in_groups(numbers, group) * scale[..., None]).view(numbers.shape)
-    return numbers * scale.repeat_interleave(group, dim=-1)[..., : numbers.shape[-1]]
+        return numbers.mul_(scale)
+    if width % group:
+        return numbers.mul_(spread(scale, group, width))
+    in_groups(numbers, group).mul_(scale[..., None])
+    return numbers
 
 
 def chunk() -> int:
@@ -222,12 +229,12 @@ def in_chunks(
         width: Numbers of a row.
         dtype: Of the results; None: as they are made.
     """
-    step = max(1, chunk() // max(1, width))
+    step = max(1, chunk() // max(1, width)) | 1  # rows turned to columns: see `words.slices`
     num = like.shape[0]
     if like.dim() != 2 or like.device.type != "cpu" or num <= step:
         return tuple(each if dtype is None else each.to(dtype) for each in make(slice(None)))
     first = make(slice(step))
-    out = tuple(each.new_empty(num, *each.shape[1:], dtype=dtype or each.dtype) for each in first)
+    out = tuple(SCRATCH.empty((num, *each.shape[1:]), dtype or each.dtype, each.device) for each in first)
     for whole, part in zip(out, first, strict=True):
         whole[:step] = part
     for start in range(step, num, step):
@@ -238,42 +245,16 @@ def in_chunks(
 
 
 def affine(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | None) -> Tensor:
-    """Return `(nibbles - zero) * scale` in float32, zero 8 where there is none."""
-    width = group or nibbles.shape[-1]
+    """Return float32 `(nibbles - zero) * scale`, zero 8 where there is none; computed in place."""
+    width = nibbles.shape[-1]
+    size = group or width
     if zero is None:
-        return spread(nibbles - 8, scale.float(), width)
-    return spread(nibbles - spread(torch.ones_like(nibbles), zero.float(), width), scale.float(), width)
-
-
-def words_of(nibbles: Tensor) -> Tensor:
-    """Pack nibbles int8 or uint8 `[…, K]` into words int32 `[…, K / 8]`, in `ORDER`; eight at a time, as one number."""
-    eight = nibbles.contiguous()
-    eight = (eight if eight.storage_offset() % 8 == 0 else eight.clone()).view(torch.int64)
-    pairs = eight | (eight >> 12)  # bytes 0, 1, 4, 5: inputs 0 and 2, 1 and 3, 4 and 6, 5 and 7
-    low = (pairs & 0xFF) | ((pairs >> 24) & 0xFF00)
-    return (low | ((pairs & 0xFF00) << 8) | ((pairs >> 16) & 0xFF000000)).to(torch.int32)
-
-
-def nibbles_of(words: Tensor) -> Tensor:
-    """Return the nibbles uint8 `[…, K]` of words int32 `[…, K / 8]` in `ORDER`."""
-    wide = words.to(torch.int64)
-    low = (wide & 0xFF) | ((wide & 0xFF00) << 24)
-    pairs = low | ((wide >> 8) & 0xFF00) | ((wide & 0xFF000000) << 16)
-    return ((pairs | (pairs << 12)) & 0x0F0F0F0F0F0F0F0F).view(torch.uint8)
-
-
-def reordered(words: Tensor) -> Tensor:
-    """Return words `[N, K / 8]` in `ORDER` of words that hold the first of eight in the lowest bits."""
-
-    def gathered(nibbles: Tensor) -> Tensor:
-        pairs = (nibbles | (nibbles >> 4)) & 0x00FF00FF
-        return (pairs | (pairs >> 8)) & 0xFFFF
-
-    def make(rows: slice) -> tuple[Tensor]:
-        some = words[rows]
-        return (gathered(some & 0x0F0F0F0F) | (gathered((some >> 4) & 0x0F0F0F0F) << 16),)
-
-    return in_chunks(make, words, 8 * words.shape[-1])[0]
+        nibbles.sub_(8)
+    elif width % size:
+        nibbles.sub_(spread(zero.float(), size, width))
+    else:
+        in_groups(nibbles, size).sub_(zero.float()[..., None])
+    return scaled(nibbles, scale.float(), size)
 
 
 def wide(numbers: Tensor) -> Tensor:
@@ -293,9 +274,19 @@ def wide(numbers: Tensor) -> Tensor:
 
 def e2m1(packed: Tensor) -> Tensor:
     """Return the float32 numbers `[…, K]` of 4-bit floating point `[…, K / 2]` uint8, the lower nibble first."""
-    table = torch.tensor(E2M1, device=packed.device)
-    pairs = torch.stack((table.expand(16, 16), table[:, None].expand(16, 16)), -1).view(256, 2)
-    return F.embedding(packed.int(), pairs).flatten(-2)
+    return looked_up(packed, pairs_of(torch.tensor(E2M1, device=packed.device)))
+
+
+def pairs_of(table: Tensor, *, high_first: bool = False) -> Tensor:
+    """Return what every byte stands for of which each nibble stands for one of 16 numbers of 32 bits: two, as one."""
+    low, high = table.expand(16, 16), table[:, None].expand(16, 16)
+    return torch.stack((high, low) if high_first else (low, high), -1).view(torch.int64).flatten()
+
+
+def looked_up(packed: Tensor, pairs: Tensor) -> Tensor:
+    """Return float32 `[…, 2 n]` of bytes `[…, n]`, see `pairs_of`: of all lookups, of one axis is the fastest."""
+    found = torch.index_select(pairs, 0, packed.flatten().to(torch.int32))
+    return found.view(torch.float32).view(*packed.shape[:-1], -1)
 
 
 def exponents(scale: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.errors import ModelError, PluginError
 from dovetail.gguf.reader import gguf_of
+from dovetail.layers.scratch import SCRATCH
 from dovetail.runtime.checkpoint.gguf import GgufTensors
 from dovetail.runtime.checkpoint.mapped import MappedFiles
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers
@@ -88,12 +89,14 @@ class Checkpoint:
         self._left.clear()
         self._files.close()
 
-    def read(self, name: str, device: torch.device | None = None) -> Tensor:
+    def read(self, name: str, device: torch.device | None = None, *, in_scratch: bool = False) -> Tensor:
         """Return a tensor; a view of the file where it is not converted. Results of a conversion are given once.
 
         Args:
             name: Of a header.
             device: Where conversions compute; None: on the host.
+            in_scratch: What a conversion makes of one matrix may lie in this thread's `SCRATCH`, which the caller has
+                used again when it has copied what it read.
 
         Raises:
             ModelError: The file is broken.
@@ -107,7 +110,13 @@ class Checkpoint:
                 stored = {source: self._stored(source) for source in conversion.sources}
                 if device is not None and device.type != "cpu":
                     stored = {source: tensor.to(device) for source, tensor in stored.items()}
-                self._left |= _checked(conversion, conversion.convert(stored))
+                is_open = in_scratch and is_alone(conversion)
+                with SCRATCH.opened(is_open=is_open):
+                    made = _checked(conversion, conversion.convert(stored))
+                self._left |= made
+                if is_open:
+                    SCRATCH.awaited |= made.keys()
+            SCRATCH.awaited.discard(name)
             return self._left.pop(name)
 
     def release(self, names: Iterable[str]) -> None:
@@ -128,6 +137,12 @@ class Checkpoint:
         if (dtype := DTYPES.get(header.dtype)) is None:
             raise ModelError(f"{header.file}: {name} is {header.dtype}; possible: {', '.join(sorted(DTYPES))}")
         return self._files.numbers(header.file, header.start, prod(header.shape), dtype).view(header.shape)
+
+
+def is_alone(conversion: Conversion) -> bool:
+    """Whether a conversion makes one tensor, or tensors of one matrix: whoever asks for one will ask for all."""
+    paths = {result.path for result in conversion.results}
+    return len(conversion.results) == 1 or (len(paths) == 1 and "" not in paths)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -8,7 +8,6 @@ time is in memory. N outputs, K inputs.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +25,10 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import FileTensor
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Int4, Scaled, in_groups, nibbles_of
+from dovetail.layers.packed_forms import Int4, Scaled, in_groups
+from dovetail.layers.words import nibbles_of
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.runtime.checkpoint.partial import whole_folder
 from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
 from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES
 from dovetail.runtime.checkpoint.weights import MAX_THREADS, is_finite, side_by_side
@@ -79,25 +80,19 @@ def quantize(
         )
     tensors = file_tensors(plain, rules, widths_of(plugin, config))
     packer = Packer.of(method, tensors)
-    part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
-        part.mkdir(parents=True)
-        before, after = _write(plain, packer, part)
-        for path in sorted(source.iterdir()):
-            if path.is_file() and not any(path.match(pattern) for pattern in WEIGHTS):
-                shutil.copy(path, part / path.name)
-            elif path.is_dir() and path.match(MODULES):
-                shutil.copytree(path, part / path.name)
-        ignore = packer.ignored(tensors)
-        whole = {**hf, "quantization_config": packer.config(ignore)}
-        (part / "config.json").write_text(json.dumps(whole, indent=2), encoding="utf-8")
-        if out.exists():
-            out.rmdir()
-        part.rename(out)
+        with whole_folder(out) as part:
+            before, after = _write(plain, packer, part)
+            for path in sorted(source.iterdir()):
+                if path.is_file() and not any(path.match(pattern) for pattern in WEIGHTS):
+                    shutil.copy(path, part / path.name)
+                elif path.is_dir() and path.match(MODULES):
+                    shutil.copytree(path, part / path.name)
+            ignore = packer.ignored(tensors)
+            whole = {**hf, "quantization_config": packer.config(ignore)}
+            (part / "config.json").write_text(json.dumps(whole, indent=2), encoding="utf-8")
     except (OSError, SafetensorError) as error:  # a full disk is the second
         raise ModelError(f"{out}: cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return Written(len(packer.names), tuple(ignore), before, after)
 
 

@@ -7,7 +7,7 @@ memory holds the model, on whatever device, and of the files what a few layers a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from dovetail.contracts.model import SelfLoading, WeightRule
 from dovetail.errors import ModelError, PluginError
 from dovetail.layers.base import Layer
-from dovetail.layers.matrix import SCRATCH
+from dovetail.layers.scratch import SCRATCH
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weight_match import Move, match_weights
 from dovetail.runtime.hf_config import some
@@ -57,8 +57,13 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
         of_layer.setdefault(move.path, []).append(move)
     poisoned: list[str] = []
 
+    order, large = large_first(of_layer)
+
     def fill(path: str) -> int:
-        return _fill(layers[path], of_layer[path], checkpoint, device, poisoned)
+        num_bytes = _fill(layers[path], of_layer[path], checkpoint, device, poisoned)
+        if path in large:  # no other one will need as much memory
+            SCRATCH.clear()
+        return num_bytes
 
     with (
         checkpoint,
@@ -72,13 +77,24 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
         ) as bar,
     ):
         stack.callback(SCRATCH.clear)
-        for num_bytes in side_by_side(fill, of_layer, 1 if device is None or device.type != "cpu" else MAX_THREADS):
+        threads = 1 if device is None or device.type != "cpu" else MAX_THREADS
+        for num_bytes in side_by_side(fill, order, threads):
             bar.update(num_bytes)
     if poisoned:
         raise ModelError(
             f"{checkpoint.folder}: weights that are not finite: {some(sorted(poisoned))}; download the checkpoint again"
         )
     finalize(layer for path, layer in layers.items() if path not in of_layer)
+
+
+def large_first(of_layer: Mapping[str, Sequence[Move]]) -> tuple[list[str], set[str]]:
+    """Return layers as they stand in the files, but first those with more than a sixteenth of all bytes, and these.
+
+    They are the embeddings and the output head: at the end one thread would repack it while the others wait.
+    """
+    sizes = {path: sum(move.header.num_bytes for move in moves) for path, moves in of_layer.items()}
+    large = {path for path, size in sizes.items() if size > sum(sizes.values()) // 16}
+    return sorted(sizes, key=lambda path: -sizes[path] if path in large else 0), large
 
 
 def _fill(
@@ -89,13 +105,18 @@ def _fill(
     for index, move in enumerate(moves):
         # Another rank's experts: a conversion of theirs would compute for nobody.
         is_here = any(layer.is_here(slot) for row in move.slots for slot in row)
-        if is_here and not _place(layer, move, checkpoint.read(move.header.name, device)):
-            poisoned.append(f"{move.header.name} ({move.header.file.name})")
+        name, in_scratch = move.header.name, layer.holds is not None
+        if is_here and not _place(layer, move, checkpoint.read(name, device, in_scratch=in_scratch)):
+            poisoned.append(f"{name} ({move.header.file.name})")
+        if layer.holds is False:
+            SCRATCH.reuse()
         num_bytes += move.header.num_bytes
         if num_bytes - released > HELD_BYTES:
             checkpoint.release(each.header.name for each in moves[first:index])
             first, released = index, num_bytes
     layer.finalize()
+    SCRATCH.awaited.clear()  # what was made for this layer beside what it has places for
+    SCRATCH.reuse()
     checkpoint.release(move.header.name for move in moves[first:])
     return num_bytes
 

@@ -13,11 +13,14 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Int4
-from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, turned, unpacked
+from dovetail.layers.scratch import SCRATCH
+from dovetail.layers.words import exchange, slices
+from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
 from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped, uniform
 
@@ -69,8 +72,27 @@ class Awq(Packed):
 
 def read(group: int, tensors: Mapping[str, Tensor]) -> Integers:
     """Return the integers of a module with so many inputs a group."""
-    zeros = unpacked(tensors[".qzeros"], 4, 1, ORDER)
-    return Integers(turned(tensors[".qweight"], ORDER), tensors[".scales"].T, zeros.T, group)
+    words, zeros = tensors[".qweight"], unpacked(tensors[".qzeros"], 4, 1, ORDER)
+    if words.shape[0] % 8:  # a row of such a matrix is no whole words
+        return Integers(unpacked(words, 4, 1, ORDER).T, tensors[".scales"].T, zeros.T, group)
+    return Integers(turned(words), tensors[".scales"].T, zeros.T, group, is_shuffled=True)
+
+
+def turned(words: Tensor) -> Tensor:
+    """Return words `[N, K / 8]`, in the shared forms' order, of `[K, N / 8]`.
+
+    Of the words of eight inputs the first four become those of even ones, so that three exchanges put inputs where that
+    order has them; output `c` is then row `ORDER[c]`, of four rows for even outputs and four for odd ones.
+    """
+    num_in, width = words.shape
+    out = SCRATCH.empty((width, 4, 2, num_in // 8), words.dtype, words.device)
+    for columns in slices(width, num_in, words.device):
+        some = words[:, columns].view(num_in // 8, 4, 2, -1).transpose(1, 2)
+        eight = some.clone(memory_format=torch.contiguous_format).view(num_in // 8, 2, 2, 2, -1)
+        for axis, bits in ((1, 16), (2, 8), (3, 4)):
+            exchange(eight, axis, bits)
+        out[columns] = eight.view(num_in // 8, 2, 4, -1).permute(3, 2, 1, 0)
+    return out.flatten(0, 2)
 
 
 def group_reason(size: Any) -> str | None:

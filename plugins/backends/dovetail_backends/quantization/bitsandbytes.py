@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Form, Scaled, by_rows
+from dovetail.layers.packed_forms import Form, Scaled, by_rows, looked_up, pairs_of, scaled
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import PLAIN, Module, Packed, Reads, grouped, uniform, written_out
 
@@ -143,12 +143,13 @@ def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Te
                 f"{name}: nested_absmax has {nested.numel()} scales for {blocks} of absmax in blocks of {inner}, and "
                 f"nested_quant_map {levels.numel()} of {LEVELS} levels"
             )
-        absmax = levels[absmax.int()] * nested.repeat_interleave(inner)[:blocks] + offset
-    rows, scales = F.pad(packed, (0, blocks * size // 2 - packed.numel())).view(blocks, -1), absmax.float()[:, None]
+        absmax = levels.index_select(0, absmax.int()) * nested.repeat_interleave(inner)[:blocks] + offset
+    short = blocks * size // 2 - packed.numel()
+    rows, scales = (F.pad(packed, (0, short)) if short else packed).view(blocks, -1), absmax.float()[:, None]
+    pairs = pairs_of(table, high_first=True)
 
     def make(some: slice) -> Tensor:
-        each = rows[some].int()
-        return table[torch.stack((each >> 4, each & 15), -1).flatten(1)] * scales[some]
+        return scaled(looked_up(rows[some], pairs), scales[some], size)
 
     return by_rows(make, rows, size, dtype).flatten()[: 2 * packed.numel()].view(shape)
 

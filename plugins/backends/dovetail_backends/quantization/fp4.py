@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import MX_GROUP, by_rows, e2m1, spread, stays_packed
+from dovetail.layers.packed_forms import MX_GROUP, by_rows, e2m1, scaled, stays_packed, wide
 from dovetail_backends.quantization.modules import PLAIN, Module, as_scale, written_out
 
 NV_GROUP = 16
@@ -40,7 +40,7 @@ def nvfp4(module: Module, packed: str, scale: str, whole: str, target: Target, *
     def numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         factor = tensors[whole].float()
         factor = factor.reshape(*experts, 1, 1) if factor.numel() > 1 else factor.reshape(())
-        scales = tensors[scale].float()
+        scales = wide(tensors[scale])
         scales = scales / factor if divides else scales * factor
         return _written(tensors[packed], scales, NV_GROUP, dtype)
 
@@ -50,7 +50,7 @@ def nvfp4(module: Module, packed: str, scale: str, whole: str, target: Target, *
 def _written(packed: Tensor, scale: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """Return numbers `[…, K]` of `[…, K / 2]` uint8 times the scale of their group."""
     flat, scales, width = packed.flatten(0, -2), scale.flatten(0, -2), 2 * packed.shape[-1]
-    made = by_rows(lambda some: spread(e2m1(flat[some]), scales[some], group), flat, width, dtype)
+    made = by_rows(lambda some: scaled(e2m1(flat[some]), scales[some], group), flat, width, dtype)
     return made.view(*packed.shape[:-1], width)
 
 

@@ -19,8 +19,9 @@ from dovetail.errors import ModelError
 from dovetail.gguf.blocks import BY_NAME
 from dovetail.gguf.blocks import PLAIN as PLAIN_TYPES
 from dovetail.gguf.config import METHOD
-from dovetail.layers.packed_forms import Form, stays_packed, words_of
-from dovetail_backends.quantization.gguf_blocks import READERS, halves, nibbles, numbers
+from dovetail.layers.packed_forms import Form, in_chunks, stays_packed
+from dovetail.layers.words import exchange, swap
+from dovetail_backends.quantization.gguf_blocks import READERS, halves, numbers
 from dovetail_backends.quantization.keys import known
 from dovetail_backends.quantization.modules import NAMES, Packed, Reads
 
@@ -77,15 +78,30 @@ def _packed(tensor: FileTensor) -> Conversion:
     scales = FileTensor(f"{tensor.name}_scale", "F16", (tensor.shape[0], groups), tensor.path)
 
     def convert(sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        rows = sources[tensor.name]
-        blocks = rows.reshape(-1, Q4_0.size)
-        scale = halves(blocks, 0, 1).to(torch.float16)
-        return {
-            words.name: words_of(nibbles(blocks[:, 2:], 16)).view(words.shape),
-            scales.name: scale.view(scales.shape),
-        }
+        rows = sources[tensor.name].contiguous()
+        scale = halves(rows.view(-1, Q4_0.size), 0, 1).to(torch.float16)
+
+        def make(part: slice) -> tuple[Tensor]:
+            return (words_of_blocks(rows[part].view(-1, Q4_0.size)[:, 2:]).view(-1, words.shape[1]),)
+
+        made = in_chunks(make, rows, words.shape[1] * 8)[0]
+        return {words.name: made, scales.name: scale.view(scales.shape)}
 
     return Conversion((tensor.name,), (words, scales), convert)
+
+
+def words_of_blocks(data: Tensor) -> Tensor:
+    """Return words int32 `[B, 4]` in the shared forms' order of Q4_0's nibbles, bytes `[B, 16]`.
+
+    Eight bytes at a time: their lower nibbles, numbers 0 to 7 or 8 to 15, become one word, the upper ones another. The
+    first swap brings them apart, with inputs 0, 4, 1, 5, 2, 6, 3, 7 in a word; two more make 0, 2, 4, 6, 1, 3, 5, 7.
+    """
+    both = data.clone(memory_format=torch.contiguous_format).view(torch.int64)
+    swap(both, 28, 0xF0F0F0F0)
+    swap(both, 4, 0x00F000F0_00F000F0)
+    swap(both, 12, 0x0000F0F0_0000F0F0)
+    exchange(both, 1, 32)  # words 0 and 2, 1 and 3 stand in pairs
+    return both.view(torch.int32)
 
 
 def _written_out(tensor: FileTensor, target: Target) -> Conversion:

@@ -25,9 +25,9 @@ Source: ggml's `ggml-common.h` and `ggml-quants.c`, read November 2026.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.gguf.blocks import BY_NAME
@@ -37,8 +37,24 @@ LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 """What the nibbles of IQ4 stand for: closer to each other around zero, where most weights are."""
 
 
+class Reader(NamedTuple):
+    """How a type's numbers are read: `code * scale - least`.
+
+    Attributes:
+        codes: Makes `[B, numbers of a block]`, int8 or uint8, of blocks uint8 `[B, bytes of one]`.
+        scale: Makes float32 `[B, groups of a block]` of them.
+        least: Likewise; None: there is nothing to take off.
+    """
+
+    codes: Callable[[Tensor], Tensor]
+    scale: Callable[[Tensor], Tensor]
+    least: Callable[[Tensor], Tensor] | None = None
+
+
 def numbers(kind: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the numbers `[…, K]` of rows of blocks uint8 `[…, bytes]`, computed in float32 and rounded once.
+
+    Scales are few and made at once, codes some rows at a time.
 
     Args:
         kind: A key of `READERS`.
@@ -47,10 +63,18 @@ def numbers(kind: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """
     block, read = BY_NAME[kind], READERS[kind]
     flat = rows.reshape(-1, rows.shape[-1])
-    width = rows.shape[-1] // block.size * block.numbers
+    blocks = flat.view(len(flat), -1, block.size)
+    width = blocks.shape[1] * block.numbers
+
+    def of_groups(make: Callable[[Tensor], Tensor]) -> Tensor:
+        return make(blocks.view(-1, block.size)).reshape(len(flat), -1, 1)
+
+    scale, least = of_groups(read.scale), None if read.least is None else of_groups(read.least)
 
     def make(part: slice) -> Tensor:
-        return read(flat[part].reshape(-1, block.size)).view(-1, width)
+        codes = read.codes(blocks[part].view(-1, block.size))
+        made = codes.float().view(-1, scale.shape[1], width // scale.shape[1]).mul_(scale[part])
+        return (made if least is None else made.sub_(least[part])).view(-1, width)
 
     return by_rows(make, flat, width, dtype).view(*rows.shape[:-1], width)
 
@@ -60,108 +84,110 @@ def halves(data: Tensor, at: int, size: int) -> Tensor:
     return data[:, at : at + 2 * size].contiguous().view(torch.float16).float()
 
 
-def shifted(data: Tensor, *shifts: int) -> Tensor:
-    """Return bytes `[B, …, n]` shifted right by each number, one result after the other: `[B, …, shifts, n]`."""
-    return data.unsqueeze(-2) >> torch.tensor(shifts, dtype=torch.uint8, device=data.device)[:, None]
+def field(data: Tensor, at: int, num: int, to: int = 0) -> Tensor:
+    """Return `num` bits of bytes, which begin at bit `at`, as bits from `to` on."""
+    moved = data >> (at - to) if at > to else data << (to - at) if to > at else data
+    return moved & (((1 << num) - 1) << to)
 
 
 def nibbles(data: Tensor, size: int) -> Tensor:
     """Return the nibbles of bytes `[B, n]`, `size` lower ones before their upper ones: `[B, 2 n]`."""
-    return (shifted(data.reshape(data.shape[0], -1, size), 0, 4) & 15).flatten(1)
+    parts = data.view(len(data), -1, size)
+    out = data.new_empty(len(data), parts.shape[1], 2, size)
+    torch.bitwise_and(parts, 15, out=out[:, :, 0])
+    torch.bitwise_right_shift(parts, 4, out=out[:, :, 1])
+    return out.view(len(data), -1)
 
 
-def bits(data: Tensor) -> Tensor:
-    """Return bits of bytes `[B, n]`, those of a byte side by side, the lowest first: `[B, 8 n]`."""
-    return ((data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=data.device)) & 1).flatten(1)
+def pairs_of_bits(data: Tensor) -> Tensor:
+    """Return the four numbers of 2 bits of each of bytes `[B, n]`, 32 lowest ones before the next: `[B, 4 n]`."""
+    parts = data.view(len(data), -1, 32)
+    out = data.new_empty(len(data), parts.shape[1], 4, 32)
+    for index in range(4):
+        out[:, :, index] = field(parts, 2 * index, 2)
+    return out.view(len(data), -1)
 
 
-def _q4_0(data: Tensor) -> Tensor:
-    return halves(data, 0, 1) * (nibbles(data[:, 2:], 16).float() - 8)
+def less(codes: Tensor, zero: int) -> Tensor:
+    """Return uint8 codes, which are overwritten, less their zero point, as int8."""
+    return codes.sub_(zero).view(torch.int8)
 
 
-def _q4_1(data: Tensor) -> Tensor:
-    return halves(data, 0, 1) * nibbles(data[:, 4:], 16).float() + halves(data, 2, 1)
+def with_fifth(codes: Tensor, data: Tensor) -> Tensor:
+    """Return nibbles `[B, 32]` with the bits of four bytes above them, one after the other."""
+    bits = torch.arange(256, dtype=torch.int32, device=data.device)[:, None] >> torch.arange(8, device=data.device)
+    table = ((bits & 1) << 4).to(torch.uint8).view(torch.int64).flatten()  # eight bytes for eight bits
+    found = table.index_select(0, data.flatten().to(torch.int32))
+    return codes.bitwise_or_(found.view(torch.uint8).view(codes.shape))
 
 
-def _q5_0(data: Tensor) -> Tensor:
-    return halves(data, 0, 1) * ((nibbles(data[:, 6:], 16) | (bits(data[:, 2:6]) << 4)).float() - 16)
-
-
-def _q5_1(data: Tensor) -> Tensor:
-    number = nibbles(data[:, 8:], 16) | (bits(data[:, 4:8]) << 4)
-    return halves(data, 0, 1) * number.float() + halves(data, 2, 1)
-
-
-def _q8_0(data: Tensor) -> Tensor:
-    return halves(data, 0, 1) * data[:, 2:].view(torch.int8).float()
-
-
-def _q2_k(data: Tensor) -> Tensor:
-    number = (shifted(data[:, 16:80].reshape(-1, 2, 32), 0, 2, 4, 6) & 3).flatten(1).view(-1, 16, 16)
-    scale = halves(data, 80, 1) * (data[:, :16] & 15).float()
-    least = halves(data, 82, 1) * (data[:, :16] >> 4).float()
-    return (scale.unsqueeze(-1) * number.float() - least.unsqueeze(-1)).flatten(1)
-
-
-def _q3_k(data: Tensor) -> Tensor:
-    low = (shifted(data[:, 32:96].reshape(-1, 2, 32), 0, 2, 4, 6) & 3).flatten(1)
-    high = (shifted(data[:, None, :32], *range(8)) & 1).flatten(1)
-    packed = data[:, 96:108]
-    scales = nibbles(packed[:, :8], 8) | ((shifted(packed[:, None, 8:], 0, 2, 4, 6) & 3).flatten(1) << 4)
-    scale = halves(data, 108, 1) * (scales.float() - 32)
-    number = low.float() + 4 * high.float() - 4
-    return (scale.unsqueeze(-1) * number.view(-1, 16, 16)).flatten(1)
-
-
-def _scales_and_mins(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and min of each 32 numbers of a Q4_K or Q5_K block, `[B, 8]`, in float32."""
-    first, second, both = data[:, 4:8], data[:, 8:12], data[:, 12:16]
-    scale = torch.cat((first & 63, (both & 15) | ((first >> 2) & 48)), 1)
-    least = torch.cat((second & 63, (both >> 4) | ((second >> 2) & 48)), 1)
-    return halves(data, 0, 1) * scale.float(), halves(data, 2, 1) * least.float()
-
-
-def _q4_k(data: Tensor) -> Tensor:
-    scale, least = _scales_and_mins(data)
-    number = nibbles(data[:, 16:], 32).view(-1, 8, 32).float()
-    return (scale.unsqueeze(-1) * number - least.unsqueeze(-1)).flatten(1)
-
-
-def _q5_k(data: Tensor) -> Tensor:
-    scale, least = _scales_and_mins(data)
-    high = (shifted(data[:, None, 16:48], *range(8)) & 1).flatten(1)
-    number = (nibbles(data[:, 48:], 32) | (high << 4)).view(-1, 8, 32).float()
-    return (scale.unsqueeze(-1) * number - least.unsqueeze(-1)).flatten(1)
+def with_bits(codes: Tensor, data: Tensor, to: int) -> Tensor:
+    """Return codes `[B, 256]` with a bit above them: bit `i` of 32 bytes for numbers `32 i` to `32 i + 31`."""
+    parts = codes.view(-1, 8, 32)
+    for index in range(8):
+        parts[:, index].bitwise_or_(field(data, index, 1, to))
+    return codes
 
 
 def _q6_k(data: Tensor) -> Tensor:
-    low = (shifted(data[:, :128].reshape(-1, 2, 64), 0, 4) & 15).flatten(1)
-    high = (shifted(data[:, 128:192].reshape(-1, 2, 32), 0, 2, 4, 6) & 3).flatten(1)
-    scale = halves(data, 208, 1) * data[:, 192:208].contiguous().view(torch.int8).float()
-    number = (low | (high << 4)).float() - 32
-    return (scale.unsqueeze(-1) * number.view(-1, 16, 16)).flatten(1)
+    codes, high = nibbles(data[:, :128], 64), data[:, 128:192].view(-1, 2, 32)
+    parts = codes.view(-1, 2, 4, 32)
+    for index in range(4):
+        parts[:, :, index].bitwise_or_(field(high, 2 * index, 2, 4))
+    return less(codes, 32)
 
 
 def _levels(data: Tensor) -> Tensor:
     """Return the numbers that the nibbles of bytes `[B, n]` stand for, 16 lower ones before their upper ones."""
-    table = torch.tensor(LEVELS, dtype=torch.float32, device=data.device)
-    return F.embedding(nibbles(data, 16).int(), table[:, None]).squeeze(-1)
+    table, found = torch.tensor(LEVELS, dtype=torch.int8, device=data.device), nibbles(data, 16)
+    return table.index_select(0, found.flatten().to(torch.int32)).view(found.shape)
 
 
-def _iq4_nl(data: Tensor) -> Tensor:
-    return halves(data, 0, 1) * _levels(data[:, 2:])
+def _scale(at: int) -> Callable[[Tensor], Tensor]:
+    return lambda data: halves(data, at, 1)
 
 
-def _iq4_xs(data: Tensor) -> Tensor:
-    low = (shifted(data[:, 4:8].unsqueeze(-1), 0, 4) & 15).flatten(1)
-    high = (shifted(data[:, 2:4].unsqueeze(-1), 0, 2, 4, 6) & 3).flatten(1)
-    scale = halves(data, 0, 1) * ((low | (high << 4)).float() - 32)
-    return (scale.unsqueeze(-1) * _levels(data[:, 8:]).view(-1, 8, 32)).flatten(1)
+def _scale_q3_k(data: Tensor) -> Tensor:
+    packed = data[:, 96:108]
+    high = torch.stack([field(packed[:, 8:], 2 * index, 2, 4) for index in range(4)], 1).flatten(1)
+    return halves(data, 108, 1) * ((nibbles(packed[:, :8], 8) | high).float() - 32)
 
 
-READERS: dict[str, Callable[[Tensor], Tensor]] = {
-    **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0},
-    **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
-    **{"IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs},
+def _scale_k(data: Tensor) -> Tensor:
+    """Return the scale of each 32 numbers of a Q4_K or Q5_K block, `[B, 8]`."""
+    scale = torch.cat((data[:, 4:8] & 63, (data[:, 12:16] & 15) | field(data[:, 4:8], 6, 2, 4)), 1)
+    return halves(data, 0, 1) * scale.float()
+
+
+def _least_k(data: Tensor) -> Tensor:
+    """Return what is taken off each 32 of them, `[B, 8]`."""
+    least = torch.cat((data[:, 8:12] & 63, (data[:, 12:16] >> 4) | field(data[:, 8:12], 6, 2, 4)), 1)
+    return halves(data, 2, 1) * least.float()
+
+
+def _scale_iq4_xs(data: Tensor) -> Tensor:
+    low = torch.stack((data[:, 4:8] & 15, data[:, 4:8] >> 4), -1).flatten(1)
+    high = torch.stack([field(data[:, 2:4], 2 * index, 2, 4) for index in range(4)], -1).flatten(1)
+    return halves(data, 0, 1) * ((low | high).float() - 32)
+
+
+READERS = {
+    "Q4_0": Reader(lambda data: less(nibbles(data[:, 2:], 16), 8), _scale(0)),
+    "Q4_1": Reader(lambda data: nibbles(data[:, 4:], 16), _scale(0), lambda data: -halves(data, 2, 1)),
+    "Q5_0": Reader(lambda data: less(with_fifth(nibbles(data[:, 6:], 16), data[:, 2:6]), 16), _scale(0)),
+    "Q5_1": Reader(
+        lambda data: with_fifth(nibbles(data[:, 8:], 16), data[:, 4:8]), _scale(0), lambda data: -halves(data, 2, 1)
+    ),
+    "Q8_0": Reader(lambda data: data[:, 2:].view(torch.int8), _scale(0)),
+    "Q2_K": Reader(
+        lambda data: pairs_of_bits(data[:, 16:80]),
+        lambda data: halves(data, 80, 1) * (data[:, :16] & 15).float(),
+        lambda data: halves(data, 82, 1) * (data[:, :16] >> 4).float(),
+    ),
+    "Q3_K": Reader(lambda data: less(with_bits(pairs_of_bits(data[:, 32:96]), data[:, :32], 2), 4), _scale_q3_k),
+    "Q4_K": Reader(lambda data: nibbles(data[:, 16:], 32), _scale_k, _least_k),
+    "Q5_K": Reader(lambda data: with_bits(nibbles(data[:, 48:], 32), data[:, 16:48], 4), _scale_k, _least_k),
+    "Q6_K": Reader(_q6_k, lambda data: halves(data, 208, 1) * data[:, 192:208].contiguous().view(torch.int8).float()),
+    "IQ4_NL": Reader(lambda data: _levels(data[:, 2:]), _scale(0)),
+    "IQ4_XS": Reader(lambda data: _levels(data[:, 8:]), _scale_iq4_xs),
 }
-"""Make float32 numbers `[B, numbers of a block]` of blocks uint8 `[B, bytes of one]`."""

@@ -118,7 +118,5 @@ def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tens
             groups = None
         elif layout.is_ordered:
             raise ModelError(f"{name}: .g_idx has an order of its own, and quantization_config says desc_act false")
-    words = tensors[".qweight"].T.contiguous()
-    values = words if layout.bits == 4 else unpacked(words, layout.bits, 1)
     zeros = (unpacked(tensors[".qzeros"], layout.bits, 1) + less) & ((1 << layout.bits) - 1)
-    return Integers(values, tensors[".scales"].T, zeros.T, layout.group, groups)
+    return Integers(tensors[".qweight"].T, tensors[".scales"].T, zeros.T, layout.group, groups, layout.bits)

@@ -13,19 +13,25 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import affine, by_rows, chunk, in_chunks, reordered, stays_packed, words_of
+from dovetail.layers.packed_forms import affine, by_rows, in_chunks, looked_up, pairs_of, stays_packed
+from dovetail.layers.words import nibbles_of, reordered, words_of
 from dovetail_backends.quantization.modules import Module, written_out
+
+NUMBERS = 16
+"""That 4 bits can be."""
 
 
 class Integers(NamedTuple):
     """A matrix in integers: the number is `(values - zeros) * scale`, with the scale and zero of an input's group.
 
     Attributes:
-        values: `[N, K]` uint8, or their words int32 `[N, K / 8]`, the first of eight in the lowest bits.
+        values: `[N, K]` uint8, or their words int32, four or eight inputs of a row each.
         scale: `[N, G]`.
         zeros: `[N, G]` uint8.
         group: Inputs of a group; the last one may have fewer.
         groups: `[K]` the group of each input; None: they lie one after the other.
+        bits: Of a number in a word.
+        is_shuffled: Words are in the order of `Int4`, else they hold the first of eight in the lowest bits.
     """
 
     values: Tensor
@@ -33,24 +39,54 @@ class Integers(NamedTuple):
     zeros: Tensor
     group: int
     groups: Tensor | None = None
+    bits: int = 4
+    is_shuffled: bool = False
 
     def written_out(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix, computed in float32."""
-        width = self.values.shape[1] * (1 if self.values.dtype == torch.uint8 else 8)
-        index = None if self.groups is None else self.groups.long()
+        scale, zeros = self.scale.float().contiguous(), self.zeros.float().contiguous()
+        if self.groups is not None:
+            return self._in_an_order(self.groups.to(torch.int32), scale, zeros, dtype)
 
         def make(rows: slice) -> Tensor:
-            numbers, scale, zeros = self.numbers(rows), self.scale[rows], self.zeros[rows]
-            if index is None:
-                return affine(numbers, scale, zeros, self.group)
-            return (numbers - zeros.float()[:, index]) * scale.float()[:, index]
+            return affine(self._numbers(rows, torch.float32), scale[rows], zeros[rows], self.group)
 
-        return by_rows(make, self.values, width, dtype)
+        return by_rows(make, self.values, self._width, dtype)
 
-    def numbers(self, rows: slice) -> Tensor:
-        """Return rows of the values in float32."""
+    def _in_an_order(self, groups: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
+        """Look up what each number of each group stands for, where these are no more than there are inputs."""
+        num = scale.shape[1]
+        if self.values.dtype == torch.uint8 or self.bits == 8 or NUMBERS * num > self._width:
+
+            def make(rows: slice) -> Tensor:
+                zero, factor = (each[rows].index_select(1, groups) for each in (zeros, scale))
+                return self._numbers(rows, torch.float32).sub_(zero).mul_(factor)
+
+            return by_rows(make, self.values, self._width, dtype)
+        numbers = torch.arange(NUMBERS, dtype=torch.float32, device=scale.device)
+        first = NUMBERS * groups
+
+        def look_up(rows: slice) -> Tensor:
+            table = ((numbers - zeros[rows][..., None]) * scale[rows][..., None]).to(dtype)
+            index = self._numbers(rows, torch.int32).add_(first)
+            index += torch.arange(len(table), dtype=torch.int32, device=index.device)[:, None] * (NUMBERS * num)
+            return table.flatten().index_select(0, index.flatten()).view(index.shape)
+
+        return by_rows(look_up, self.values, self._width, dtype)
+
+    @property
+    def _width(self) -> int:
+        return self.values.shape[1] * (1 if self.values.dtype == torch.uint8 else 32 // self.bits)
+
+    def _numbers(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Return rows of the values in a type of 32 bits."""
         values = self.values[rows]
-        return (values if values.dtype == torch.uint8 else unpacked(values, 4, 1)).float()
+        if self.is_shuffled:
+            return nibbles_of(values).to(dtype)
+        if values.dtype == torch.uint8 or self.bits == 8:
+            return bytes_of(values).to(dtype)
+        pairs = pairs_of(torch.arange(NUMBERS, dtype=dtype, device=values.device))
+        return looked_up(bytes_of(values), pairs).view(dtype)
 
 
 class IntegerLayout(NamedTuple):
@@ -119,17 +155,25 @@ def _results(module: Module, layout: IntegerLayout) -> Iterator[FileTensor]:
 
 def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
     if layout.bits == 8:
-        yield (made.values ^ 128).view(torch.int8)
+        yield (bytes_of(made.values) ^ 128).view(torch.int8)
         yield made.scale.float().contiguous()
         return
     values = made.values
     if values.dtype == torch.uint8:
         yield in_chunks(lambda rows: (words_of(values[rows]),), values, values.shape[1])[0]
     else:
-        yield reordered(values)
+        yield values if made.is_shuffled else reordered(values)
     yield made.scale.contiguous()
     if not layout.is_symmetric:
         yield made.zeros.contiguous()
+
+
+def bytes_of(values: Tensor) -> Tensor:
+    """Return the bytes uint8 of rows of words, or of bytes; where rows do not lie along the memory, of a copy of them.
+
+    Those of a part of a large matrix are copied twice: to turn them where they are close together is much faster.
+    """
+    return (values if values.is_contiguous() else values.clone().contiguous()).view(torch.uint8)
 
 
 def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
@@ -140,18 +184,6 @@ def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None =
     shifts = torch.tensor([bits * place for place in order or range(num)], dtype=torch.int32, device=words.device)
     apart = words.unsqueeze(dim + 1) >> (shifts if dim == words.dim() - 1 else shifts[:, None])
     return (apart & mask).to(torch.uint8).flatten(dim, dim + 1)
-
-
-def turned(words: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the uint8 numbers `[N, K]` of words int32 `[K, N / 8]`, some columns at a time."""
-    num_in, num_words = words.shape
-    out = words.new_empty(num_words, 8, num_in, dtype=torch.uint8)
-    step = max(1, chunk() // (8 * num_in)) if words.device.type == "cpu" else num_words
-    for start in range(0, num_words, step):
-        some = words[:, start : start + step].T.contiguous()
-        for index, place in enumerate(order):
-            out[start : start + step, index] = (some >> (4 * place)) & 15
-    return out.flatten(0, 1)
 
 
 def in_order(groups: Tensor, size: int) -> bool:
