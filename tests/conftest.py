@@ -12,6 +12,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent / "warm"))
 from warm_starts import WarmStarts  # noqa: E402
 
 STDERR = pytest.StashKey[int]()
+ENDS = pytest.StashKey[float]()
 WARM = pytest.StashKey[WarmStarts]()
 COLD = (
     "tests/engine/test_process.py",
@@ -71,13 +73,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_DATA_HOME"] = folder.name
     config.stash[STDERR] = os.dup(2)  # capturing has not begun
+    config.pluginmanager.unregister(name="faulthandler")  # see `end_when_stuck`
     config.stash[WARM] = WarmStarts()
     config.add_cleanup(config.stash[WARM].close)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Bound the test by its own time, where that is longer than pytest's limit, which has just begun."""
+    """Bound the test by its own time, where that is longer than the limit of all."""
     end_when_stuck(item.config, item)
     is_cold = os.environ.get("DOVETAIL_FULL") or item.nodeid.partition("::")[0] in COLD
     item.config.stash[WARM].set(not is_cold)
@@ -86,7 +89,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Bound the teardown, too: pytest disarms its own timer when a test fails, be it for being late."""
+    """Bound the teardown, too."""
     end_when_stuck(item.config, item)
     return (yield)
 
@@ -97,10 +100,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     end_when_stuck(session.config)
 
 
-def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> None:
-    """Show all threads and end this process if it gets no further in time.
+def pytest_enter_pdb() -> None:
+    """A debugger waits for its user."""
+    faulthandler.cancel_dump_traceback_later()
 
-    That is pytest's limit for a test, or as much more as `item` is given beyond what tests have by default.
+
+def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> None:
+    """Show all threads and end this process if it gets no further in time, or in a tenth more.
+
+    That is `faulthandler_timeout` for a test, or as much more as `item` is given beyond what tests have by default. A
+    new timer is a thread, which waits for the end of the one before: on a busy machine that takes longer than most
+    tests, so a timer is kept for as many as it has time for. pytest's own, which is a new one for each test, is off.
     """
     limit = float(config.getini("faulthandler_timeout") or 0)
     if not limit:
@@ -109,7 +119,10 @@ def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> No
     if marker is not None:
         given = marker.args[0] if marker.args else marker.kwargs["timeout"]
         limit += max(0.0, given - float(config.getini("timeout") or 0))
-    faulthandler.dump_traceback_later(limit, exit=True, file=config.stash[STDERR])
+    now = time.monotonic()
+    if not limit <= config.stash.get(ENDS, 0.0) - now <= 1.1 * limit:
+        faulthandler.dump_traceback_later(1.1 * limit, exit=True, file=config.stash[STDERR])
+        config.stash[ENDS] = now + 1.1 * limit
 
 
 @pytest.fixture(scope="session")
@@ -384,6 +397,12 @@ def covering(rows: list[tuple[Any, ...]]) -> set[int]:
         for value in rows[best]:
             times[value] += 1
     return kept
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Fork the processes that run tests, and with each the template that it forks others from."""
+    config.stash[WARM].set(not os.environ.get("DOVETAIL_FULL"))
 
 
 TOGETHER = ("tests/peers/test_gateways.py", "tests/peers/test_sglang_frontend.py", "tests/peers/test_npm.py",

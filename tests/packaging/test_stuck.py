@@ -33,7 +33,7 @@ def test_what_is_stuck_is_shown_and_ended(tmp_path: Path, place: str) -> None:
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-o", "faulthandler_timeout=2"]
     done = run_pytest(tmp_path, stuck, options)
     assert done.returncode == 1
-    assert "Timeout (0:00:02)!" in done.stderr
+    assert "Timeout (0:00:02.2" in done.stderr
     assert f'File "{stuck}", line' in done.stderr
 
 
@@ -48,4 +48,4 @@ def test_a_test_with_more_time_is_not_stuck_within_it(tmp_path: Path, given: int
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-o", "faulthandler_timeout=3"]
     done = run_pytest(tmp_path, slow, options)
     assert done.returncode == status, done.stderr
-    assert ("Timeout (0:00:05)!" in done.stderr) == bool(status)
+    assert ("Timeout (0:00:05.5" in done.stderr) == bool(status)

@@ -24,7 +24,7 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServed]:
+def served(tmp_path_factory: pytest.TempPathFactory, light_servers: dict[str, str]) -> Iterator[RayServed]:
     folder = tmp_path_factory.mktemp("ray")
     scaling = {"upscale_delay_s": 0, "downscale_delay_s": 5, "look_back_period_s": 11, "target_queued_tokens": 600}
     running = RayServed(
