@@ -170,6 +170,7 @@ def pytest_collection_finish() -> None:
         patch_once(interpreter)
         remember_types(interpreter)
         compare_shapes_as_numbers(interpreter)
+        skip_what_changes_nothing(interpreter)
 
 
 def remember_metadata() -> None:
@@ -306,6 +307,60 @@ def remember_types(interpreter: ModuleType) -> None:
 
     interpreter._get_np_dtype = numpy_dtype  # type: ignore[attr-defined]
     core._unwrap_shape, core.tensor.__init__, core.block_type.__init__ = unwrap, make_tensor, block_type
+
+
+def skip_what_changes_nothing(interpreter: ModuleType) -> None:
+    """Have Triton's interpreter not look for the common type of two tensors that have one type, or of one and a number.
+
+    Nor for what is to be taken out of a tensor, nor whether what numpy has computed fits its own type; and no argument
+    of an operator is copied to name one more.
+    """
+    core, semantic = interpreter.tl.core, type(interpreter.interpreter_semantic)
+    tensor, dtype, block_type, constexpr = core.tensor, core.dtype, core.block_type, core.constexpr
+    types, unwrap, full = semantic.binary_op_type_checking_impl, core._unwrap_if_constexpr, interpreter.np.full
+    handle, known = interpreter.TensorHandle, interpreter.interpreter_semantic
+    plain = {tensor, int, float, bool, str, type(None), dtype, block_type}
+
+    def unwrap_what_can_be(value: Any) -> Any:
+        kind = type(value)
+        return value if kind in plain else value.value if kind is constexpr else unwrap(value)
+
+    def is_same(self: Any, other: Any) -> bool:
+        other = unwrap_what_can_be(other)
+        return self is other or (isinstance(other, dtype) and self.name == other.name)
+
+    def becomes(number: Any, kind: Any) -> bool:
+        if type(number) is int:
+            return kind.name in ("int32", "int64", "fp32") and -(2**31) <= number < 2**31
+        return type(number) is float and kind.name == "fp32"
+
+    def common_types(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not args[3:] and not kwargs.get("div_or_mod"):  # others may be computed in another type
+            one, two = getattr(lhs, "dtype", None), getattr(rhs, "dtype", None)
+            if type(one) is dtype and type(two) is dtype and one.name == two.name:
+                return self.broadcast_impl_value(lhs, rhs)
+            if type(one) is dtype and becomes(rhs, one):
+                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, one))
+            if type(two) is dtype and becomes(lhs, two):
+                return self.broadcast_impl_value(self.scalar_constant(lhs, two), rhs)
+        return types(self, lhs, rhs, *args, **kwargs)
+
+    def splat(self: Any, kind: Any, arg: Any) -> Any:
+        return handle(full(kind.shape, arg.data, dtype=arg.data.dtype), arg.dtype.scalar)
+
+    def patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = getattr(member, "__wrapped__", member)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = known
+            return inner(*args, **kwargs)
+
+        scope.set_attr(owner, name, called)
+
+    core._unwrap_if_constexpr, dtype.__eq__, interpreter._patch_attr = unwrap_what_can_be, is_same, patch_attribute
+    semantic.binary_op_type_checking_impl = common_types
+    type(interpreter.interpreter_builder).create_splat = splat
+    handle.__post_init__ = lambda self: None
 
 
 LONG = (
