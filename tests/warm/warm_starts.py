@@ -6,9 +6,10 @@ own `python -m …` it asks a template, a child that has imported all and waits.
 new process becomes a child of whoever asked: that is a subreaper for the moment, to which the system gives children of
 a process that has ended. Process id, exit code, signals, pipes, session, environment, command line and working
 directory are as those of a started process. Each such process has a template of its own, forked before it did anything,
-so a server's engine is forked, too. A template ends with the process that it belongs to.
+so a server's engine is forked, too. A template ends with the process that it belongs to. pytest-xdist's processes are
+forked as well, and fork from the templates that they have by that.
 
-What could not be told from a real start by its result is started so; all else really starts: other programs, code
+What could not be told from a real start by its result is started so; all else really starts: other programs, other code
 given by `-c`, options of the interpreter, another environment for what is read at import.
 """
 
