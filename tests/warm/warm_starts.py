@@ -94,8 +94,8 @@ AT_START = re.compile(
     r"(PYTHON|LD_|LC_|LANG|MALLOC_|GLIBC_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|TORCH|CUDA_|NVIDIA_|TRITON_|HF_|COVERAGE)"
 )
 """Variables that libraries may read while they are imported."""
-LATER = {"PYTHONUNBUFFERED", "OMP_WAIT_POLICY", "MKL_NUM_THREADS"}
-"""Of these the ones that `_become` sees to, or that say nothing to a single thread."""
+LATER = {"PYTHONUNBUFFERED", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}
+"""Of these the ones that `_become` sees to, say nothing to a single thread, or are set by what torch compiles with."""
 TITLE_BYTES = 1 << 14
 LENGTH = struct.Struct("<Q")
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
