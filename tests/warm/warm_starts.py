@@ -98,6 +98,7 @@ LATER = {"PYTHONUNBUFFERED", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "TORCHINDUCTO
 """Of these the ones that `_become` sees to, say nothing to a single thread, or are set by what torch compiles with."""
 TITLE_BYTES = 1 << 14
 LENGTH = struct.Struct("<Q")
+LARGE, MADV_COLLAPSE = 2 << 20, 25
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals to a group of processes are not for the templates in it, which end with their owners."""
@@ -387,11 +388,25 @@ def main() -> None:
     os.close(null)
     gc.collect()
     gc.freeze()
+    _use_large_pages()
     channel.sendall(LENGTH.pack(0))
     _imported.update({name: value for name, value in os.environ.items() if given.get(name) != value})
     command = _serve(channel, given)
     if command is not None:
         _end(_run(command))
+
+
+def _use_large_pages() -> None:
+    """Have the system keep memory in large pages: to fork is to copy the table of all pages, four times faster so."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None:
+        return
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, rights, _, _, file = line.split()[:5]
+        begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        begin, end = -(-begin // LARGE) * LARGE, end // LARGE * LARGE
+        if rights.startswith("rw") and file == "0" and end > begin:
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)  # what it cannot do stays
 
 
 def _serve(channel: socket.socket, environment: dict[str, str]) -> list[str] | None:
