@@ -3,14 +3,14 @@
 #   PYTHON        interpreter for the environment, 3.11 or newer
 #   CONSTRAINTS   pins for pip; `make serve CONSTRAINTS=` takes the newest versions allowed (torch with CUDA)
 #   VENV_FLAGS    for `python -m venv`, e.g. --system-site-packages to use a torch that is installed already
-#   WORKERS       processes of `make test`, for two cores: one often waits; each runs whole files of tests, 0 is one
+#   WORKERS       processes of `make test`, for two cores: two often wait; each runs whole files of tests, 0 is one
 #   PORT, ARGS    for `make serve`; ARGS also for `make test`, `make dev`, `make docs`, `make results`, `make bench`
 
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 VENV_FLAGS ?=
 PORT ?= 30000
-WORKERS ?= 3
+WORKERS ?= 4
 ARGS ?=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

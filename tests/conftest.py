@@ -12,6 +12,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent / "warm"))
 from warm_starts import WarmStarts  # noqa: E402
 
 STDERR = pytest.StashKey[int]()
+ENDS = pytest.StashKey[float]()
 WARM = pytest.StashKey[WarmStarts]()
 COLD = (
     "tests/engine/test_process.py",
@@ -71,13 +73,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_DATA_HOME"] = folder.name
     config.stash[STDERR] = os.dup(2)  # capturing has not begun
+    config.pluginmanager.unregister(name="faulthandler")  # see `end_when_stuck`
     config.stash[WARM] = WarmStarts()
     config.add_cleanup(config.stash[WARM].close)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Bound the test by its own time, where that is longer than pytest's limit, which has just begun."""
+    """Bound the test by its own time, where that is longer than the limit of all."""
     end_when_stuck(item.config, item)
     is_cold = os.environ.get("DOVETAIL_FULL") or item.nodeid.partition("::")[0] in COLD
     item.config.stash[WARM].set(not is_cold)
@@ -86,7 +89,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Bound the teardown, too: pytest disarms its own timer when a test fails, be it for being late."""
+    """Bound the teardown, too."""
     end_when_stuck(item.config, item)
     return (yield)
 
@@ -97,10 +100,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     end_when_stuck(session.config)
 
 
-def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> None:
-    """Show all threads and end this process if it gets no further in time.
+def pytest_enter_pdb() -> None:
+    """A debugger waits for its user."""
+    faulthandler.cancel_dump_traceback_later()
 
-    That is pytest's limit for a test, or as much more as `item` is given beyond what tests have by default.
+
+def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> None:
+    """Show all threads and end this process if it gets no further in time, or in a tenth more.
+
+    That is `faulthandler_timeout` for a test, or as much more as `item` is given beyond what tests have by default. A
+    new timer is a thread, which waits for the end of the one before: on a busy machine that takes longer than most
+    tests, so a timer is kept for as many as it has time for. pytest's own, which is a new one for each test, is off.
     """
     limit = float(config.getini("faulthandler_timeout") or 0)
     if not limit:
@@ -109,7 +119,10 @@ def end_when_stuck(config: pytest.Config, item: pytest.Item | None = None) -> No
     if marker is not None:
         given = marker.args[0] if marker.args else marker.kwargs["timeout"]
         limit += max(0.0, given - float(config.getini("timeout") or 0))
-    faulthandler.dump_traceback_later(limit, exit=True, file=config.stash[STDERR])
+    now = time.monotonic()
+    if not limit <= config.stash.get(ENDS, 0.0) - now <= 1.1 * limit:
+        faulthandler.dump_traceback_later(1.1 * limit, exit=True, file=config.stash[STDERR])
+        config.stash[ENDS] = now + 1.1 * limit
 
 
 @pytest.fixture(scope="session")
@@ -157,6 +170,7 @@ def pytest_collection_finish() -> None:
         patch_once(interpreter)
         remember_types(interpreter)
         compare_shapes_as_numbers(interpreter)
+        skip_what_changes_nothing(interpreter)
 
 
 def remember_metadata() -> None:
@@ -295,6 +309,60 @@ def remember_types(interpreter: ModuleType) -> None:
     core._unwrap_shape, core.tensor.__init__, core.block_type.__init__ = unwrap, make_tensor, block_type
 
 
+def skip_what_changes_nothing(interpreter: ModuleType) -> None:
+    """Have Triton's interpreter not look for the common type of two tensors that have one type, or of one and a number.
+
+    Nor for what is to be taken out of a tensor, nor whether what numpy has computed fits its own type; and no argument
+    of an operator is copied to name one more.
+    """
+    core, semantic = interpreter.tl.core, type(interpreter.interpreter_semantic)
+    tensor, dtype, block_type, constexpr = core.tensor, core.dtype, core.block_type, core.constexpr
+    types, unwrap, full = semantic.binary_op_type_checking_impl, core._unwrap_if_constexpr, interpreter.np.full
+    handle, known = interpreter.TensorHandle, interpreter.interpreter_semantic
+    plain = {tensor, int, float, bool, str, type(None), dtype, block_type}
+
+    def unwrap_what_can_be(value: Any) -> Any:
+        kind = type(value)
+        return value if kind in plain else value.value if kind is constexpr else unwrap(value)
+
+    def is_same(self: Any, other: Any) -> bool:
+        other = unwrap_what_can_be(other)
+        return self is other or (isinstance(other, dtype) and self.name == other.name)
+
+    def becomes(number: Any, kind: Any) -> bool:
+        if type(number) is int:
+            return kind.name in ("int32", "int64", "fp32") and -(2**31) <= number < 2**31
+        return type(number) is float and kind.name == "fp32"
+
+    def common_types(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not args[3:] and not kwargs.get("div_or_mod"):  # others may be computed in another type
+            one, two = getattr(lhs, "dtype", None), getattr(rhs, "dtype", None)
+            if type(one) is dtype and type(two) is dtype and one.name == two.name:
+                return self.broadcast_impl_value(lhs, rhs)
+            if type(one) is dtype and becomes(rhs, one):
+                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, one))
+            if type(two) is dtype and becomes(lhs, two):
+                return self.broadcast_impl_value(self.scalar_constant(lhs, two), rhs)
+        return types(self, lhs, rhs, *args, **kwargs)
+
+    def splat(self: Any, kind: Any, arg: Any) -> Any:
+        return handle(full(kind.shape, arg.data, dtype=arg.data.dtype), arg.dtype.scalar)
+
+    def patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = getattr(member, "__wrapped__", member)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = known
+            return inner(*args, **kwargs)
+
+        scope.set_attr(owner, name, called)
+
+    core._unwrap_if_constexpr, dtype.__eq__, interpreter._patch_attr = unwrap_what_can_be, is_same, patch_attribute
+    semantic.binary_op_type_checking_impl = common_types
+    type(interpreter.interpreter_builder).create_splat = splat
+    handle.__post_init__ = lambda self: None
+
+
 LONG = (
     "tests/testing/test_builtins.py",
     "tests/docs/test_tutorials.py",
@@ -384,6 +452,12 @@ def covering(rows: list[tuple[Any, ...]]) -> set[int]:
         for value in rows[best]:
             times[value] += 1
     return kept
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Fork the processes that run tests, and with each the template that it forks others from."""
+    config.stash[WARM].set(not os.environ.get("DOVETAIL_FULL"))
 
 
 TOGETHER = ("tests/peers/test_gateways.py", "tests/peers/test_sglang_frontend.py", "tests/peers/test_npm.py",

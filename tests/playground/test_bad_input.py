@@ -44,7 +44,7 @@ def test_text_that_reorders_what_follows(screen: Screen, server: ScriptedServer)
     screen.ask("a \u202eb")
     assert screen.last().locator(".mark").all_inner_texts() == ["U+202E", "U+202C", "U+202E", "U+2066"]
     assert screen.page.locator(".bubble .mark").count() == 1
-    assert screen.page.locator(".list .mark").count() == 1
+    screen.until("document.querySelectorAll('.list .mark').length === 1")  # the list is drawn a moment later
     assert "\u202e" not in screen.page.inner_text("#app")
 
 

@@ -24,7 +24,7 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServed]:
+def served(tmp_path_factory: pytest.TempPathFactory, light_servers: dict[str, str]) -> Iterator[RayServed]:
     folder = tmp_path_factory.mktemp("ray")
     scaling = {"upscale_delay_s": 0, "downscale_delay_s": 5, "look_back_period_s": 11, "target_queued_tokens": 600}
     running = RayServed(
@@ -36,6 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServed]:
         max_total_tokens=65536,
         file_storage_path=str(folder / "files"),
         random_seed=3,
+        batch_invariant=True,  # another replica goes on in other company: near ties must not tell
         **scaling,
     )
     try:
@@ -151,6 +152,8 @@ class Load:
                 self.num_done += 1
                 if text.startswith("broken"):
                     self.failed.append(text)
+            if self.width == 1:
+                time.sleep(0.3)  # for one replica to be enough it has to go on, not to be busy
 
     def stop(self) -> None:
         self.width = 0
@@ -166,7 +169,7 @@ def test_replicas_come_and_go_with_the_load(served: RayServed) -> None:
         load.widen(8)
         served.until(lambda: len(served.replicas()) == 2, 120)
         at_two = load.num_done
-        served.until(lambda: load.num_done >= at_two + 40, 60)
+        served.until(lambda: load.num_done >= at_two + 20, 60)
         load.width = 1
         served.until(lambda: len(served.replicas()) == 1, 120)
         at_one = load.num_done
@@ -178,13 +181,13 @@ def test_replicas_come_and_go_with_the_load(served: RayServed) -> None:
 
 
 def test_no_stream_is_cut_by_the_death_of_a_replica(served: RayServed) -> None:
-    """0 of 24 by `kill -9` of the only replica, and each says what it would have said."""
-    bodies = [story(number) for number in range(24)]
+    """0 of 12 by `kill -9` of the only replica, `DOVETAIL_FULL=1` of 24, and each says what it would have said."""
+    bodies = [story(number, 60) for number in range(24 if os.environ.get("DOVETAIL_FULL") else 12)]
     with ThreadPoolExecutor(6) as pool:
         unbroken = list(pool.map(lambda body: told(served, body), bodies))
         assert not [text for text in unbroken if text.startswith("broken")]
         running = [pool.submit(told, served, body) for body in bodies]
-        served.until(lambda: sum(each.done() for each in running) >= 6)
+        served.until(lambda: sum(each.done() for each in running) >= 3)
         [pid] = served.replicas()
         os.kill(pid, signal.SIGKILL)
         assert [each.result() for each in running] == unbroken

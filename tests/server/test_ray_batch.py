@@ -146,7 +146,7 @@ def test_wrong_arguments_are_one_line(
 
 
 @pytest.fixture
-def cluster() -> Iterator[dict[str, str]]:
+def cluster(light: None) -> Iterator[dict[str, str]]:
     """The environment of a command whose Ray cluster is its own."""
     temp = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     yield {**os.environ, **QUIET, "RAY_TMPDIR": temp}
