@@ -208,7 +208,7 @@ CONVERTED: dict[str, tuple[type[Quantization], str, str]] = {
         "test_ranks_add_up",
         "part q of rank 0 of two",
     ),
-    "says what it does not make": (turned(dtype="F16"), "test_experts", "a conversion of m.0.down.turned"),
+    "says what it does not make": (turned(dtype="F16"), "test_experts", "a conversion of m.0."),
 }
 """Of those that convert: the fault, the test that sees it, and what is said."""
 
