@@ -25,6 +25,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
     device.touch()
     monkeypatch.setattr(early, "DRIVER", device)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(module, "start_worker", waiting)
     spare = Spare()
     yield spare
@@ -73,6 +74,14 @@ def test_an_engine_that_does_not_compile_has_none(made: Spare, changes: dict[str
 def test_without_a_device_there_is_none(made: Spare, tmp_path: Path) -> None:
     """`auto` is the CPU then."""
     (tmp_path / "version").unlink()
+    made.start(settings())
+    assert made.take() is None
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_where_devices_are_hidden_there_is_none(made: Spare, hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for torch, which sees none then."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     made.start(settings())
     assert made.take() is None
 
@@ -143,6 +152,7 @@ def test_the_driver_is_woken_for_who_uses_it(
             return lambda *args: called.append(name) or 0  # type: ignore[func-returns-value]
 
     (tmp_path / "version").touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(early, "DRIVER", tmp_path / "version")
     monkeypatch.setattr(early.ctypes, "CDLL", Driver)
     early.wake_driver(settings(**changes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 from pathlib import Path
 
@@ -15,7 +16,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 def may_use_cuda(settings: EngineSettings) -> bool:
     """Whether an engine of these settings will use CUDA if there is a device, and there may be one."""
-    return settings.device in ("auto", "cuda") and DRIVER.exists()
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    return settings.device in ("auto", "cuda") and DRIVER.exists() and not is_hidden
 
 
 def wake_driver(settings: EngineSettings) -> None:
