@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from dovetail.runtime.kernels import spare
+
 
 def cache_folder() -> Path | None:
-    """Return where Triton keeps compiled kernels, as Triton finds it; None without Triton."""
-    if find_spec("triton") is None:
-        return None
-    import triton
-
-    return Path(triton.knobs.cache.dir)
+    """Return where Triton keeps compiled kernels; None without Triton."""
+    return None if find_spec("triton") is None else spare.cache_folder()
 
 
 def kernels_in(folder: Path) -> dict[str, int]:

@@ -142,7 +142,7 @@ def test_without_a_process_kernels_are_compiled_at_first_use(
 
     monkeypatch.setattr(compiler, "start_worker", fail)
     monkeypatch.setattr(ahead, "_digest", lambda fingerprint: "0" * 32)
-    monkeypatch.setattr(ahead, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     rehearsed: list[bool] = []
     ahead.CompiledAhead("engine").compile([lambda: rehearsed.append(True)])
     assert "at first use" in caplog.text

@@ -129,7 +129,8 @@ class ModelRunner:
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs, processors)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
         repeats = Repeats(self.model if self.device.type == "cuda" else None)
-        self._trials = self._warm_up(memory.plan, decode, repeats)
+        # Ranks add up what their layers make: all have to go through the same ones, whatever each finds alike.
+        self._trials = self._warm_up(memory.plan, decode, repeats if rank.parallel.size == 1 else None)
         tasks = [task for task in (prefill, decode, self._trials) if task is not None]
         self.capture_queue = CaptureQueue(tasks)
         if kernels is not None:

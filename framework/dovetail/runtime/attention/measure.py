@@ -35,6 +35,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Forwa
 from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.layers.attention import attend, attend_qkv
 from dovetail.runtime.attention.grouped import attended_groups
+from dovetail.runtime.kernels.spare import records
 
 logger = logging.getLogger(__name__)
 
@@ -325,13 +326,13 @@ def _file(folder: Path, digest: str) -> Path:
 
 def cuda_measuring(*, compiles_ahead: bool) -> Measuring:
     """Return how backends are measured on the current CUDA device."""
-    from dovetail.runtime.kernels.ahead import CompiledAhead, cache_folder  # imports Triton
+    from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
 
     def compile_all(digest: str, rehearsals: Sequence[Callable[[], None]]) -> None:
         if compiles_ahead:
             CompiledAhead(["attention", digest]).compile(rehearsals)
 
-    return Measuring(cuda_seconds, cache_folder() / "dovetail", compile_all)
+    return Measuring(cuda_seconds, records(), compile_all)
 
 
 def cuda_seconds(run: Run, is_captured: bool) -> float:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ class CompiledAhead:
     def __init__(self, fingerprint: object) -> None:
         """`fingerprint`: what decides which kernels an engine launches; anything that JSON can write."""
         make_keys_stable()
-        self._record = records(cache_folder()) / f"{_digest(fingerprint)}.json"
+        self._record = records() / f"{_digest(fingerprint)}.json"
         self._compiler = None if self._is_done() else self._start()
 
     def compile(self, rehearsals: Sequence[Callable[[], None]]) -> None:
@@ -110,11 +109,6 @@ class CompiledAhead:
         with tempfile.NamedTemporaryFile("w", dir=self._record.parent, delete=False) as file:
             json.dump({path: _stamp(path) for path in sorted(paths)}, file)
         os.replace(file.name, self._record)
-
-
-def cache_folder() -> Path:
-    """Return where Triton keeps compiled kernels."""
-    return Path(triton.knobs.cache.dir)
 
 
 def _digest(fingerprint: object) -> str:

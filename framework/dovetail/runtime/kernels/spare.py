@@ -25,9 +25,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home) / ".triton" / "cache")
 
 
-def records(folder: Path | None = None) -> Path:
+def records() -> Path:
     """Return where it is noted which engines' kernels are all compiled."""
-    return (folder or cache_folder()) / "dovetail"
+    return cache_folder() / "dovetail"
 
 
 def start_worker() -> subprocess.Popen[bytes]:
