@@ -15,6 +15,7 @@ import torch
 from dovetail.runtime.kernels import ahead, compiler
 from dovetail.runtime.kernels.collect import Kernel
 from dovetail.runtime.kernels.compiler import KernelCompiler
+from dovetail.runtime.kernels.worker import Worker
 
 PROGRAM = """
 import json, logging, os, sys
@@ -22,6 +23,7 @@ import torch, triton
 import triton.language as tl
 from dovetail.runtime.kernels.collect import collecting, current_target
 from dovetail.runtime.kernels.compiler import KernelCompiler
+from dovetail.runtime.kernels.worker import Worker
 from dovetail.runtime.kernels.worker import use_target
 import probe_kernels
 
@@ -130,6 +132,23 @@ def test_an_operators_undefined_tensors_are_empty_ones_in_a_rehearsal() -> None:
     one, undefined = mode.__torch_dispatch__(lambda *_: [given, None], ())
     assert one is given
     assert undefined.shape == (0,)
+
+
+def test_a_kernel_that_two_rehearsals_collect_is_compiled_once() -> None:
+    """Another variant of it is another kernel."""
+    started = KernelCompiler()
+    for specialization in ("{}", "{}", "[]", "{}"):
+        started.add(Kernel("no.such.module", "kernel", specialization))
+    assert [kernel.specialization for kernel in started.kernels] == ["{}", "[]"]
+    started.close()
+
+
+def test_the_longest_kernel_is_compiled_first() -> None:
+    """Those that nobody has timed yet before all; equal ones in the order in which they came."""
+    waiting = Worker(num_jobs=1)
+    waiting._seconds = {"short": 0.5, "long": 3.0}
+    waiting._waiting = [(i, "m", name, "{}") for i, name in enumerate(("short", "long", "new", "long", "other"))]
+    assert [waiting._waiting.pop(waiting._next())[0] for _ in range(5)] == [2, 4, 1, 3, 0]
 
 
 def test_without_a_process_kernels_are_compiled_at_first_use(
