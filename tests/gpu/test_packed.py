@@ -64,6 +64,39 @@ def test_products(form: Form, n: int, k: int, rows: int) -> None:
         assert (found - want).norm() < 0.015 * want.norm()
 
 
+@pytest.mark.parametrize(
+    "form", [Scaled(FLOAT8), Scaled(), Scaled(torch.int8, 8), Int4(None), Int4(96, has_zero=True)], ids=str
+)
+@pytest.mark.parametrize(("n", "k"), [(136, 288), (72, 1000)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_odd_sizes(form: Form, n: int, k: int, dtype: torch.dtype) -> None:
+    """No multiples of tiles or blocks, a scale for a row or for unusual groups, and every dtype of models."""
+    if getattr(form, "group", None) and k % form.group:  # type: ignore[attr-defined]
+        pytest.skip("groups do not divide the inputs")
+    torch.manual_seed(0)
+    tensors = form.quantise(torch.randn(n, k, device="cuda") * 0.02)
+    weight = cuda_products.packed(form, tensors, dtype)
+    assert weight is not None
+    plain = form.dequantise(tensors, torch.float64)
+    norm = torch.randn(k, device="cuda").to(dtype)
+    for rows in (1, 3, 5, 17, 33, 65, 129, 257, 700):
+        x, residual = (torch.randn(rows, size, device="cuda").to(dtype) for size in (k, n))
+        torch.cuda.synchronize()
+        found = packed.linear(x, weight, None, residual=residual)
+        gated = packed.linear(x, weight, None, norm=RMSScale(norm, 1e-6), act="silu_and_mul")
+        want = residual.double() + x.double() @ plain.T
+        want_gated = reference.norm_gate(x.double(), norm.double(), 1e-6, plain, None)
+        most = 2e-3 if dtype == torch.float32 else 0.015
+        assert (found.double() - want).norm() < most * want.norm(), rows
+        assert (gated.double() - want_gated).norm() < most * want_gated.norm(), rows
+
+
+def test_groups_without_kernels() -> None:
+    """Where scales are for fewer inputs than half a block, there is no packed weight."""
+    tensors = Int4(16).quantise(torch.randn(64, 128, device="cuda"))
+    assert cuda_products.packed(Int4(16), tensors, torch.bfloat16) is None
+
+
 @pytest.mark.parametrize("form", [Scaled(FLOAT8), Scaled(FLOAT8, 128)], ids=str)
 @pytest.mark.parametrize("rows", [65, 200])
 def test_pairs(form: Form, rows: int) -> None:

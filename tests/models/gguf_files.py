@@ -67,6 +67,26 @@ def write_gguf(
     writer.close()
 
 
+def write_out(folder: Path, packed: Path, out: Path) -> None:
+    """Write what the blocks of a file stand for, in F32, as the format's own package reads them.
+
+    Args:
+        folder: The checkpoint that the file was written from, for its `config.json`.
+        packed: The file.
+        out: The other one.
+    """
+    hf = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[hf["model_type"]]])
+    describe(writer, hf)
+    add_vocab(writer, plain_vocab(hf["vocab_size"]))
+    for tensor in gguf.GGUFReader(packed).tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def describe(writer: Any, hf: Mapping[str, Any]) -> None:
     """Write the keys of a model's shape, as llama.cpp's converter does."""
     rope = hf.get("rope_parameters") or {}

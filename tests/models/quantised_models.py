@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from families import make_checkpoint
-from packers import METHODS, Method
+from packers import METHODS, Method, four_bits
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -131,6 +131,31 @@ def make(root: Path, way: str, family: str = "qwen3", **changes: Any) -> Path:
     """Write a family's checkpoint packed in one way, and what it stands for beside it; returns the folder."""
     make_checkpoint(root / "plain", family, **changes)
     pack_model(root / "plain", root / "packed", METHODS[way])
+    return root / "packed"
+
+
+def make_gpt_oss(root: Path, hidden_size: int = 64, intermediate_size: int = 96) -> Path:
+    """Write gpt-oss as published, its experts in mxfp4 in one tensor each, and the same plain beside it."""
+    sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size}
+    make_checkpoint(root / "plain", "gpt_oss", **sizes)
+    file = root / "plain/model.safetensors"
+    tensors, packed = load_file(file), {}
+    for name, tensor in list(tensors.items()):
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            packed[name] = tensor
+            continue
+        rows = tensor.transpose(1, 2).contiguous()  # [E, N, K]
+        powers = (rows.view(*rows.shape[:2], -1, 32).abs().amax(-1) / 6).clamp_min(2.0**-60).log2().ceil()
+        each = [four_bits(row, power.exp2(), 32) for row, power in zip(rows, powers, strict=True)]
+        packed[f"{name}_blocks"] = torch.stack([pair[0].view(rows.shape[1], -1, 16) for pair in each])
+        packed[f"{name}_scales"] = (powers + 127).to(torch.uint8)
+        tensors[name] = torch.stack([pair[1] for pair in each]).transpose(1, 2).contiguous()
+    save_file(tensors, file)
+    config = json.loads((root / "plain/config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (root / "packed").mkdir()
+    (root / "packed/config.json").write_text(json.dumps(config))
+    save_file(packed, root / "packed/model.safetensors")
     return root / "packed"
 
 

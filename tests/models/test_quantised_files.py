@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from families import make_checkpoint
-from packers import METHODS, four_bits
-from quantised_models import loaded, logits, make, same
+from packers import METHODS
+from quantised_models import loaded, logits, make, make_gpt_oss, same
 from safetensors.torch import load_file, save_file
 
 from dovetail.layers.packed import PackedLinear
@@ -17,27 +17,7 @@ from dovetail.layers.packed import PackedLinear
 
 def test_gpt_oss_as_published(tmp_path: Path) -> None:
     """Blocks and scales of all experts in one tensor each, gate and up in turns, attention plain: equal logits."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96}
-    make_checkpoint(tmp_path / "plain", "gpt_oss", **sizes)
-    file = tmp_path / "plain/model.safetensors"
-    tensors, packed = load_file(file), {}
-    for name, tensor in list(tensors.items()):
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            packed[name] = tensor
-            continue
-        rows = tensor.transpose(1, 2).contiguous()  # [E, N, K]
-        powers = (rows.view(*rows.shape[:2], -1, 32).abs().amax(-1) / 6).clamp_min(2.0**-60).log2().ceil()
-        each = [four_bits(row, power.exp2(), 32) for row, power in zip(rows, powers, strict=True)]
-        packed[f"{name}_blocks"] = torch.stack([pair[0].view(rows.shape[1], -1, 16) for pair in each])
-        packed[f"{name}_scales"] = (powers + 127).to(torch.uint8)
-        tensors[name] = torch.stack([pair[1] for pair in each]).transpose(1, 2).contiguous()
-    save_file(tensors, file)
-    config = json.loads((tmp_path / "plain/config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    (tmp_path / "packed").mkdir()
-    (tmp_path / "packed/config.json").write_text(json.dumps(config))
-    save_file(packed, tmp_path / "packed/model.safetensors")
-    same(logits(tmp_path / "packed", "mxfp4"), logits(tmp_path / "plain"))
+    same(logits(make_gpt_oss(tmp_path), "mxfp4"), logits(tmp_path / "plain"))
 
 
 def test_forms_without_a_product_work_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,9 +58,22 @@ def test_what_stays_packed_where() -> None:
     assert all(stays_packed(each, "cuda", 128) for each in numbers)
     assert stays_packed("float8_e4m3fn", "cuda", None)
     assert not stays_packed("float8_e4m3fn", "cuda", 32)
+    assert [stays_packed("int4", "cuda", group) for group in (None, 16, 32, 40, 96)] == [True, False, True, False, True]
+    assert stays_packed("int8", "cuda", 24)
 
 
-@pytest.mark.parametrize("way", ["fp8-rows", "ct-int4", "ct-mxfp4"])
+@pytest.mark.parametrize(("way", "stays"), [("awq", False), ("ct-int4-rows", True), ("ct-int8-groups", True)])
+def test_groups_that_kernels_have_no_scales_for_are_written_out(way: str, stays: bool, tmp_path: Path) -> None:
+    """Int4 with a scale for 16 inputs is a plain matrix on CUDA, and the memory table says so."""
+    make_checkpoint(tmp_path / "plain", "qwen3")
+    pack_model(tmp_path / "plain", tmp_path / "packed", METHODS[way])
+    method, hf, model = METHODS[way], read_config(tmp_path / "packed"), plugin_of("model", "Qwen3ForCausalLM")
+    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
+    read = converted(plugin_of("quantization", method.plugin), hf, model, config, Place(tmp_path / "packed", CUDA))
+    assert any("written out: no product for it on cuda" in note for note in read.notes) != stays
+
+
+@pytest.mark.parametrize("way", ["fp8-rows", "ct-int4-rows", "ct-mxfp4"])
 def test_the_plan_for_cuda_counts_packed_weights(way: str, tmp_path: Path) -> None:
     """Before anything is loaded, by the headers of what the conversions make."""
     make_checkpoint(tmp_path / "plain", "qwen3")

@@ -37,6 +37,8 @@ KEPT = {"int8": ("cpu", "cuda"), "int4": ("cpu", "cuda"), "float8_e4m3fn": ("cud
 product would have to write them out each time."""
 FP8_GROUP = 128
 """Of float8 on CUDA, scales must be for as many inputs, a multiple of them, or whole rows."""
+INT4_GROUP = 32
+"""Of int4 on CUDA, likewise."""
 
 
 def stays_packed(numbers: str, device: str, group: int | None = None) -> bool:
@@ -47,8 +49,10 @@ def stays_packed(numbers: str, device: str, group: int | None = None) -> bool:
         device: `cpu` or `cuda`.
         group: Inputs that share a scale; None: all of a row.
     """
-    if device not in KEPT[numbers] or device != "cuda" or numbers in ("int8", "int4"):
+    if device not in KEPT[numbers] or device != "cuda" or numbers == "int8":
         return device in KEPT[numbers]
+    if numbers == "int4":
+        return group is None or group % INT4_GROUP == 0
     is_old = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9
     return not is_old and (numbers == "mxfp4" or group is None or group % FP8_GROUP == 0)
 

@@ -67,7 +67,12 @@ def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | None,
     """Return 4-bit integers: nibbles uint8 `[N, K]`, scales and zero points `[N, G]`.
 
     Scales are rounded to the model's dtype.
+
+    Raises:
+        ValueError: Groups are no multiples of the half of a block, which is all that kernels have scales for.
     """
+    if group and group % (BLOCK // 2):
+        raise ValueError(f"groups of {group} inputs; kernels multiply by int4 in multiples of {BLOCK // 2}")
     num_out, num_in = nibbles.shape
     offset = None if zero is None else zero.to(dtype) + 128  # exact: at most 144, in 8 bits
     width = group or -(-num_in // BLOCK) * BLOCK

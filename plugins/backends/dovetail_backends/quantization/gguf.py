@@ -62,7 +62,7 @@ class GgufBlocks(Packed):
             if tensor.dtype not in READERS:
                 continue
             alone = kinds[tensor.path] - {"F32"} == {Q4_0.name}  # biases are F32
-            if tensor.path and alone and name.endswith(".weight") and stays_packed("int4", target.device):
+            if tensor.path and alone and name.endswith(".weight") and stays_packed("int4", target.device, Q4_0.numbers):
                 yield _packed(tensor)
             else:
                 yield _written_out(tensor, target)

@@ -122,7 +122,8 @@ def integers(
     """
     kind, num_in = f"int{layout.bits}", layout.shape[1]
     fits = layout.is_ordered and num_in % layout.group == 0 and (layout.bits == 4 or layout.is_symmetric)
-    if not module.path or not fits or num_in % 8 or not stays_packed(kind, target.device):
+    inputs = None if layout.group >= num_in else layout.group
+    if not module.path or not fits or num_in % 8 or not stays_packed(kind, target.device, inputs):
         what = kind if layout.is_ordered else f"{kind} in an order of its own (desc_act)"
         return written_out(module, layout.shape, target, lambda tensors, dtype: read(tensors).written_out(dtype), what)
     suffix_of = {tensor.name: suffix for suffix, tensor in module.tensors.items()}

@@ -1,0 +1,8 @@
+"""Helpers that write packed checkpoints, which the models' tests have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
