@@ -225,7 +225,27 @@ def candidates(form: Form, site: Site, rows: int, most: int) -> list[Any]:
                 continue
             found.append(("few", (block_m, (block_n, block_k, warps, stages, parts))))
     random.Random(f"{site}/{rows}").shuffle(found)
-    return [("auto", None), *found[:most]]
+    broad = list(wide_candidates(site, rows)) if rows > 4 and (is_words or getattr(form, "group", 0) == 128) else []
+    random.Random(f"{site}/{rows}").shuffle(broad)
+    return [("auto", None), *found[:most], *broad[: 4 * most]]
+
+
+WIDE = {
+    16: ((64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 4, 4), (256, 64, 8, 4), (256, 128, 8, 3), (64, 256, 4, 3)),
+    32: ((64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 4, 3), (256, 64, 8, 4), (256, 128, 8, 3)),
+    64: ((128, 64, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4), (256, 128, 8, 3)),
+}
+"""BLOCK_N, BLOCK_K, warps and stages by BLOCK_M."""
+
+
+def wide_candidates(site: Site, rows: int) -> Iterator[Any]:
+    """Tiles of `wide` for up to 64 rows, with as many programs as the device holds at a time, or half as many."""
+    block_m = next(size for size in WIDE if rows <= size)
+    for block_n, block_k, warps, stages in WIDE[block_m]:
+        for splits in (1, 2, 3, 4, 5, 6, 8):
+            programs = -(-site.n // block_n) * splits
+            if 60 <= programs * warps // 4 <= 1100 and splits * 4 * block_k <= site.k:
+                yield "wide", (block_m, (block_n, block_k, warps, stages, splits))
 
 
 def many_candidates(form: Form, site: Site, rows: int) -> Iterator[Any]:
@@ -316,7 +336,7 @@ def short(tile: Any) -> str:
         block_m, (block_n, _, warps, stages, splits) = numbers
         return f"p{block_m}x{block_n}w{warps}s{stages}/{splits}"
     if way == "wide":
-        return f"wide/{numbers[1][-1]}"
+        return "wide{}x{}x{}w{}s{}/{}".format(numbers[0], *numbers[1])
     return way if numbers is None else f"{way} {numbers}".replace(" ", "")
 
 

@@ -50,7 +50,7 @@ def compare(packed: Path, plain: Path) -> None:
             sum(abs(one - want) for one, want in zip(told, exact, strict=True)) / len(exact)
             for told in (rounded, found)
         )
-        assert error < 1.5 * usual + 0.01
+        assert error < 2 * usual + 0.01  # experts that are nearly as good change places
 
 
 @pytest.mark.parametrize(("family", "way"), PAIRS)

@@ -35,11 +35,13 @@ MOST_HALVES = 256
 MOST_PAIRS = 512
 """Rows up to which `by_stacked` and `by_pairs` multiply by float8: measured on an H200, where 2,048 are faster written
 out."""
-WIDE_ROWS = {"scaled": (65, 256), "int4": (65, 512), "mxfp4": (65, 512)}
+WIDE_ROWS = {"scaled": (65, 256), "int4": (33, 512), "mxfp4": (33, 512)}
 """Rows that packed weights are multiplied with by `wide`, by kind, if there are so many outputs that it fills the
-device; measured on an H200 with fp8 and int4."""
+device; measured on an H200 with fp8 and int4, up to 64 rows on an H100."""
 WIDE_PROGRAMS, LEAST_WIDE_PROGRAMS = 132, 64
 """So many at most, where K is split: one for each multiprocessor of an H200; and so many at least."""
+SHORT_PROGRAMS = 288
+"""Likewise up to 64 rows: two programs for each multiprocessor, and a few that begin late."""
 MOST_INTEGERS, MOST_HALVED = 4, 2
 """Rows up to which 4-bit weights are multiplied as integers, each row by itself; fewer with scales of 32 inputs."""
 PROGRAMS, TALL_PROGRAMS = 400, 520
@@ -103,6 +105,11 @@ def pairs_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Til
 
 def wide_tile(weight: PackedWeight, rows: int) -> tuple[int, Tile] | None:
     """Return the tile of `wide`, likewise, or None: other kernels have more programs for so small a weight."""
+    if rows <= 64:  # two programs a multiprocessor; where K is the longer side, those of `few` split it as well
+        programs = -(-weight.num_out // 128)
+        splits = max(1, min(SHORT_PROGRAMS // programs, 8, weight.num_in // 640))
+        is_tall = weight.num_out > weight.num_in and programs * splits >= LEAST_WIDE_PROGRAMS
+        return (64, (128, 128, 8, 3, splits)) if is_tall else None
     programs = -(-weight.num_out // 256) * (1 if rows <= 128 else 2 if rows <= 256 else 4)
     is_deep = weight.kind != "scaled" or weight.groups == 0 or weight.group % 128 == 0
     depth, stages = (128, 3) if is_deep else (64, 4)
@@ -112,18 +119,23 @@ def wide_tile(weight: PackedWeight, rows: int) -> tuple[int, Tile] | None:
     return 128, (256, depth, 8, stages, splits)
 
 
-def few_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
-    """Return the tile of `few`, likewise."""
+def few_tile(weight: PackedWeight, rows: int, *, gate: bool, dtype: torch.dtype = torch.bfloat16) -> tuple[int, Tile]:
+    """Return the tile of `few` for rows in a dtype, likewise: one that fits into shared memory."""
     n, k = weight.num_out // 2 if gate else weight.num_out, weight.num_in
+    if dtype == torch.float32:  # which no tensor core multiplies
+        return 16 if rows <= 16 else 32, (64, 64, 4, 2, 1 if gate else _splits(-(-n // 64), -(-k // 64)))
     block_m = next((size for size in (16, 32) if rows <= size), 64)
     if weight.kind != "scaled":
         # Eight registers' worth of numbers come out of one: a short tile leaves room for more programs beside it.
-        if gate or block_m == 32:
-            return block_m, (64, 128, 4, 4, 1 if gate else _splits(-(-n // 64), -(-k // 128)))
-        block_n, depth, warps, stages = (64, 256, 4, 4) if block_m == 16 else (128, 128, 8, 3)
-        return block_m, (block_n, depth, warps, stages, _splits(-(-n // block_n), -(-k // depth)))
+        if block_m == 64:
+            if gate:
+                return block_m, (64, 128, 4, 4, 1)
+            return block_m, (128, 128, 8, 3, _splits(-(-n // 128), -(-k // 128)))
+        splits = 1 if gate else _splits(-(-n // 64), -(-k // 256), TALL_PROGRAMS)
+        return block_m, (64, 256, 4, 4 if block_m == 16 else 3, splits)
     block_n, warps = (128, 8) if block_m == 64 else (64 if gate or block_m == 16 else 128, 4)
-    return block_m, (block_n, 128, warps, 3, 1 if gate else _splits(-(-n // block_n), -(-k // 128)))
+    depth = 128 if weight.group % 128 == 0 else 64  # a scale for each number of a tile takes four times its memory
+    return block_m, (block_n, depth, warps, 3, 1 if gate else _splits(-(-n // block_n), -(-k // depth)))
 
 
 def linear(
@@ -175,7 +187,7 @@ def linear(
     if norm is not None:  # in the kernel it would be computed once for each tile, and K could not be split
         x = ops.add_rms_norm(x, None, *norm)[0]
     if 0 < rows <= MOST_ROWS:
-        return few(x, weight, bias, few_tile(weight, rows, gate=gate), act=act, residual=residual)
+        return few(x, weight, bias, few_tile(weight, rows, gate=gate, dtype=x.dtype), act=act, residual=residual)
     y = many(x, weight, bias)
     y = y if act is None else ops.act_and_mul(act, y)
     return y if residual is None else residual + y

@@ -124,12 +124,14 @@ def _expert_kernel(
         )  # fmt: skip
 
 
-def expert_tiles(weights: PackedExpertWeights, num_slots: int) -> ExpertTiles:
+def expert_tiles(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtype = torch.bfloat16) -> ExpertTiles:
     """Return tiles by how many rows an expert has if choices are even: as a rule, all of them are in one tile.
 
     Every tile of rows reads an expert, and takes its numbers apart, once more. By arithmetic and what compiled kernels
     consist of (`tests/bench/quant_compiled.py`), not measured but for the first.
     """
+    if dtype == torch.float32:  # which no tensor core multiplies: what matters is that it fits into shared memory
+        return ExpertTiles(16, (64, 64, 4, 2), (64, 64, 4, 2))
     depth = 64 if weights.gate_up.kind == "scaled" else 128
     rows = num_slots // weights.gate_up.numbers.shape[0]
     if rows <= 12:
@@ -181,7 +183,7 @@ def packed_gated_experts(
         raise ValueError("tiles of slots are for choices that are not sorted")
     if num_slots >= WRITTEN_ROWS * len(weights.gate_up.numbers) if is_written is None else is_written:
         return _written_out(x, ids, shares, weights, residual)
-    tile = tiles or expert_tiles(weights, num_slots)
+    tile = tiles or expert_tiles(weights, num_slots, x.dtype)
     num, h, i = weights.gate_up.numbers.shape[0], weights.gate_up.num_in, weights.down.num_in
     order, bounds = sorted_slots(ids, num, weights.first)
     made, y = x.new_empty(num_slots, i), x.new_empty(num_slots, h)
@@ -191,6 +193,8 @@ def packed_gated_experts(
     )
     for given, out, weight, bias, (block_n, block_k, warps, stages), n in halves:
         is_gate = given is x
+        if weight.groups and weight.group & (weight.group - 1):
+            stages = 2  # a scale for each number of a tile takes four times its memory
         scales = (x if one is None else one for one in (weight.scale, weight.offset, weight.row_scale))
         _expert_kernel[(triton.cdiv(n, block_n), num)](
             given, order, bounds, shares, weight.numbers, *scales, x if bias is None else bias, out,

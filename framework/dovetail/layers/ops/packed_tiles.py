@@ -10,6 +10,9 @@ import triton
 import triton.language as tl
 
 from dovetail.layers.ops.nibbles import e2m1_planes, int4_planes
+from dovetail.layers.ops.pdl import interpreted
+
+COMPILED: tl.constexpr = tl.constexpr(not interpreted())
 
 
 @triton.jit
@@ -67,6 +70,18 @@ def planes_of(raw, scales, FORM: tl.constexpr, dtype: tl.constexpr, ASM: tl.cons
 
 
 @triton.jit
+def awaited(total):
+    """Sums of a matrix instruction, once it is done with the registers that it reads weights from.
+
+    Triton lets instructions of two rounds run at a time, as if weights were made one by one between these. Ours are all
+    made before the first, in registers that the round before may still be read from: it gave NaN on an H100.
+    """
+    if COMPILED:
+        total = tl.inline_asm_elementwise("", "=f,0", [total], dtype=tl.float32, is_pure=False, pack=1)
+    return total
+
+
+@triton.jit
 def in_order(planes):
     """Planes of words `[BLOCK_N, W]` as inputs follow each other, `[BLOCK_N, 8 W]`.
 
@@ -92,10 +107,17 @@ def scaled_dot(
     if GROUPS > 0:
         if GROUP % BLOCK_K == 0:
             wide *= tl.load(scale + n * GROUPS + start // GROUP, mask=n < N, other=0.0)[:, None]
+        elif BLOCK_K % GROUP == 0:  # a load for each group, not for each number
+            PARTS: tl.constexpr = BLOCK_K // GROUP
+            group = start // GROUP + tl.arange(0, PARTS)
+            mask = (n[:, None] < N) & (group[None, :] < GROUPS)
+            of_groups = tl.load(scale + n[:, None] * GROUPS + group[None, :], mask=mask, other=0.0)
+            parts = tl.reshape(wide, [wide.shape[0], PARTS, GROUP]) * of_groups[:, :, None]
+            wide = tl.reshape(parts, [wide.shape[0], BLOCK_K])
         else:
             inside = (n[:, None] < N) & (at[None, :] < K)
             wide *= tl.load(scale + n[:, None] * GROUPS + at[None, :] // GROUP, mask=inside, other=0.0)
-    return tl.dot(wide.to(columns.dtype), columns, total, input_precision="ieee")
+    return awaited(tl.dot(wide.to(columns.dtype), columns, total, input_precision="ieee"))
 
 
 @triton.jit
@@ -131,7 +153,8 @@ def _step(
         columns, squares = columns_of(rows, live, norm, squares, start * 8 + tl.arange(0, BLOCK_K), K, NORM)
         total = tl.dot(in_order(planes), columns, total, input_precision="ieee")
         if GATE:
-            up_total = tl.dot(in_order(others), columns, up_total, input_precision="ieee")
+            up_total = awaited(tl.dot(in_order(others), columns, up_total, input_precision="ieee"))
+        total = awaited(total)
     return total, up_total, squares
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.layers.ops.packed_tiles import block_scales, in_order, planes_of
+from dovetail.layers.ops.packed_tiles import awaited, block_scales, in_order, planes_of
 from dovetail.layers.ops.packed_weight import PackedWeight
 from dovetail.layers.ops.pdl import interpreted, launch_options
 from dovetail.layers.ops.skinny import Tile, scratch
@@ -90,7 +90,7 @@ def _wide_kernel(
             scales = ahead
             ahead = block_scales(scale, offset, n, start + STEP, N, FORM, GROUP, GROUPS, STEP, ZERO, dtype)
             wide = in_order(planes_of(raw, scales, FORM, dtype, ASM))
-        total = tl.dot(wide, tl.trans(given), total, input_precision="ieee")
+        total = awaited(tl.dot(wide, tl.trans(given), total, input_precision="ieee"))
     if SPLITS > 1:
         place = (tile * tl.num_programs(0) + tall) * SPLITS + split
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
