@@ -43,9 +43,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{where}: no config.json; give the folder that holds it")
     config, beside = _read_object(path), folder / MODELOPT
+    _lift_quantization(config)
     if not any(config.get(key) for key in CONFIG_KEYS) and beside.is_file():
         config[CONFIG_KEYS[0]] = {**_read_object(beside), "quant_method": "modelopt"}
     return config
+
+
+def _lift_quantization(config: dict[str, Any]) -> None:
+    """Move what the text part of a model says of quantisation to where other models say it; twice the same is once."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return
+    for key in CONFIG_KEYS:
+        given = [found for each in CONFIG_KEYS if (found := config.get(each))]
+        if text.get(key) and given in ([], [text[key]]):
+            config[key] = text.pop(key)
 
 
 def architecture(hf: Mapping[str, Any], folder: Path) -> str:

@@ -51,7 +51,7 @@ class GgufBlocks(Packed):
         )
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Bring Q4_0 into words, and write the others out."""
