@@ -168,6 +168,30 @@ def test_what_a_text_part_says_of_quantisation_counts(tmp_path: Path) -> None:
         assert read["text_config"] == left
 
 
+@pytest.mark.parametrize(
+    ("way", "file", "said"),
+    [
+        ("gptq", "quantize_config.json", {**GPTQ, "model_file_base_name": "model", "quant_method": None}),
+        ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"}),
+    ],
+)
+def test_a_file_of_early_tools_beside_the_config(way: str, file: str, said: dict[str, Any], tmp_path: Path) -> None:
+    """Without a method of its own it is that of its name; what `config.json` says holds."""
+    folder = make(tmp_path, way)
+    whole = json.loads((folder / "config.json").read_text())
+    del whole["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(whole))
+    (folder / file).write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    config = quantization_config(read_config(folder))
+    assert config["quant_method"] == way
+    plugin = plugin_of("quantization", way)
+    assert plugin.why_not(config) is None
+    assert list(plugin.unknown(config)) == []
+    same(logits(folder, way), logits(folder.with_name("plain")))
+    (folder / "config.json").write_text(json.dumps(whole | {"quantization_config": FP8}))
+    assert quantization_config(read_config(folder)) == FP8
+
+
 SEVERAL: dict[str, tuple[str, dict[str, Any], dict[str, Method]]] = {
     "fp8, some plain": ("fp8", FP8, {"q_proj": METHODS["fp8-rows"], "gate_proj": METHODS["fp8-rows"]}),
     "fp8, rows and tensors": ("fp8", FP8, {"q_proj": METHODS["fp8-rows"], "_proj": METHODS["fp8-tensor"]}),
