@@ -94,6 +94,22 @@ def test_rows_are_quantised_alike_alone_and_together(form: Form) -> None:
     assert float((back - weight.float()).norm() / weight.float().norm()) < 0.2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_in", [1, 8, 24, 33, 40, 64, 72, 1000])
+def test_rows_of_any_width_times_int8(num_in: int, dtype: torch.dtype) -> None:
+    """Torch's own product in bfloat16 reads behind rows that are no multiple of 16, where other numbers stand."""
+    generator = torch.Generator().manual_seed(num_in)
+    for num_out, rows in ((1, 1), (1, 5), (33, 2), (7, 129)):
+        tensors = Scaled().quantise(torch.randn(num_out, num_in, generator=generator))
+        x = torch.randn(rows + 2, num_in, generator=generator).to(dtype)
+        x[-2:] = torch.nan  # what stands behind the rows
+        product = cpu_products.int8(tensors["weight"], tensors["weight_scale"], dtype)
+        assert product is not None
+        found, want = product(x[:rows]), x[:rows].float() @ Scaled().dequantise(tensors, torch.float32).T
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), want, rtol=0.02, atol=0.02 * float(want.abs().max()))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_number_that_is_not_finite_is_seen(bad: float, dtype: torch.dtype) -> None:

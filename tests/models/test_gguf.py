@@ -187,6 +187,24 @@ def test_other_alignments_are_read(tmp_path: Path) -> None:
     check_against(model, engine_of(tmp_path / "plain", tmp_path / "t.gguf"))
 
 
+def test_what_says_the_usual_is_served_and_other_keys_are_named(tmp_path: Path) -> None:
+    """Converters write a head's whole width and its usual scale; what nobody knows is told where the model starts."""
+    model = make_checkpoint(tmp_path / "plain", "llama", **WIDE)
+
+    def extra(writer: Any) -> None:
+        writer.add_rope_dimension_count(64)
+        writer.add_attention_scale(64**-0.5)
+        writer.add_causal_attention(True)
+        writer.add_float32("llama.rope.scaling.attn_factor", 1.0)
+        writer.add_float32("llama.twists", 3.0)
+        writer.add_string("general.description", "x" * (1 << 20))
+
+    write_gguf(tmp_path / "plain", tmp_path / "t.gguf", extra=extra)
+    check_against(model, engine_of(tmp_path / "plain", tmp_path / "t.gguf"))
+    config = read_config(tmp_path / "t.gguf")["quantization_config"]
+    assert plugin_of("quantization", "gguf").unknown(config) == ["llama.twists"]
+
+
 def test_what_is_packed_and_what_is_written_out_is_told(tmp_path: Path) -> None:
     """Q4_0 stays packed where all parts of a matrix are in it; the memory table names the other types."""
     make_checkpoint(tmp_path / "plain", "llama", **WIDE)

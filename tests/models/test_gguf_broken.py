@@ -127,6 +127,18 @@ def test_a_file_of_wrong_bytes_is_read_or_refused(whole: bytes, tmp_path: Path) 
         (lambda w: w.add_array("tokenizer.ggml.scores", ["x"] * 131), "scores is an array of 131 texts instead of"),
         (lambda w: w.add_array("tokenizer.ggml.tokens", [1, 2]), "tokens is an array of 2 numbers instead of"),
         (lambda w: w.add_string("tokenizer.ggml.tokens", "x"), "tokens is 'x' instead of an array of texts"),
+        (lambda w: w.add_string("split.count", "x"), "split.count is 'x' and split.no 0 instead of whole numbers"),
+        (lambda w: w.add_array("split.no", [1, 2]), "split.no an array of 2 numbers instead of whole numbers"),
+        (lambda w: w.add_float32("llama.attention.head_count", 2.5), "head_count is 2.5 instead of a whole number"),
+        (lambda w: w.add_bool("llama.block_count", True), "block_count is True instead of a whole number"),
+        (lambda w: w.add_array("llama.feed_forward_length", [96.5] * 2), "96.5 instead of a whole number"),
+        (lambda w: w.kv_data[0].pop("llama.feed_forward_length"), "the key llama.feed_forward_length is missing"),
+        (lambda w: w.kv_data[0].pop("llama.attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon is missing"),
+        (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count is 8; possible: 16"),
+        (lambda w: w.add_rope_dimension_count(0), "rope.dimension_count is 0; possible: 16"),
+        (lambda w: w.add_attention_scale(0.5), "attention.scale is 0.5; possible: 0.25"),
+        (lambda w: w.add_causal_attention(False), "attention.causal is False; possible: True"),
+        (lambda w: w.add_float32("llama.rope.scaling.attn_factor", 2.0), "attn_factor is 2.0; possible: 1.0"),
     ],
 )
 def test_what_a_file_says_is_refused_by_name(change: Any, match: str, tmp_path: Path) -> None:

@@ -150,6 +150,14 @@ def test_what_cannot_be_written_is_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_a_folder_inside_of_the_model_does_not_hold_itself(tmp_path: Path) -> None:
+    """Its name is one of those that are copied."""
+    plain = make_model(tmp_path / "plain", "LlamaForCausalLM")
+    out = plain / "2_out"
+    assert dovetail(["quantize", str(plain), str(out), "--method", "int8"]) == 0
+    assert [path for path in out.iterdir() if path.is_dir()] == []
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever writes the file tells of it in an exception of its own; no part is left."""
     plain = make_model(tmp_path / "plain", "LlamaForCausalLM")

@@ -207,6 +207,14 @@ def test_merges_of_a_large_vocabulary_take_seconds() -> None:
     assert len(merges) > 1000
 
 
+def test_a_piece_of_a_million_characters_is_cut_where_pieces_end() -> None:
+    """To cut it everywhere takes the square of its length, minutes; an empty piece makes nothing of anything."""
+    huge = "a" * 1_000_000
+    pieces = {"": 0, "a": 1, "aa": 2, huge[1:]: 3, huge: 4}
+    merges = [(len(left), len(right)) for left, right in merges_of(pieces, [-index for index in range(5)])]
+    assert merges == [(1, 1), (1, 999_999), (999_999, 1)]
+
+
 def test_what_cannot_be_made_is_refused_with_the_way_out(tmp_path: Path) -> None:
     """Ways of cutting text, merges and lists that do not go together."""
     for change, match in (

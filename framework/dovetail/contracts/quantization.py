@@ -57,7 +57,8 @@ class FileTensor(NamedTuple):
         shape: In the file, or of the result.
         path: The matrix of the model that its module is, or is a part of; "" where the model asks for no such matrix
             (norms, embeddings, the output head): it can only be served in the model's dtype.
-        inputs: Of that matrix, or of what else the model has there (an output head); 0 where it has nothing such.
+        inputs: Of that matrix, or of what else the model has there (an output head); 0 where it has nothing such, a
+            bias that it does not add among them.
     """
 
     name: str

@@ -12,6 +12,7 @@ Sources: llama.cpp's `convert_hf_to_gguf.py` and `llama-model.cpp`, read Novembe
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,13 @@ KEYS = {
     "vocab_size": "vocab_size",
 }
 """What all architectures have, behind the architecture's name."""
-NEEDED = ("context_length", "block_count", "embedding_length", "attention.head_count")
+NEEDED = (
+    "context_length", "block_count", "embedding_length", "attention.head_count", "attention.layer_norm_rms_epsilon",
+)  # fmt: skip
+FRACTIONS = ("rope.", "attention.layer_norm", "attention.scale", "attn_logit", "final_logit")
+"""How keys begin whose values need not be whole numbers."""
+IMPLIED = ("attention.value_length", "rope.scaling.finetuned")
+"""Keys that say what shapes say, or nothing of how to compute."""
 ROPE = {"factor": "factor", "original_context_length": "original_max_position_embeddings"} | {
     f"yarn_{name}": name for name in ("beta_fast", "beta_slow")
 }
@@ -54,25 +61,38 @@ class Facts:
 
     def __init__(self, gguf: Gguf) -> None:
         self.gguf, self.name = gguf, architecture_of(gguf)
+        self._read: set[str] = set()
 
     def get(self, key: str) -> Any:
         """Return a value; of numbers for each layer the one that they share. None: it is not there.
 
         Raises:
-            ModelError: Layers have different ones, or it is a text where a number belongs.
+            ModelError: Layers have different ones, or it is a text or a fraction where a whole number belongs.
         """
+        self._read.add(key)
         value = self.gguf.metadata.get(f"{self.name}.{key}")
         if isinstance(value, str) and key != "rope.scaling.type":
             raise ModelError(f"{self.gguf.files[0]}: {self.name}.{key} is {value!r} instead of a number")
         if not isinstance(value, LazyArray):
-            return value
-        values = set(value.decode())
+            return self._whole(key, value)
+        values = {self._whole(key, each) for each in value.decode()}
         if len(values) != 1:
             raise ModelError(
                 f"{self.gguf.files[0]}: {self.name}.{key} differs between layers ({sorted(values)[:8]}), which is not "
                 "supported for this architecture"
             )
         return next(iter(values))
+
+    def _whole(self, key: str, value: Any) -> Any:
+        if value is None or key.startswith(FRACTIONS) or type(value) is int:
+            return value
+        raise ModelError(f"{self.gguf.files[0]}: {self.name}.{key} is {value!r} instead of a whole number")
+
+    def unheeded(self) -> list[str]:
+        """Return the architecture's keys that nobody asked for."""
+        start = f"{self.name}."
+        others = {key.removeprefix(start) for key in self.gguf.metadata if key.startswith(start)}
+        return sorted(start + key for key in others - self._read - {*IMPLIED})
 
     def need(self, key: str) -> Any:
         """Return a value.
@@ -83,6 +103,11 @@ class Facts:
         if (value := self.get(key)) is None:
             raise ModelError(f"{self.gguf.files[0]}: the key {self.name}.{key} is missing")
         return value
+
+    def raw(self, key: str, default: Any) -> Any:
+        """Return a value as it is, which may be a `LazyArray`."""
+        self._read.add(key)
+        return self.gguf.metadata.get(f"{self.name}.{key}", default)
 
     def has(self, tensor: str) -> bool:
         """Whether the first layer has a tensor."""
@@ -147,7 +172,7 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
 
 
 def _pattern(facts: Facts) -> int:
-    given = facts.gguf.metadata.get(f"{facts.name}.attention.sliding_window_pattern", 6)
+    given = facts.raw("attention.sliding_window_pattern", 6)
     if not isinstance(given, LazyArray):
         return int(given)
     windows = [bool(value) for value in given.decode()]
@@ -213,11 +238,37 @@ def model_config(gguf: Gguf) -> dict[str, Any]:
     kind = ARCHITECTURES[facts.name]
     for key in NEEDED:
         facts.need(key)
+    _refuse_others(facts)
     config = {name: facts.get(key) for key, name in KEYS.items() if facts.get(key) is not None}
-    config |= {"architectures": [kind.served], "model_type": kind.model_type, "quantization_config": _stored(gguf)}
+    config |= {"architectures": [kind.served], "model_type": kind.model_type}
     config |= {"vocab_size": _vocab_size(gguf), "tie_word_embeddings": "output.weight" not in gguf.tensors}
     config |= {"dtype": _dtype(gguf, facts.name), "eos_token_id": list(end_ids(gguf))} | _rope(facts)
-    return config | kind.extra(facts)
+    config |= kind.extra(facts)
+    if "intermediate_size" not in config:
+        facts.need("feed_forward_length")
+    return config | {"quantization_config": _stored(gguf) | {"unheeded": facts.unheeded()}}
+
+
+def _refuse_others(facts: Facts) -> None:
+    """Refuse what these architectures may say and their models do not compute.
+
+    Raises:
+        ModelError: A part of a head is rotated, scores have another scale, or a token sees those behind it.
+    """
+    width = facts.get("attention.key_length") or facts.need("embedding_length") // (
+        facts.need("attention.head_count") or 1
+    )
+    usual = {
+        "rope.dimension_count": width,
+        "rope.dimension_count_swa": width,
+        "attention.scale": max(width, 1) ** -0.5,
+        "attention.causal": True,
+        "rope.scaling.attn_factor": 1.0,
+    }
+    for key, value in usual.items():
+        given = facts.raw(key, None)
+        if given is not None and not (isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-4)):
+            raise ModelError(f"{facts.gguf.files[0]}: {facts.name}.{key} is {given!r}; possible: {value!r}")
 
 
 def generation_config(gguf: Gguf) -> dict[str, Any]:

@@ -211,7 +211,9 @@ def _read(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) -> Gguf:
     metadata = heads[0][0]
     tensors: dict[str, TensorPlace] = {}
     for number, (file, (own, places)) in enumerate(zip(files, heads, strict=True)):
-        count, at = own.get("split.count", 1), own.get("split.no", 0)
+        count, at = (own.get(f"split.{key}", default) for key, default in (("count", 1), ("no", 0)))
+        if type(count) is not int or type(at) is not int:
+            raise ModelError(f"{file}: split.count is {count!r} and split.no {at!r} instead of whole numbers")
         if (max(1, count), at) != (len(files), number):
             raise ModelError(
                 f"{file}: says that it is file {at + 1} of {count}, and stands as {number + 1} of {len(files)}; "

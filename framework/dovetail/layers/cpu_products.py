@@ -23,6 +23,9 @@ ROWS = 16
 """Its rows come in such blocks."""
 BLOCK = 64
 """Rows that its layout mixes with each other, at most."""
+VECTOR = 16
+"""Inputs that torch's int8 product takes at a time in bfloat16: it reads beyond a row that is no multiple of them, and
+computes with what stands there, or crashes. In float32 it has an end for such rows."""
 PAD = 16
 """Words between rows that will be columns: apart by a power of two, they would have the same few places of a cache."""
 
@@ -35,6 +38,9 @@ def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product | None:
     if weight.device.type != "cpu" or scale.shape[-1] != 1:
         return None
     scales = scale[:, 0].to(dtype)
+    if dtype == torch.bfloat16 and weight.shape[1] % VECTOR:
+        wide = scales.float()
+        return lambda x: torch._weight_int8pack_mm(x.float().contiguous(), weight, wide).to(dtype)
 
     def product(x: Tensor) -> Tensor:
         return torch._weight_int8pack_mm(x.contiguous(), weight, scales)

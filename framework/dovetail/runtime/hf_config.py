@@ -17,8 +17,9 @@ from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-MODELOPT = "hf_quant_config.json"
-"""Where Model Optimizer says how weights are stored, if `config.json` does not."""
+BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where Model Optimizer, early AutoGPTQ and AutoAWQ say how weights are stored, if `config.json` does not: the method
+that a file which names none has."""
 INDEX = "model.safetensors.index.json"
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -42,10 +43,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{where}: no config.json; give the folder that holds it")
-    config, beside = _read_object(path), folder / MODELOPT
-    if not any(config.get(key) for key in CONFIG_KEYS) and beside.is_file():
-        config[CONFIG_KEYS[0]] = {**_read_object(beside), "quant_method": "modelopt"}
+    config = _read_object(path)
+    _lift_quantization(config)
+    given = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
+    if given is not None and not any(config.get(key) for key in CONFIG_KEYS):
+        config[CONFIG_KEYS[0]] = {"quant_method": BESIDE[given.name], **_read_object(given)}
     return config
+
+
+def _lift_quantization(config: dict[str, Any]) -> None:
+    """Move what the text part of a model says of quantisation to where other models say it; twice the same is once."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return
+    for key in CONFIG_KEYS:
+        given = [found for each in CONFIG_KEYS if (found := config.get(each))]
+        if text.get(key) and given in ([], [text[key]]):
+            config[key] = text.pop(key)
 
 
 def architecture(hf: Mapping[str, Any], folder: Path) -> str:

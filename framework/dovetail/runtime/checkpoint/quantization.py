@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from dovetail.runtime.hf_config import quantization_config, some
 
 logger = logging.getLogger(__name__)
 KIND = "quantization"
+BIASES = (".bias", "_bias")
 
 
 def choose_quantization(plugins: LoadedPlugins, hf: Mapping[str, Any]) -> tuple[str, type[Quantization]] | None:
@@ -101,18 +102,26 @@ def convert(
 
 
 class Widths(NamedTuple):
-    """Inputs by path: of the matrices that a model asks for, and of its other layers with such a weight."""
+    """Inputs by path: of the matrices that a model asks for, and of its other layers with such a weight.
+
+    `biased` are the matrices to which it adds a bias, and the other layers.
+    """
 
     matrices: Mapping[str, int]
     others: Mapping[str, int] = MappingProxyType({})
+    biased: Set[str] = frozenset()
 
 
 def file_tensors(plain: Checkpoint, rules: Sequence[WeightRule], widths: Widths) -> dict[str, FileTensor]:
     """Return a checkpoint's tensors by name, with the matrix of the model that each belongs to."""
     patterns, tensors = _compiled(rules), {}
     for header in plain.headers:
-        paths = [path for path, _ in _places(header, patterns)]
+        places = _places(header, patterns)
+        paths = [path for path, _ in places]
         path = next((path for path in paths if path in widths.matrices), "")
+        if path not in widths.biased and any(tensor.suffix in BIASES for _, tensor in places):
+            tensors[header.name] = FileTensor(header.name, header.dtype, header.shape)
+            continue
         inputs = widths.matrices[path] if path else next((widths.others.get(path, 0) for path in paths), 0)
         tensors[header.name] = FileTensor(header.name, header.dtype, header.shape, path, inputs)
     return tensors
@@ -136,7 +145,7 @@ def widths_of(plugin: type[ModelPlugin], config: ModelConfig) -> Widths:
         for slot, shape in layer.slots().items()
         if slot.tensor == "weight" and len(shape) == 2
     }
-    return Widths(asked.inputs, others)
+    return Widths(asked.inputs, others, asked.biased | others.keys())
 
 
 def built_bytes(
@@ -164,18 +173,22 @@ class RecordingFactory:
 
     def __init__(self) -> None:
         self.inputs: dict[str, int] = {}
+        self.biased: set[str] = set()
 
-    def linear(self, ctx: BuildContext, name: str, in_features: int, *sizes: Any, **options: Any) -> Linear:
+    def linear(self, ctx: BuildContext, name: str, in_features: int, *sizes: Any, bias: bool, **options: Any) -> Linear:
         """See `BuildContext.linear`."""
         self.inputs[name] = in_features
-        return PLAIN.linear(ctx, name, in_features, *sizes, **options)
+        self.biased |= {name} if bias else set()
+        return PLAIN.linear(ctx, name, in_features, *sizes, bias=bias, **options)
 
     def experts(
-        self, ctx: BuildContext, name: str, num: int, top_k: int, hidden: int, inner: int, **options: Any
+        self, ctx: BuildContext, name: str, num: int, top_k: int, hidden: int, inner: int, *, bias: bool, **options: Any
     ) -> Experts:
         """See `BuildContext.experts`."""
-        self.inputs |= {f"{name}.gate_up": hidden, f"{name}.down": inner}
-        return PLAIN.experts(ctx, name, num, top_k, hidden, inner, **options)
+        paths = {f"{name}.gate_up": hidden, f"{name}.down": inner}
+        self.inputs |= paths
+        self.biased |= paths.keys() if bias else set()
+        return PLAIN.experts(ctx, name, num, top_k, hidden, inner, bias=bias, **options)
 
 
 def factory_of(

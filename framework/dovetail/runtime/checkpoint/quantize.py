@@ -80,10 +80,11 @@ def quantize(
         )
     tensors = file_tensors(plain, rules, widths_of(plugin, config))
     packer = Packer.of(method, tensors)
+    beside = sorted(source.iterdir())  # before a part of `out` stands there, too
     try:
         with whole_folder(out) as part:
             before, after = _write(plain, packer, part)
-            for path in sorted(source.iterdir()):
+            for path in beside:
                 if path.is_file() and not any(path.match(pattern) for pattern in WEIGHTS):
                     shutil.copy(path, part / path.name)
                 elif path.is_dir() and path.match(MODULES):

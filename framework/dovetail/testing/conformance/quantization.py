@@ -254,7 +254,8 @@ class QuantizationConformance(Conformance):
     ) -> tuple[Checkpoint, LayerFactory]:
         """What the plugin has read of a checkpoint, and what it makes of that, as the runner asks it."""
         target = Target(str(dtype).removeprefix("torch."), "cpu")
-        read = convert(open_checkpoint(folder), self.plugin(), self.config, rules, Widths(matrices), target)
+        widths = Widths(matrices, biased=matrices.keys())
+        read = convert(open_checkpoint(folder), self.plugin(), self.config, rules, widths, target)
         stored = Stored(stored_tensors(rules, read.headers))
         made: LayerFactory = self.plugin()(self.config, stored).factory(PLAIN)
         return read, made

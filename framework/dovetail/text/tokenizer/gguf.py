@@ -139,10 +139,13 @@ def merges_of(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[
         pieces: Ids by text.
         scores: By id; a pair counts as what it makes. Equal ones go by length and id of the parts.
     """
-    found = []
+    found, lengths = [], {len(piece) for piece in pieces} - {0}
     for piece, index in pieces.items():
-        score = -scores[index]
-        for cut in range(1, len(piece)):
+        score, size = -scores[index], len(piece)
+        # Of a piece of a million characters few cuts leave two that are as long as pieces are.
+        for cut in range(1, size) if size < 2 * len(lengths) else sorted(lengths):
+            if cut not in lengths or size - cut not in lengths:
+                continue
             left, right = pieces.get(piece[:cut]), pieces.get(piece[cut:])
             if left is not None and right is not None:
                 found.append((score, cut, len(piece) - cut, index, left, right, piece))

@@ -22,7 +22,7 @@ from dovetail.layers.scratch import SCRATCH
 from dovetail.layers.words import exchange, slices
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
-from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped, uniform
+from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 SUFFIXES = (".qzeros", ".scales")
@@ -49,12 +49,12 @@ class Awq(Packed):
         return group_reason(config.get("group_size", config.get("q_group_size", 128)))
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Turn rows along outputs into rows along inputs."""
         size = config.get("group_size", config.get("q_group_size", 128))
-        for module in grouped(uniform(tensors), SUFFIXES, ".qweight"):
+        for module in grouped(tensors, SUFFIXES, ".qweight"):
             num_in, words = module.matrix(".qweight", "I32")
             scales, _ = module.need(".scales", *PLAIN), module.need(".qzeros", "I32")
             num_out, group = 8 * words, num_in if size == -1 else size

@@ -26,11 +26,13 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Scaled, by_rows, looked_up, pairs_of, scaled
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
-from dovetail_backends.quantization.modules import PLAIN, Module, Packed, Reads, grouped, uniform, written_out
+from dovetail_backends.quantization.modules import PLAIN, Module, Packed, Reads, grouped, written_out
 
 STATE = ".weight.quant_state.bitsandbytes__"
 STATES = (STATE + "nf4", STATE + "fp4")
 NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
+ORDER = ".weight_format"
+"""In which order numbers of 8 bits lie: 0 is row after row."""
 STORAGES = {"U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
 """Bytes of the types that nibbles are stored as."""
 NIBBLES, LEVELS = 16, 256
@@ -63,14 +65,14 @@ class Bitsandbytes(Packed):
         return None
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Write 4 bits out, and scale rows of 8."""
         bases = {name.removesuffix(".weight.absmax") for name in tensors if name.endswith(".weight.absmax")}
         bases |= {name.partition(STATE)[0] for name in tensors if STATE in name}
         fours = {name: tensor for name, tensor in tensors.items() if _base(name) in bases}
-        tensors = uniform({name: tensor for name, tensor in tensors.items() if name not in fours})
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in fours}
         for module in grouped(fours, SUFFIXES, ".weight"):
             module.weight = module.weight.removesuffix(".weight") + ".weight"
             yield four_bits(module, target)
@@ -164,24 +166,38 @@ def eight(tensors: Mapping[str, FileTensor], target: Target) -> Iterator[Convers
         base = name.removesuffix(".weight")
         if tensor.dtype == "I8" and name.endswith(".weight"):
             module = Module(name, {".weight": tensor})
-            if f"{base}.SCB" in tensors:
-                module.tensors[".SCB"] = tensors[f"{base}.SCB"]
+            module.tensors |= {each: tensors[base + each] for each in (".SCB", ORDER) if base + each in tensors}
             module.matrix(".weight")
             module.need(".SCB", *PLAIN)
             module.check(".SCB", tensor.shape[:1])
             if not tensor.path:
-                yield written_out(module, tensor.shape, target, _numbers, "int8")
+                yield written_out(module, tensor.shape, target, partial(_numbers, name), "int8")
                 continue
             made = FileTensor(f"{name}_scale", "F32", (tensor.shape[0], 1), tensor.path)
-            yield Conversion((f"{base}.SCB",), (made,), partial(_rows, f"{base}.SCB", made.name))
-        elif name.endswith(".weight_format"):
-            yield Conversion((name,), (), lambda _: {})
+            sources = {f"{base}{each}": each for each in (".SCB", ORDER) if each in module.tensors}
+            yield Conversion(tuple(sources), (made,), partial(_rows, name, sources))
 
 
-def _numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+def _in_rows(name: str, tensors: Mapping[str, Tensor]) -> None:
+    """See that rows follow each other.
+
+    Raises:
+        ModelError: They are in the order of some device's tiles.
+    """
+    if ORDER in tensors and bool(tensors[ORDER].any()):
+        raise ModelError(
+            f"{name}: {ORDER} is {tensors[ORDER].flatten().tolist()}, an order for some device; possible: 0, rows. "
+            "Save the model again with a present bitsandbytes"
+        )
+
+
+def _numbers(name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    _in_rows(name, tensors)
     scales = tensors[".SCB"].float()[:, None] / 127
     return Scaled().dequantise({"weight": tensors[".weight"], "weight_scale": scales}, dtype)
 
 
-def _rows(source: str, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: (tensors[source].float() / 127)[:, None].contiguous()}
+def _rows(name: str, suffixes: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {suffixes[source]: tensor for source, tensor in tensors.items()}
+    _in_rows(name, found)
+    return {f"{name}_scale": (found[".SCB"].float() / 127)[:, None].contiguous()}

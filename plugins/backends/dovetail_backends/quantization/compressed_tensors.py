@@ -42,7 +42,6 @@ from dovetail_backends.quantization.modules import (
     dropped,
     eight_bits,
     grouped,
-    uniform,
 )
 
 METHOD = "compressed-tensors"
@@ -106,11 +105,10 @@ class CompressedTensors(Packed):
         return [*super().unknown(config), *sorted(inner)]
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Bring each module into a shared form, or write it out."""
-        tensors = uniform(tensors)
         schemes = list(weights_of(config))
         bits = {scheme["num_bits"] for scheme in schemes if scheme.get("type", "int") == "int"} or {4}
         is_ordered = all(scheme.get("actorder") in ORDERS for scheme in schemes)
@@ -150,10 +148,21 @@ class CompressedTensors(Packed):
 def leaves_out(config: Mapping[str, Any], modules: Iterable[str]) -> bool:
     """Whether `ignore` names all of some modules: as they are, or by an expression after `re:` for their beginning."""
     ignored = [name for name in config.get("ignore") or () if isinstance(name, str)]
-    return all(
-        any(re.match(name[3:], module) if name.startswith("re:") else name == module for name in ignored)
-        for module in modules
-    )
+    return all(any(_names(name, module) for name in ignored) for module in modules)
+
+
+def _names(name: str, module: str) -> bool:
+    """Whether `ignore` names a module so.
+
+    Raises:
+        ModelError: It is no regular expression.
+    """
+    if not name.startswith("re:"):
+        return name == module
+    try:
+        return re.match(name[3:], module) is not None
+    except re.error as error:
+        raise ModelError(f"quantization_config.ignore: {name!r} is no regular expression ({error})") from None
 
 
 def weights_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -176,7 +185,8 @@ def weights_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         kind = weights.get("type", "int")
         if not isinstance(kind, str) or kind not in TYPES:
             raise ModelError(f"{where}.type is {kind!r}; possible: 'int' and 'float'")
-        if (bits := weights.get("num_bits", 8)) not in TYPES[kind]:
+        bits = weights.get("num_bits", 8)
+        if type(bits) is not int or bits not in TYPES[kind]:
             raise ModelError(f"{where}.num_bits is {bits!r}; possible: 4 and 8")
         if (strategy := weights.get("strategy")) not in (None, "tensor", "channel", "group", "block", "tensor_group"):
             raise ModelError(f"{where}.strategy is {strategy!r}; possible: tensor, channel, group, tensor_group, block")

@@ -74,7 +74,7 @@ class Fp8(Packed):
         return None
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Scale numbers, or make them."""

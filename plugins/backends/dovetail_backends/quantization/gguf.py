@@ -8,7 +8,7 @@ and the K types have minima that are no multiples of their scales.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,11 +31,16 @@ Q4_0 = BY_NAME["Q4_0"]
 class GgufBlocks(Packed):
     """Reads GGUF files."""
 
-    keys = known("types")
+    keys = known("types unheeded")
     reads = (
         Reads("llama.cpp's Q4_0", "int4", 4.5),
         *(Reads(f"llama.cpp's {kind}", kind, 8 * BY_NAME[kind].size / BY_NAME[kind].numbers) for kind in READERS),
     )
+
+    @classmethod
+    def unknown(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        """Return the keys of the model that nobody heeds."""
+        return config.get("unheeded") or ()
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:
@@ -51,7 +56,7 @@ class GgufBlocks(Packed):
         )
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Bring Q4_0 into words, and write the others out."""

@@ -3,13 +3,16 @@
 For a matrix `[N, K]` in b bits, 32 / b numbers a word, the lowest bits first: `qweight` int32 `[K b / 32, N]`, `qzeros`
 int32 `[K / group, N b / 32]`, `scales` `[K / group, N]`, and `g_idx` int32 `[K]`, the group of each input. The number
 is `(q - zero) * scale`. In the first format (`checkpoint_format: gptq`) one less than the zero is stored, in `gptq_v2`
-the zero itself. With `desc_act`, groups hold inputs that are not neighbours: such a matrix is written out.
+the zero itself. With `desc_act`, groups hold inputs that are not neighbours: such a matrix is written out. `dynamic`
+has other numbers for modules of some names. AutoGPTQ wrote a `bias` of zeros for every matrix; where the model adds
+none, zeros are all that it may be.
 
 Source: AutoGPTQ, `nn_modules/qlinear/qlinear_cuda.py`; GPTQModel, `utils/model.py`; read November 2026.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -22,9 +25,10 @@ from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import TUNING, known
-from dovetail_backends.quantization.modules import INDEX, PLAIN, Module, Packed, Reads, dropped, grouped, uniform
+from dovetail_backends.quantization.modules import INDEX, PLAIN, Module, Packed, Reads, dropped, grouped
 
 SUFFIXES = (".qzeros", ".scales", ".g_idx")
+BIAS = ".bias"
 FORMATS = ("gptq", "gptq_v2")
 BITS = (4, 8)
 
@@ -32,7 +36,7 @@ BITS = (4, 8)
 class Gptq(Packed):
     """Reads GPTQ checkpoints."""
 
-    keys = known(TUNING, "bits group_size sym desc_act checkpoint_format format")
+    keys = known(TUNING, "bits group_size sym desc_act checkpoint_format format dynamic")
     reads = (
         Reads("AutoGPTQ, GPTQModel (v1 and v2), 4 bits, groups of 128", "int4", 4 + 20 / 128),
         Reads("4 bits with desc_act", "int4 in another order", 4 + 20 / 128),
@@ -45,20 +49,22 @@ class Gptq(Packed):
         """Say why a checkpoint cannot be served."""
         if (method := config.get("quant_method")) != "gptq":
             return f"it reads quant_method 'gptq', not {method!r}"
-        if (bits := config.get("bits")) not in BITS:
-            return f"bits is {bits!r}; possible: 4 and 8"
         if (form := format_of(config)) not in FORMATS:
             return f"checkpoint_format is {form!r}; possible: {', '.join(FORMATS)}"
-        return group_reason(config.get("group_size", 128))
+        return scheme_reason(config) or dynamic_reason(config)
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Turn words along inputs, and rows along outputs."""
-        for module in grouped(uniform(tensors), SUFFIXES, ".qweight"):
-            layout = layout_of(module, config)
-            yield integers(module, layout, target, _reader(module, config, layout))
+        for module in grouped(tensors, SUFFIXES, ".qweight"):
+            of_module = config_of(module.weight.removesuffix(".weight"), config)
+            layout = layout_of(module, of_module)
+            bias = tensors.get(module.weight.removesuffix(".weight") + BIAS)
+            if bias is not None and module.inputs and not bias.inputs:  # which early tools wrote for every matrix
+                module.tensors[BIAS] = bias
+            yield integers(module, layout, target, _reader(module, of_module, layout))
         yield from dropped(tensors)
 
     def dummy(self) -> Form | None:
@@ -66,6 +72,42 @@ class Gptq(Packed):
         size = self.config.get("group_size", 128)
         group = None if size == -1 else int(size)
         return Int4(group) if self.config.get("bits") == 4 else Scaled(group=group)
+
+
+def scheme_reason(config: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with the numbers of a scheme, None if they are right."""
+    bits = config.get("bits")
+    if type(bits) is not int or bits not in BITS:
+        return f"bits is {bits!r}; possible: 4 and 8"
+    return group_reason(config.get("group_size", 128))
+
+
+def dynamic_reason(config: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with the rules for some modules, None if they are right."""
+    rules = config.get("dynamic") or {}
+    if not isinstance(rules, Mapping):
+        return f"dynamic is {rules!r}; possible: changes of the configuration by modules' names"
+    for rule, changes in rules.items():
+        try:
+            re.compile(rule.removeprefix("-:").removeprefix("+:"))
+        except re.error as error:
+            return f"dynamic has {rule!r}, which is no regular expression ({error})"
+        if not isinstance(changes, Mapping):
+            return f"dynamic has {changes!r} for {rule!r}; possible: changes of the configuration"
+        if not rule.startswith("-:") and (reason := scheme_reason({**config, **changes})):
+            return f"dynamic, {rule!r}: {reason}"
+    return None
+
+
+def config_of(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of a module: with the changes of the first rule of `dynamic` for its name.
+
+    A rule is a regular expression for the beginning, behind `+:` or nothing; behind `-:`, for modules that are plain.
+    """
+    for rule, changes in (config.get("dynamic") or {}).items():
+        if re.match(rule.removeprefix("-:").removeprefix("+:"), name):
+            return config if rule.startswith("-:") else {**config, **changes}
+    return config
 
 
 def format_of(config: Mapping[str, Any]) -> Any:
@@ -107,9 +149,12 @@ def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tens
     """Return the integers of a module; its zeros are stored as so much less.
 
     Raises:
-        ModelError: Inputs have groups that there are not, or another order than the configuration says.
+        ModelError: Inputs have groups that there are not, or another order than the configuration says; a bias that
+            the model does not add is not zero.
     """
-    groups = tensors.get(".g_idx")
+    bias, groups = tensors.get(BIAS), tensors.get(".g_idx")
+    if bias is not None and bool(bias.any()):
+        raise ModelError(f"{name}: {BIAS} is not zero, and the model has none there; does config.json belong to it?")
     if groups is not None:
         num = tensors[".scales"].shape[0]
         if int(groups.min()) < 0 or int(groups.max()) >= num:

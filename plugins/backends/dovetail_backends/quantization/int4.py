@@ -25,7 +25,7 @@ class Int4(Packed):
         return f"it quantises plain checkpoints; this one has {config.get('quant_method')!r}: leave --quantization out"
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Make words and scales of each matrix."""

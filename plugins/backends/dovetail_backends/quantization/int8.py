@@ -34,11 +34,11 @@ class Int8(CompressedTensors):
         return super().why_not(config)
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Make numbers and scales of each matrix."""
-        return super().conversions(config, tensors, target) if config else quantised(tensors, rows_of(Scaled()))
+        return super().read_modules(config, tensors, target) if config else quantised(tensors, rows_of(Scaled()))
 
     def dummy(self) -> Form | None:
         """Return rows of int8."""

@@ -52,7 +52,7 @@ class Modelopt(Packed):
         return None
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Scale numbers."""

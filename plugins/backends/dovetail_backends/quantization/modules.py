@@ -6,8 +6,9 @@ tensors are `M.weight_scale` or `M_scale`. E experts, N outputs, K inputs; `[…
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -26,12 +27,19 @@ SCALE = (*PLAIN, "F8_E8M0", "U8")
 """Types of scales; the last two are exponents of two."""
 ACTIVATIONS = (".input_scale", ".input_global_scale", ".input_zero_point", ".input_g_idx")
 """Scales of activations, which are not rounded here: what comes out is nearer to the unquantised model."""
-CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
-"""Scales of a cache of fewer bits: the cache keeps the model's dtype."""
+CACHE = (
+    ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale", ".output_scale", ".k_zero_point", ".v_zero_point",
+)  # fmt: skip
+"""Scales of a cache of fewer bits, which keeps the model's dtype; older tools call them `kv_scale`, or outputs'."""
 
 Numbers = Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
 """Makes a weight in a dtype of a module's tensors, by suffix: computed in float32, a few rows at a time."""
 
+
+BIASES = (".bias", "_bias")
+STORED = (".weight_packed", ".weight_scale", ".weight_zero", ".weight", "_packed", "_scale", "_zero", *BIASES)
+"""Suffixes of what is kept of a matrix, and of a bias beside it."""
+UNLIKE = "matrices written out whose parts, or experts, are stored in several ways"
 
 MADE = "a plain checkpoint, quantised while it loads"
 
@@ -63,6 +71,27 @@ class Packed(Quantization):
         """Return the other keys."""
         return sorted(set(config) - cls.keys - {"quant_method"})
 
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Return what `read_modules` gives, where matrices whose parts are stored in several ways are written out."""
+        made = list(cls.read_modules(config, tensors, target))
+        unlike = of_several_forms(tensors, made)
+        if not unlike:
+            return made
+        names = {name for name, tensor in tensors.items() if tensor.path in unlike}
+        plain = {name: tensor._replace(path="") if name in names else tensor for name, tensor in tensors.items()}
+        again = cls.read_modules(config, plain, target)
+        return [replace(each, note=UNLIKE) if each.results and names & set(each.sources) else each for each in again]
+
+    @classmethod
+    @abstractmethod
+    def read_modules(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """As `conversions`, each module by itself: one that has no `path` is written out."""
+
     def factory(self, plain: LayerFactory) -> LayerFactory:
         """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""
         return PackedFactory(self.stored, plain, self.dummy(), self.dummy_experts())
@@ -76,10 +105,30 @@ class Packed(Quantization):
         return self.dummy()
 
 
-def uniform(tensors: Mapping[str, FileTensor]) -> dict[str, FileTensor]:
-    """Return tensors, those of matrices of which some parts are plain without their path: they are written out."""
-    plain = {each.path for name, each in tensors.items() if each.dtype in PLAIN and name.endswith(".weight")}
-    return {name: each._replace(path="") if each.path in plain else each for name, each in tensors.items()}
+def of_several_forms(tensors: Mapping[str, FileTensor], conversions: Iterable[Conversion]) -> set[str]:
+    """Return the matrices of which parts, or experts, would be kept in other forms than others.
+
+    Args:
+        tensors: Of the checkpoint.
+        conversions: What some of them become.
+    """
+    left = dict(tensors)
+    for conversion in conversions:
+        for source in conversion.sources:
+            left.pop(source, None)
+        left |= {result.name: result for result in conversion.results}
+    of_module: dict[tuple[str, str], set[tuple[str, str, int]]] = {}
+    for name, tensor in left.items():
+        suffix = next((each for each in STORED if name.endswith(each)), "")
+        if not tensor.path or suffix in BIASES:
+            continue
+        dtype = "plain" if tensor.dtype in PLAIN and "scale" not in suffix else tensor.dtype
+        columns = tensor.shape[-1] if tensor.shape and "scale" in suffix else 0
+        of_module.setdefault((tensor.path, name.removesuffix(suffix)), set()).add((suffix, dtype, columns))
+    forms: dict[str, set[frozenset[tuple[str, str, int]]]] = {}
+    for (path, _), found in of_module.items():
+        forms.setdefault(path, set()).add(frozenset(found))
+    return {path for path, found in forms.items() if len(found) > 1}
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ class Mxfp4(Packed):
         return None if method == "mxfp4" else f"it reads quant_method 'mxfp4', not {method!r}"
 
     @classmethod
-    def conversions(
+    def read_modules(
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Bring blocks into rows, or write them out."""
