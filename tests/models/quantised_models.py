@@ -134,10 +134,30 @@ def make(root: Path, way: str, family: str = "qwen3", **changes: Any) -> Path:
     return root / "packed"
 
 
-def make_gpt_oss(root: Path, hidden_size: int = 64, intermediate_size: int = 96) -> Path:
+def pack_stacked(plain: Path, packed: Path, method: Method) -> None:
+    """Pack the tensors of a plain checkpoint that hold all experts, which get those numbers themselves."""
+    file = plain / "model.safetensors"
+    tensors, made = load_file(file), {}
+    for name, tensor in list(tensors.items()):
+        if tensor.dim() < 3:
+            made[name] = tensor
+            continue
+        pairs = [method.make(expert) for expert in tensor]
+        for suffix in pairs[0][0]:
+            made[name + suffix.removeprefix(".weight")] = torch.stack([pair[0][suffix] for pair in pairs])
+        tensors[name] = torch.stack([pair[1] for pair in pairs])
+    assert len(made) > len(tensors)
+    save_file(tensors, file)
+    config = json.loads((plain / "config.json").read_text())
+    packed.mkdir()
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": dict(method.config)}))
+    save_file(made, packed / "model.safetensors")
+
+
+def make_gpt_oss(root: Path, hidden_size: int = 64, intermediate_size: int = 96, **changes: Any) -> Path:
     """Write gpt-oss as published, its experts in mxfp4 in one tensor each, and the same plain beside it."""
     sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size}
-    make_checkpoint(root / "plain", "gpt_oss", **sizes)
+    make_checkpoint(root / "plain", "gpt_oss", **sizes, **changes)
     file = root / "plain/model.safetensors"
     tensors, packed = load_file(file), {}
     for name, tensor in list(tensors.items()):

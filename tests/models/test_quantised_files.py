@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import make_checkpoint
 from packers import METHODS
-from quantised_models import loaded, logits, make, make_gpt_oss, same
+from quantised_models import loaded, logits, make, make_gpt_oss, pack_stacked, same
 from safetensors.torch import load_file, save_file
 
 from dovetail.layers.packed import PackedLinear
@@ -66,25 +66,7 @@ def test_experts_in_one_tensor(stays: bool, tmp_path: Path, monkeypatch: pytest.
     from dovetail.layers import packed_forms
 
     make_checkpoint(tmp_path / "plain", "granitemoe")
-    file = tmp_path / "plain/model.safetensors"
-    tensors, packed = load_file(file), {}
-    for name, tensor in list(tensors.items()):
-        if tensor.dim() < 3:
-            packed[name] = tensor
-            continue
-        pairs = [METHODS["fp8-blocks"].make(expert) for expert in tensor]
-        base = name.removesuffix(".weight")
-        suffix = name.removeprefix(base)
-        packed[name] = torch.stack([pair[0][".weight"] for pair in pairs])
-        packed[f"{base}{suffix}_scale_inv"] = torch.stack([pair[0][".weight_scale_inv"] for pair in pairs])
-        tensors[name] = torch.stack([pair[1] for pair in pairs])
-    assert len(packed) > len(tensors)
-    save_file(tensors, file)
-    config = json.loads((tmp_path / "plain/config.json").read_text())
-    config["quantization_config"] = dict(METHODS["fp8-blocks"].config)
-    (tmp_path / "packed").mkdir()
-    (tmp_path / "packed/config.json").write_text(json.dumps(config))
-    save_file(packed, tmp_path / "packed/model.safetensors")
+    pack_stacked(tmp_path / "plain", tmp_path / "packed", METHODS["fp8-blocks"])
     if stays:
         monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
     same(logits(tmp_path / "packed", "fp8"), logits(tmp_path / "plain"))

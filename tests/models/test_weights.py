@@ -150,9 +150,9 @@ def test_experts_of_other_ranks_are_not_read(tmp_path: Path, monkeypatch: pytest
     read: list[str] = []
     plain = Checkpoint.read
 
-    def noted(self: Checkpoint, name: str, device: torch.device | None = None, *, in_scratch: bool = False) -> Tensor:
+    def noted(self: Checkpoint, name: str, *args: Any, **options: Any) -> Tensor:
         read.append(name)
-        return plain(self, name, device, in_scratch=in_scratch)
+        return plain(self, name, *args, **options)
 
     monkeypatch.setattr(Checkpoint, "read", noted)
     for shard, first in (("expert", 6), ("inner", 0)):

@@ -84,12 +84,16 @@ class Conversion:
         results: What is made of them, under the names by which rules find them; none: they are not needed.
         convert: Makes the results, by name, of the sources, by name. Sources are views of the file: not to be written.
         note: What the memory table says of it: `fp8 written out: no product for it on cpu`.
+        by_expert: Sources whose first axis counts experts, as that of the one result does. `convert` is then given some
+            experts of these at a time, with all of the other sources, and makes these experts of the result, so that
+            memory holds a few of them. Empty: all is made at once.
     """
 
     sources: tuple[str, ...]
     results: tuple[FileTensor, ...]
     convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
     note: str = ""
+    by_expert: tuple[str, ...] = ()
 
 
 class Stored:

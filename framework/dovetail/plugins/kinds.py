@@ -164,7 +164,7 @@ KINDS: dict[str, PluginKind] = {
             fact="quantization",
             hook="dovetail_quantizations",
             watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.checkpoint.weights"),
-            minor=2,
+            minor=3,
         ),
         PluginKind(
             name="schedule_policy",

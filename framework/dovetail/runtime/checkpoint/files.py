@@ -34,6 +34,8 @@ DTYPES = {
     **{"F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
 }
 """What is read of safetensors files."""
+PART_BYTES = 32 << 20
+"""Of the experts that stand in one tensor, which are read at a time; one expert at least."""
 
 
 class Checkpoint:
@@ -49,7 +51,7 @@ class Checkpoint:
         """Say what there is; nothing is read.
 
         Raises:
-            PluginError: Conversions name what is not there, or one tensor twice.
+            PluginError: Conversions name what is not there, or one tensor twice, or divide what has no experts.
         """
         self.folder = folder
         self._stands = {header.name: header for header in headers}
@@ -64,6 +66,7 @@ class Checkpoint:
             lost = [name for name in conversion.sources if name not in self._stands or name in by_source]
             if lost or not conversion.sources:
                 raise PluginError(f"a conversion takes {some(lost) or 'nothing'}: not there, or taken twice")
+            _check_experts(conversion, self._stands)
             by_source |= dict.fromkeys(conversion.sources, conversion)
             self._made |= {result.name: conversion for result in conversion.results}
         self._locks = {id(conversion): threading.Lock() for conversion in conversions}
@@ -89,7 +92,27 @@ class Checkpoint:
         self._left.clear()
         self._files.close()
 
-    def read(self, name: str, device: torch.device | None = None, *, in_scratch: bool = False) -> Tensor:
+    def parts(self, header: TensorHeader) -> list[range | None]:
+        """Return which experts of a tensor are read at a time; None: all of them, which are made at once.
+
+        Args:
+            header: Of a tensor whose first axis counts experts.
+        """
+        conversion = self._made.get(header.name)
+        if conversion is not None and not conversion.by_expert:
+            return [None]
+        num = header.shape[0]
+        step = max(1, PART_BYTES * num // max(1, header.num_bytes))
+        return [range(start, min(start + step, num)) for start in range(0, num, step)]
+
+    def read(
+        self,
+        name: str,
+        device: torch.device | None = None,
+        *,
+        in_scratch: bool = False,
+        experts: range | None = None,
+    ) -> Tensor:
         """Return a tensor; a view of the file where it is not converted. Results of a conversion are given once.
 
         Args:
@@ -97,6 +120,7 @@ class Checkpoint:
             device: Where conversions compute; None: on the host.
             in_scratch: What a conversion makes of one matrix may lie in this thread's `SCRATCH`, which the caller has
                 used again when it has copied what it read.
+            experts: One of `parts`; None: the whole tensor.
 
         Raises:
             ModelError: The file is broken.
@@ -104,39 +128,55 @@ class Checkpoint:
         """
         conversion = self._made.get(name)
         if conversion is None:
-            return self._stored(name)
+            return self._stored(name, experts)
         with self._locks[id(conversion)]:
             if name not in self._left:
-                stored = {source: self._stored(source) for source in conversion.sources}
+                stored = {
+                    source: self._stored(source, experts if source in conversion.by_expert else None)
+                    for source in conversion.sources
+                }
                 if device is not None and device.type != "cpu":
                     stored = {source: tensor.to(device) for source, tensor in stored.items()}
                 is_open = in_scratch and is_alone(conversion)
                 with SCRATCH.opened(is_open=is_open):
-                    made = _checked(conversion, conversion.convert(stored))
+                    made = _checked(conversion, conversion.convert(stored), experts)
                 self._left |= made
                 if is_open:
                     SCRATCH.awaited |= made.keys()
             SCRATCH.awaited.discard(name)
             return self._left.pop(name)
 
-    def release(self, names: Iterable[str]) -> None:
-        """Let go of the pages of tensors, or of their conversions' sources; views of them stay right."""
+    def release(self, names: Iterable[str], experts: range | None = None) -> None:
+        """Let go of the pages of tensors, or of their conversions' sources; views of them stay right.
+
+        Args:
+            names: Of headers.
+            experts: One of `parts`: what is read for each of these stays; None: of whole tensors.
+        """
         for name in names:
             conversion = self._made.get(name)
-            for source in (name,) if conversion is None else conversion.sources:
-                if self._gguf is not None:
-                    self._files.release(*self._gguf.range(source))
-                else:
-                    header = self._stands[source]
-                    self._files.release(header.file, header.start, header.num_bytes)
+            if conversion is None:
+                sources: tuple[str, ...] = (name,)
+            else:
+                sources = conversion.sources if experts is None else conversion.by_expert
+            for source in sources:
+                header = self._stands[source]
+                whole = (header.file, header.start, header.num_bytes)
+                file, start, num = whole if self._gguf is None else self._gguf.range(source)
+                if experts is not None:
+                    num //= header.shape[0]
+                    start, num = start + experts.start * num, len(experts) * num
+                self._files.release(file, start, num)
 
-    def _stored(self, name: str) -> Tensor:
+    def _stored(self, name: str, experts: range | None = None) -> Tensor:
         if self._gguf is not None:
-            return self._gguf.read(name)
-        header = self._stands[name]
-        if (dtype := DTYPES.get(header.dtype)) is None:
-            raise ModelError(f"{header.file}: {name} is {header.dtype}; possible: {', '.join(sorted(DTYPES))}")
-        return self._files.numbers(header.file, header.start, prod(header.shape), dtype).view(header.shape)
+            whole = self._gguf.read(name)
+        else:
+            header = self._stands[name]
+            if (dtype := DTYPES.get(header.dtype)) is None:
+                raise ModelError(f"{header.file}: {name} is {header.dtype}; possible: {', '.join(sorted(DTYPES))}")
+            whole = self._files.numbers(header.file, header.start, prod(header.shape), dtype).view(header.shape)
+        return whole if experts is None else whole[experts.start : experts.stop]
 
 
 def is_alone(conversion: Conversion) -> bool:
@@ -154,9 +194,33 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, checkpoint_headers(folder))
 
 
-def _checked(conversion: Conversion, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _check_experts(conversion: Conversion, stands: Mapping[str, TensorHeader]) -> None:
+    """See that a conversion by expert can be divided.
+
+    Raises:
+        PluginError: It makes several tensors, or they and its sources are not of as many experts.
+    """
+    if not conversion.by_expert:
+        return
+    firsts = {stands[name].shape[:1] if name in conversion.sources else name for name in conversion.by_expert}
+    firsts |= {result.shape[:1] for result in conversion.results}
+    if len(conversion.results) != 1 or len(firsts) != 1 or firsts == {()}:
+        raise PluginError(
+            f"a conversion of {some(conversion.sources)} is by expert of {some(conversion.by_expert)}: possible are "
+            "sources of its own whose first axis is as long as that of its one result"
+        )
+
+
+def _checked(conversion: Conversion, made: Mapping[str, Tensor], experts: range | None) -> Mapping[str, Tensor]:
+    """Return what a conversion made of some experts, or of all that it takes.
+
+    Raises:
+        PluginError: It is something else than was said.
+    """
     got = {name: FileTensor(name, NAMES.get(tensor.dtype, "?"), tuple(tensor.shape)) for name, tensor in made.items()}
     want = {result.name: result._replace(path="", inputs=0) for result in conversion.results}
+    if experts is not None:
+        want = {name: each._replace(shape=(len(experts), *each.shape[1:])) for name, each in want.items()}
     if got != want:
         raise PluginError(
             f"a conversion of {some(conversion.sources)} made {some([str(each) for each in got.values()])} "

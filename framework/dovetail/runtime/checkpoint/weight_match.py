@@ -48,13 +48,17 @@ class Move:
     is_interleaved: bool
     is_flattened: bool = False
 
-    def pieces(self, tensor: Tensor) -> Iterator[tuple[Slot, Tensor]]:
-        """Divide the tensor among the slots; every piece is a view."""
+    def of(self, experts: range | None) -> tuple[tuple[Slot, ...], ...]:
+        """Return the slots of some experts; None: all."""
+        return self.slots if experts is None else self.slots[experts.start : experts.stop]
+
+    def pieces(self, tensor: Tensor, experts: range | None = None) -> Iterator[tuple[Slot, Tensor]]:
+        """Divide the tensor, or what it has of some experts, among their slots; every piece is a view."""
         if self.is_flattened:
             tensor = tensor.flatten()
         if self.is_transposed:
             tensor = tensor.transpose(-1, -2)
-        for row, of_expert in zip(self.slots, tensor.unbind(0) if self.is_stacked else (tensor,), strict=True):
+        for row, of_expert in zip(self.of(experts), tensor.unbind(0) if self.is_stacked else (tensor,), strict=True):
             num, start = len(row), 0
             for index, (slot, width) in enumerate(zip(row, self.widths, strict=True)):
                 if self.is_interleaved:

@@ -1,8 +1,9 @@
 """Fills a model from its files: first it is found where each tensor goes, then they are read layer by layer.
 
 For each tensor: match by name and shape, steps and this rank's slice (both are views, so that only what is used is read
-from disk), place; when a layer has all of its own, it is repacked, and the pages of the file are let go of. So host
-memory holds the model, on whatever device, and of the files what a few layers are being made of.
+from disk), place; when a layer has all of its own, it is repacked, and the pages of the file are let go of. Experts
+that stand in one tensor are read a few at a time. So host memory holds the model, on whatever device, and of the files
+what a few layers are being made of.
 """
 
 from __future__ import annotations
@@ -103,13 +104,8 @@ def _fill(
     """Place all tensors of a layer and repack it; returns the bytes that were read."""
     num_bytes = first = released = 0
     for index, move in enumerate(moves):
-        # Another rank's experts: a conversion of theirs would compute for nobody.
-        is_here = any(layer.is_here(slot) for row in move.slots for slot in row)
-        name, in_scratch = move.header.name, layer.holds is not None
-        if is_here and not _place(layer, move, checkpoint.read(name, device, in_scratch=in_scratch)):
-            poisoned.append(f"{name} ({move.header.file.name})")
-        if layer.holds is False:
-            SCRATCH.reuse()
+        if not _place(layer, move, checkpoint, device):
+            poisoned.append(f"{move.header.name} ({move.header.file.name})")
         num_bytes += move.header.num_bytes
         if num_bytes - released > HELD_BYTES:
             checkpoint.release(each.header.name for each in moves[first:index])
@@ -158,12 +154,21 @@ def model_layers(model: nn.Module) -> dict[str, Layer]:
     return layers
 
 
-def _place(layer: Layer, move: Move, tensor: Tensor) -> bool:
-    """Put a tensor into its slots; whether what was written is finite."""
-    finite = True
-    for slot, piece in move.pieces(tensor):
-        written = layer.place(slot, piece)
-        finite &= written is None or is_finite(written)
+def _place(layer: Layer, move: Move, checkpoint: Checkpoint, device: torch.device | None) -> bool:
+    """Read a tensor into its slots, some experts at a time; whether what was written is finite."""
+    finite, name = True, move.header.name
+    for experts in checkpoint.parts(move.header) if move.is_stacked else (None,):
+        # Another rank's experts: a conversion of theirs would compute for nobody.
+        if not any(layer.is_here(slot) for row in move.of(experts) for slot in row):
+            continue
+        tensor = checkpoint.read(name, device, in_scratch=layer.holds is not None, experts=experts)
+        for slot, piece in move.pieces(tensor, experts):
+            written = layer.place(slot, piece)
+            finite &= written is None or is_finite(written)
+        if layer.holds is False:
+            SCRATCH.reuse()
+        if experts is not None:
+            checkpoint.release((name,), experts)
     return finite
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import MX_GROUP, by_rows, e2m1, scaled, stays_packed, wide
-from dovetail_backends.quantization.modules import PLAIN, Module, as_scale, written_out
+from dovetail_backends.quantization.modules import PLAIN, Module, as_scale, by_expert, written_out
 
 NV_GROUP = 16
 
@@ -39,8 +39,8 @@ def nvfp4(module: Module, packed: str, scale: str, whole: str, target: Target, *
 
     def numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         factor = tensors[whole].float()
-        factor = factor.reshape(*experts, 1, 1) if factor.numel() > 1 else factor.reshape(())
         scales = wide(tensors[scale])
+        factor = factor.reshape(*scales.shape[:-2], 1, 1) if factor.numel() > 1 else factor.reshape(())
         scales = scales / factor if divides else scales * factor
         return _written(tensors[packed], scales, NV_GROUP, dtype)
 
@@ -77,23 +77,22 @@ def mxfp4(module: Module, packed: str, scale: str, target: Target, *, turned: bo
     )
 
     def numbers(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        return _written(tensors[packed].reshape(*rows, num_in // 2), as_scale(tensors[scale]), MX_GROUP, dtype)
+        factors = as_scale(tensors[scale])
+        return _written(tensors[packed].reshape(*factors.shape[:-1], num_in // 2), factors, MX_GROUP, dtype)
 
     if not module.path or not stays_packed("mxfp4", target.device):
         yield written_out(module, (*rows, num_in), target, numbers, "mxfp4", turned=turned)
         return
-    suffixes = {bytes_.name: "_packed", scales.name: "_scale"}
 
-    def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        made = {}
-        for name, suffix in suffixes.items():
-            tensor = tensors[name].view(torch.uint8).reshape(*rows, -1)
-            made[module.weight + suffix] = tensor.transpose(-1, -2) if turned else tensor
-        return made
-
-    def result(suffix: str, width: int) -> FileTensor:
+    def in_rows(source: FileTensor, suffix: str, width: int) -> Conversion:
         shape = (*rows[:-1], width, rows[-1]) if turned else (*rows, width)
-        return FileTensor(module.weight + suffix, "U8", shape, module.path)
+        made = FileTensor(module.weight + suffix, "U8", shape, module.path)
 
-    results = result("_packed", num_in // 2), result("_scale", scales.shape[-1])
-    yield Conversion(tuple(suffixes), results, convert)
+        def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            flat = tensors[source.name].view(torch.uint8).flatten(len(rows))
+            return {made.name: flat.transpose(-1, -2) if turned else flat}
+
+        return Conversion((source.name,), (made,), convert, by_expert=by_expert((source,), shape))
+
+    yield in_rows(bytes_, "_packed", num_in // 2)
+    yield in_rows(scales, "_scale", scales.shape[-1])

@@ -23,7 +23,7 @@ from dovetail.layers.packed_forms import Form, in_chunks, stays_packed
 from dovetail.layers.words import exchange, swap
 from dovetail_backends.quantization.gguf_blocks import READERS, halves, numbers
 from dovetail_backends.quantization.keys import known
-from dovetail_backends.quantization.modules import NAMES, Packed, Reads
+from dovetail_backends.quantization.modules import NAMES, Packed, Reads, by_expert
 
 Q4_0 = BY_NAME["Q4_0"]
 
@@ -118,5 +118,9 @@ def _written_out(tensor: FileTensor, target: Target) -> Conversion:
     made = FileTensor(tensor.name, NAMES[target.dtype], shape, tensor.path)
     note = f"{kind} written out: no product for it on {target.device}" if tensor.path else ""
     return Conversion(
-        (tensor.name,), (made,), lambda sources: {made.name: numbers(kind, sources[tensor.name], dtype)}, note
+        (tensor.name,),
+        (made,),
+        lambda sources: {made.name: numbers(kind, sources[tensor.name], dtype)},
+        note,
+        by_expert((tensor,), shape),
     )

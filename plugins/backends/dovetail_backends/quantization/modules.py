@@ -223,7 +223,7 @@ def written_out(
         module: Whose tensors are read.
         shape: Of the weight.
         target: What it is read for.
-        numbers: Makes the weight; of all experts at once, if it has such.
+        numbers: Makes the weight; if it has experts, of some of these at a time.
         what: The numbers' name, for the memory table.
         turned: The model's rules want the last two axes swapped.
     """
@@ -237,7 +237,12 @@ def written_out(
     result = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
     made = FileTensor(module.weight, NAMES[target.dtype], result, module.path)
     note = f"{what} written out: no product for it on {target.device}" if module.path else ""
-    return Conversion(tuple(suffix_of), (made,), convert, note)
+    return Conversion(tuple(suffix_of), (made,), convert, note, by_expert(module.tensors.values(), result))
+
+
+def by_expert(tensors: Iterable[FileTensor], shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the names of those tensors that have the experts of a result `[E, …, …]`; none where it has no experts."""
+    return tuple(tensor.name for tensor in tensors if len(shape) > 2 and tensor.shape[:1] == shape[:1])
 
 
 def dropped(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:
@@ -268,7 +273,8 @@ def eight_bits(
 
     def scales(tensors: Mapping[str, Tensor]) -> Tensor:
         """One for each row, and for each block of columns."""
-        found = as_scale(tensors[scale]).reshape(blocks_of(shape, group))
+        found = as_scale(tensors[scale])
+        found = found.reshape(*found.shape[: len(shape) - 2], *blocks_of(shape[-2:], group))
         found = found.reciprocal() if inverse else found
         return found.repeat_interleave(group[0], dim=-2)[..., : shape[-2], :] if group[0] > 1 else found
 
@@ -284,8 +290,12 @@ def eight_bits(
         return
     name = module.weight + "_scale"
     made = FileTensor(name, "F32", (*shape[:-1], shape[-1] // group[1]), module.path)
-    source = module.tensors[scale].name
-    yield Conversion((source,), (made,), lambda tensors: {name: scales({scale: tensors[source]}).contiguous()})
+    source = module.tensors[scale]
+
+    def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: scales({scale: tensors[source.name]}).contiguous()}
+
+    yield Conversion((source.name,), (made,), convert, by_expert=by_expert((source,), made.shape))
 
 
 def blocks_of(shape: tuple[int, ...], group: tuple[int, int]) -> tuple[int, ...]:
