@@ -65,7 +65,8 @@ def _wide_kernel(
     n, m = tile * BLOCK_N + tl.arange(0, BLOCK_N), tall * BLOCK_M + tl.arange(0, BLOCK_M)
     k, stored = tl.arange(0, BLOCK_K), tl.arange(0, STEP)
     weights = w + n[:, None].to(tl.int64) * ROW
-    rows = x + tl.minimum(m, M - 1)[:, None].to(tl.int64) * stride_x  # those beyond are not stored
+    # Those beyond are not stored. The same row for all of them would be asked for by every multiprocessor at a time.
+    rows = x + (m % M)[:, None].to(tl.int64) * stride_x
     begin = split * (SPAN // PER_WORD)
     if FORM != "scaled":
         ahead = block_scales(scale, offset, n, begin, N, FORM, GROUP, GROUPS, STEP, ZERO, dtype)
