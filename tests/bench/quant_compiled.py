@@ -78,6 +78,16 @@ def products() -> Iterator[Case]:
             yield f"{kind} {rows} rows", lambda x=x, weight=weight: packed.linear(x, weight, None), block_n * block_k
 
 
+def gates() -> Iterator[Case]:
+    """Gate and up of an 8B model: so many outputs that K is not split."""
+    for kind, rows in (("int4", 64), ("int4", 128), ("mxfp4", 64), ("int8", 64)):
+        weight, x = weight_of(kind, 28672, 4096), empty(rows, 4096)
+        broad = packed.wide_tile(weight, rows) if kind != "int8" else None
+        _, (block_n, block_k, *_) = broad or packed.few_tile(weight, rows, gate=False)
+        run = lambda x=x, weight=weight: packed.linear(x, weight, None)  # noqa: E731
+        yield f"{kind} gate {rows}", run, block_n * block_k
+
+
 def experts() -> Iterator[Case]:
     """Layers of gpt-oss-20b and Qwen3-30B-A3B; the loop is of the gated half."""
     for name, kind, num, top_k, hidden, inner in (
@@ -142,7 +152,8 @@ def measured(case: Case) -> dict[str, Any]:
     return {
         "case": name, "kernel": found.name, "registers": found.registers, "local": found.local,
         "shared": found.shared, "programs": found.programs, "loop": found.length, "each": round(found.length / each, 2),
-        "slow": found.names.get("F2F", 0), "mma": found.mma, "kinds": found.loop, "names": found.names,
+        "slow": found.names.get("F2F", 0), "pending": found.pending,
+        "mma": found.mma, "kinds": found.loop, "names": found.names,
     }  # fmt: skip
 
 
@@ -153,7 +164,7 @@ def main() -> None:
     parser.add_argument("--loops", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    for case in (*products(), *experts(), *decodes()):
+    for case in (*products(), *gates(), *experts(), *decodes()):
         if not any(part in case[0] for part in args.only):
             continue
         one = measured(case)

@@ -64,6 +64,8 @@ class Report:
         names: The same by name, without what follows the first dot.
         mma: Names of matrix instructions in full, how often.
         is_rolled: Whether there is a loop; otherwise the counts are of the whole kernel.
+        pending: Groups of matrix instructions that may still read registers where the kernel goes on and writes some;
+            0 where none reads registers.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Report:
     names: dict[str, int]
     mma: dict[str, int]
     is_rolled: bool
+    pending: int
 
     @property
     def length(self) -> int:
@@ -213,7 +216,10 @@ def report(kernel: Any) -> Report:
         kind: sum(num for name, num in names.items() if re.fullmatch(pattern, name)) for kind, pattern in KINDS.items()
     }
     registers, local = _resources(kernel)
+    # Of an instruction's operands the first is the sum, the second registers or what describes shared memory.
+    reads = any(re.search(r"[HQI]GMMA\S* R\d+, R\d+", line) for _, line in lines)
+    left = [int(found, 16) for _, line in lines for found in re.findall(r"WARPGROUP\.DEPBAR\S* gsb0, (0x\w+)", line)]
     return Report(
         kernel.metadata.name, registers, kernel.metadata.shared, local, kernel.metadata.num_warps, loop, dict(names),
-        dict(mma), bool(loops),
+        dict(mma), bool(loops), max(left, default=0) if reads else 0,
     )  # fmt: skip

@@ -19,6 +19,7 @@ def test_no_kernel_spills_or_converts_slowly() -> None:
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     cases = ["fp8-blocks 256 rows", "mxfp4 256 rows", "gpt-oss-20b 512 tokens", "Qwen3-30B-A3B 512 tokens"]
     cases = cases if os.environ.get("DOVETAIL_FULL") else [cases[0], cases[2]]  # both kinds, rows and experts
+    cases[-1:-1] = ["int4 gate 64", "int4 gate 128"]
     done = subprocess.run(
         [sys.executable, BENCH, "--json", "--only", *cases],
         env=environment,
@@ -32,12 +33,13 @@ def test_no_kernel_spills_or_converts_slowly() -> None:
     for one in found:
         assert any(name.startswith(("HGMMA", "QGMMA")) for name in one["mma"]), one["case"]
         # On an H200 256 by 128 of fp8, which leave 7 in the loop, are faster than 256 by 64, which leave none. mxfp4
-        # leaves 34 there; its experts, with 112 bytes before the loop, took 533 us a layer of gpt-oss-20b with 512
+        # leaves 34 there; its experts, with 112 bytes before the loop then, took 533 us a layer of gpt-oss-20b with 512
         # tokens, and 641 with 64 inputs, which leave nothing.
         of_mxfp4 = not one["case"].startswith(("fp8", "Qwen"))
         assert one["kinds"]["local"] <= (34 if of_mxfp4 else 8), one["case"]
         assert one["slow"] == 0, one["case"]
-        assert one["local"] <= (112 if of_mxfp4 else 64), one["case"]
+        assert one["pending"] == 0, f"{one['case']}: weights in registers are overwritten while they are multiplied"
+        assert one["local"] <= (160 if of_mxfp4 else 64), one["case"]
         assert one["programs"] >= 1, one["case"]
         assert one["each"] < 8, one["case"]
 
