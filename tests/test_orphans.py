@@ -99,3 +99,12 @@ def test_a_fork_server_that_is_forgotten_is_ended() -> None:
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_ctrl_c_does_not_reach_a_process_that_forks_others() -> None:
+    """It is in no group of the terminal's: the signal would break its imports off with a traceback in the log."""
+    server = ForkServer("dovetail.grammar.compile.child")
+    try:
+        assert os.getpgid(server.pid) != os.getpgid(0)
+    finally:
+        server.kill()

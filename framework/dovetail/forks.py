@@ -76,6 +76,7 @@ class ForkServer:
                     [sys.executable, "-m", module, str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C, which would find it among its imports, is its parent's affair
                     env={**os.environ, **ONE_THREAD, **NO_THREADS, **(environment or {})},
                 )
         except OSError as error:

@@ -36,3 +36,12 @@ def started() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG, 20, 20)
+
+
+def ending() -> None:
+    """Give back to the garbage collector what was kept from it: called where a process is about to end.
+
+    The interpreter's last round frees what it may look at. Triton's bindings count what is left behind that round, and
+    print a screenful about leaks under the last line of a server's log.
+    """
+    gc.unfreeze()

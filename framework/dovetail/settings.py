@@ -65,8 +65,8 @@ class EngineSettings(BaseModel):
 
     model_path: str | None = Field(
         None,
-        description="Folder with config.json, safetensors and tokenizer, or a hub's name such as Qwen/Qwen3-0.6B; the "
-        "bundled demo model if not given.",
+        description="Folder with config.json, safetensors and tokenizer, a GGUF file, or a hub's name such as "
+        "Qwen/Qwen3-0.6B; the bundled demo model if not given.",
         json_schema_extra=flag("model", common=True),
     )
     revision: str | None = Field(

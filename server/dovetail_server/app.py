@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -58,7 +59,11 @@ from dovetail_server.state import ServerState
 
 FORM_BYTES = 1 << 16
 """What a form may have around its file."""
-DESCRIPTION = "OpenAI's API and SGLang's native one. Errors are `{\"error\": {message, type, param, code}}`."
+MAX_NEAR = 128
+"""Characters of an unknown path that is compared with all routes."""
+DESCRIPTION = (
+    "OpenAI's and Anthropic's APIs, SGLang's native one. Errors are `{\"error\": {message, type, param, code}}`."
+)
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -80,6 +85,7 @@ def create_app(state: ServerState) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.server = state
+    paths: list[tuple[str, set[str]]] = []
     for family in (
         render,
         chat,
@@ -106,7 +112,9 @@ def create_app(state: ServerState) -> FastAPI:
         *(() if state.settings.disable_playground else (playground,)),
     ):
         app.include_router(family.router)
+        paths += [(route.path, route.methods or set()) for route in family.router.routes if isinstance(route, Route)]
         state.hooks.check_free(route.path_regex for route in family.router.routes if isinstance(route, Route))
+    app.state.paths = paths
     for path, endpoint in state.hooks.routes.items():
         app.router.routes.append(PluginRoute(path, endpoint, include_in_schema=False))
     upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
@@ -174,6 +182,17 @@ async def handle_error(request: Request, error: Exception) -> Response:
     return errors.to_reply(error)
 
 
+def nearest_route(app: FastAPI, method: str, path: str) -> str | None:
+    """Return the route that was probably meant: a base address with `/v1` too many or too few, or a slip."""
+    if len(path) > MAX_NEAR:
+        return None
+    paths = [known for known, methods in app.state.paths if method in methods]
+    for meant in (f"/v1{path}", path.removeprefix("/v1")):
+        if meant in paths:
+            return meant
+    return next(iter(difflib.get_close_matches(path, paths, n=1, cutoff=0.8)), None)
+
+
 async def handle_http(request: Request, error: Exception) -> Response:
     """Answer an unknown path or a wrong method."""
     status = getattr(error, "status_code", 500)
@@ -182,7 +201,9 @@ async def handle_http(request: Request, error: Exception) -> Response:
     if status in (404, 405) and (why := why_not(path)) is not None:
         status, text, code = 404, f"{request.method} {path} is not supported: {why}", "unsupported_route"
     elif status == 404:
-        text, code = f"no route {request.method} {path}; GET /openapi.json lists the routes", "not_found"
+        near = nearest_route(request.app, request.method, path)
+        hint = f"did you mean {near}?" if near else "GET /openapi.json lists the routes"
+        text, code = f"no route {request.method} {errors.shortened(path)}; {hint}", "not_found"
     elif status == 405:
         allowed = (headers or {}).get("Allow", "another method")
         text, code = f"{path} takes {allowed}, not {request.method}", "method_not_allowed"

@@ -23,7 +23,7 @@ from dovetail.processing.refusals import input_too_long as input_too_long
 from dovetail.processing.refusals import prompt_too_long as prompt_too_long
 from dovetail.processing.refusals import unsupported as unsupported
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
-from dovetail_server.peers.fields import refusal
+from dovetail_server.peers.fields import ELSEWHERE, refusal
 
 logger = logging.getLogger("dovetail.server")
 
@@ -197,7 +197,7 @@ class ValidationReport:
         items = self.found[path]
         first = items[0]
         if first["type"] == "missing":
-            return RequestError(f"{path} is required", param=path, code="missing_required_parameter")
+            return RequestError(f"{path} is required{self._meant(path)}", param=path, code="missing_required_parameter")
         if first["type"] == "extra_forbidden":
             return self._unknown(path)
         if not path:
@@ -212,8 +212,16 @@ class ValidationReport:
         if why is not None:
             return unsupported(path, why)
         near = difflib.get_close_matches(path.rsplit(".", 1)[-1], self.known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return RequestError(f"unknown field {path!r}{hint}", param=path, code="unknown_parameter")
+        hint = f"did you mean {near[0]!r}?" if near else ELSEWHERE.get(path, "GET /openapi.json lists the fields")
+        return RequestError(f"unknown field {path!r}; {hint}", param=path, code="unknown_parameter")
+
+    def _meant(self, path: str) -> str:
+        """Return the unknown field beside a missing one that is nearly of its name, as a question."""
+        beside, _, name = path.rpartition(".")
+        others = [other for other, items in self.found.items() if items[0]["type"] == "extra_forbidden"]
+        names = [other.rpartition(".")[2] for other in others if other.rpartition(".")[0] == beside]
+        near = difflib.get_close_matches(name, names, n=1)
+        return f"; did you mean it by {near[0]!r}?" if near else ""
 
     @staticmethod
     def _reason(text: str) -> str:

@@ -34,7 +34,7 @@ class ServeSettings(TextSettings, BaseSettings):
 
     config: Path | None = Field(
         None,
-        description="YAML file with any of these settings; flags and environment variables win over it.",
+        description="YAML or TOML file with any of these settings; flags and environment variables win over it.",
         json_schema_extra=flag(common=True),
     )
     host: str = Field(

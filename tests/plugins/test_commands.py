@@ -150,6 +150,14 @@ def test_new_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is not empty; give another --dir" in run(capsys, "new", "hooks", "x", "--dir", str(tmp_path), code=2)
 
 
+def test_new_says_whose_a_name_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name or alias that another package has gets a note, as the kit would look at that one; others get none."""
+    said = run(capsys, "new", "reasoning_parser", "qwen3", "--dir", str(tmp_path / "a"))
+    assert "note: qwen3 is dovetail's, also in the test of this package; write dovetail-qwen3:qwen3, or" in said
+    assert "note" in run(capsys, "new", "reasoning_parser", "interns1", "--dir", str(tmp_path / "b"))
+    assert "note" not in run(capsys, "new", "tool_parser", "qwen3", "--dir", str(tmp_path / "c"))
+
+
 def test_check_runs_the_kit(
     site: FakeSite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import anthropic
 import openai
 import pydantic
 import pytest
+import requests
 
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 
@@ -390,3 +391,47 @@ def test_the_examples_of_the_clients_page_run(port: int, capsys: pytest.CaptureF
         run_example(block)
         out = capsys.readouterr().out
         assert all(answer in out for answer in answers), out
+
+
+def blocks_of(page: str, language: str, port: int) -> list[str]:
+    """Return a page's blocks of one language, with the port of this module's server."""
+    text = (Path(__file__).parents[2] / page).read_text("utf-8").replace(":30000", f":{port}")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_examples_of_the_readme_run(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the client, without a server, and the class of a plugin: what a first visitor copies."""
+    for block, answers in zip(
+        blocks_of("README.md", "python", port), (("thought: ", "9.8"), ("Lima", "Tokyo", "Nairobi"), ()), strict=True
+    ):
+        run_example(block)
+        out = capsys.readouterr().out
+        assert all(answer in out for answer in answers), out
+
+
+def test_the_examples_of_the_page_on_structured_outputs_run(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The request is answered by its schema, in full, and the offline examples choose a continent."""
+    request, said = blocks_of("docs/structured-outputs.md", "json", port)
+    reply = requests.post(f"http://localhost:{port}/v1/chat/completions", json=json.loads(request), timeout=60).json()
+    assert json.loads(reply["choices"][0]["message"]["content"])["capital"] == "Paris"
+    assert reply["choices"][0]["structured_output"] == json.loads(said)
+    for block, answer in zip(
+        blocks_of("docs/structured-outputs.md", "python", port),
+        ("(Europe|Asia) full", "(Europe|Asia)"),
+        strict=True,
+    ):
+        run_example(block)
+        assert re.fullmatch(answer, capsys.readouterr().out.strip())
+
+
+def test_the_example_of_the_page_on_batches_runs(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its line in a file `requests.jsonl` is a batch whose output is printed."""
+    (line,) = blocks_of("docs/batches.md", "json", port)
+    (tmp_path / "requests.jsonl").write_text(line, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks_of("docs/batches.md", "python", port)
+    run_example(block)
+    (answered,) = [json.loads(each) for each in capsys.readouterr().out.splitlines() if each]
+    assert "Paris" in answered["response"]["body"]["choices"][0]["message"]["content"]

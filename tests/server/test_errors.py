@@ -138,6 +138,66 @@ def test_an_unknown_field_gets_the_nearest_name(harness: Harness) -> None:
     assert "did you mean 'temperature'?" in refuse(harness, temprature=0)["message"]
 
 
+def test_an_unknown_field_without_a_nearest_name_says_where_the_fields_are(harness: Harness) -> None:
+    """Who is far off learns where the names stand."""
+    assert "unknown field 'zzz'; GET /openapi.json lists the fields" in refuse(harness, zzz=0)["message"]
+
+
+def test_a_misspelt_required_field_is_recognised(harness: Harness) -> None:
+    """What is missing is told together with the field that was probably meant to be it."""
+    error = raw(harness, json.dumps({"model": "tiny", "message": USER}))
+    assert error["message"] == "messages is required; did you mean it by 'message'?"
+    assert (error["param"], error["code"]) == ("messages", "missing_required_parameter")
+    assert raw(harness, '{"model": "tiny", "zzz": 1}')["message"] == "messages is required"
+
+
+@pytest.mark.parametrize(
+    ("field", "where"), [("prompt", "/generate takes text or input_ids"), ("messages", "goes to /v1/chat/completions")]
+)
+def test_the_input_of_another_route_says_which(harness: Harness, field: str, where: str) -> None:
+    """Who sends `/generate` what other routes take learns where it goes."""
+    error = raw(harness, json.dumps({field: "hi"}), "/generate")
+    assert error["param"] == field
+    assert where in error["message"]
+
+
+def test_a_missing_content_type_is_said_to_be_missing(harness: Harness) -> None:
+    """A client that sends no media type is told so, and which one to send."""
+    reply = harness.post(CHAT, data=b"{}", headers={})
+    assert reply.status_code == 415
+    assert error_of(reply)["message"].startswith("content-type is missing: the body must be JSON; send the header")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/messages", "did you mean /v1/messages?"),
+        ("/v1/generate", "did you mean /generate?"),
+        ("/wp-login.php", "GET /openapi.json lists the routes"),
+        ("/v1/chat/completions" + "x" * 4000, "GET /openapi.json lists the routes"),
+    ],
+)
+def test_an_unknown_path_gets_the_nearest_route(harness: Harness, path: str, hint: str) -> None:
+    """A base address with `/v1` too many or too few is the usual mistake; a long path is shortened and not compared."""
+    reply = harness.post(path, {})
+    assert reply.status_code == 404
+    message = error_of(reply)["message"]
+    assert message.startswith(f"no route POST {path[:128]}")
+    assert message.endswith(f"; {hint}")
+    assert len(message) < 256
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/tags"])
+def test_ollamas_own_routes_say_what_to_use(harness: Harness, path: str) -> None:
+    """Who comes from Ollama learns the route that both servers have."""
+    error = error_of(harness.post(path, {}))
+    assert error["code"] == "unsupported_route"
+    assert "/v1/" in error["message"]
+
+
 def test_unknown_nulls_are_no_mistake(harness: Harness) -> None:
     """Clients that send every optional field, null where unused, are served."""
     body = {"model": "tiny", "messages": USER, "lora_path": None, "temperature": None}

@@ -240,7 +240,8 @@ def test_a_key_is_sent(
     """From the flag or the environment; without one the server's reason is shown."""
     server = dovetail_server(api_key=["secret"])
     assert dovetail(["chat", "--url", server.base]) == 1
-    assert "API key" in capsys.readouterr().err
+    assert "needs an API key" in (said := capsys.readouterr().err)
+    assert "give --api-key, or set DOVETAIL_API_KEY" in said
     monkeypatch.setenv("DOVETAIL_API_KEY", "secret,other")
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert dovetail(["chat", "--url", server.base + "/v1/"]) == 0

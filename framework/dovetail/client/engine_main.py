@@ -86,4 +86,6 @@ def serve(transport: SocketTransport, start: Start) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    imports.ending()
+    sys.exit(status)

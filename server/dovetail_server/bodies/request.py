@@ -134,7 +134,6 @@ def check_content_type(content_type: str, raw: bytes) -> None:
     kind = content_type.split(";", 1)[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json") or not raw:
         return
-    text = (
-        f"content-type {kind or 'is missing'!r}: the body must be JSON; send the header content-type: application/json"
-    )
+    shown = repr(kind) if kind else "is missing"
+    text = f"content-type {shown}: the body must be JSON; send the header content-type: application/json"
     raise RequestError(text, code="unsupported_media_type", status=415)

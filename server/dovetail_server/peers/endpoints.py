@@ -1,4 +1,4 @@
-"""Paths of SGLang's, vLLM's and OpenAI's APIs that this server does not serve, each with the reason and the way out."""
+"""Paths of SGLang, vLLM, OpenAI and Ollama that this server does not serve, each with the reason and the way out."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ CACHE = "the prefix cache is on the device alone; POST /flush_cache empties it"
 SLEEP = "this server does not sleep; stop it, it starts again in seconds"
 SPREAD = "one engine on one device serves here; run several servers behind a router"
 TOKENS = "POST /generate takes input_ids and answers with output_ids"
+OLLAMA = "send it to /v1/chat/completions, /v1/completions or /v1/embeddings, which Ollama has, too"
+STORE = "one model is served, which GET /v1/models names; start the server with another"
 NOT_OPENAI = "this server has no such part of OpenAI's API"
 
 PATHS: dict[str, str] = {
@@ -70,6 +72,8 @@ PATHS: dict[str, str] = {
     **_all("/abort_requests", "POST /abort_request ends one request, or all"),
     **_all("/load", "GET /v1/loads has the load"),
     **_all("/ready", "GET /readyz tells whether it should get traffic"),
+    **_all("/api/chat /api/generate /api/embed /api/embeddings", OLLAMA),
+    **_all("/api/tags /api/ps /api/show /api/pull /api/push /api/create /api/copy /api/delete", STORE),
     **_all("/v1/moderations /v1/assistants /v1/threads /v1/vector_stores /v1/fine_tuning/jobs /v1/uploads", NOT_OPENAI),
     **_all("/v1/conversations /v1/evals /v1/containers /v1/organization/costs /v1/chatkit/sessions", NOT_OPENAI),
 }

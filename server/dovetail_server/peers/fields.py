@@ -19,6 +19,12 @@ NOT_A_TEXT = "this server reads and writes text only"
 EXPERTS = "no model here has experts whose routing could be reported"
 DISAGGREGATED = "prefill and decode run in one engine here; send the request without it"
 
+ELSEWHERE: dict[str, str] = {
+    "prompt": "a prompt goes to /v1/completions; /generate takes text or input_ids",
+    "messages": "a conversation goes to /v1/chat/completions or /v1/messages",
+}
+"""Inputs of other routes: what is said of them where they are no field."""
+
 FIELDS: dict[str, Known] = {
     **{
         f"guided_{old}": Known(f'send structured_outputs: {{"{new}": …}} instead', OFF)

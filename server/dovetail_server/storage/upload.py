@@ -51,8 +51,8 @@ class FormReader:
         """
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data":
-            shown = kind.decode("latin-1") or "is missing"
-            text = f"content-type {shown!r}: a file is sent as multipart/form-data with the fields file and purpose"
+            shown = repr(kind.decode("latin-1")) if kind else "is missing"
+            text = f"content-type {shown}: a file is sent as multipart/form-data with the fields file and purpose"
             raise bad_form(text, code="unsupported_media_type", status=415)
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 256:

@@ -94,6 +94,8 @@ class Server:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
+    if error.code == 401:
+        return "the server needs an API key, and another than was sent, if any; give --api-key, or set DOVETAIL_API_KEY"
     try:
         return str(json.loads(error.read())["error"]["message"])
     except (ValueError, KeyError, TypeError, OSError):

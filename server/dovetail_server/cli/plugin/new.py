@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dovetail import __version__
 from dovetail.errors import PluginError
+from dovetail.plugins import Registry
 from dovetail.plugins.kinds import KINDS, PluginKind
 
 USAGE = {
@@ -26,8 +27,18 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.dir or values["distribution"])
     written = write(folder, kind, values)
     print(f"{folder}: {', '.join(written)}")
+    for owner in taken_by(kind, values):
+        own = f"{values['distribution']}:{args.name}"
+        print(f"note: {args.name} is {owner}'s, also in the test of this package; write {own}, or choose another name")
     print(f"next: cd {folder} && pip install . && pytest")
     return 0
+
+
+def taken_by(kind: PluginKind, values: dict[str, str]) -> list[str]:
+    """Return the other distributions that have a plugin of this kind and name already."""
+    records = [record for record in Registry.scan().records if record.kind == kind.name]
+    owners = {record.distribution for record in records if values["name"] in (record.name, *record.facts.aliases)}
+    return sorted(owners - {values["distribution"]})
 
 
 def check_kind(name: str) -> PluginKind:
