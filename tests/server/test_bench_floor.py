@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.demo import MODEL_DIR
-from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
+from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
 
 
 def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
@@ -58,6 +58,14 @@ def test_the_floor_of_experts_is_what_tokens_choose(tmp_path: Path) -> None:
     assert facts.weight_bytes == pytest.approx(2 * rest, rel=0.01)
     (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": {}}))
     assert "quantization_config" in str(facts_of(tmp_path))
+
+
+def test_no_floor_where_the_server_quantised_a_plain_checkpoint() -> None:
+    """Its files tell how many bytes they have, and the server reads fewer; a plain server's floor is known."""
+    told = [["model", "dovetail:LlamaForCausalLM", "loaded", ""], ["quantization", "dovetail:int4", "loaded", ""]]
+    assert quantised_by(told[:1]) is None
+    assert "dovetail:int4" in str(facts_of(MODEL_DIR, None, quantised_by(told)))
+    assert isinstance(facts_of(MODEL_DIR, None, quantised_by(told[:1])), ModelFacts)
 
 
 def test_the_floor_of_a_quantised_checkpoint_is_what_is_stored(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ What cannot be known is None, with the reason in words: a figure without its flo
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -121,12 +122,13 @@ class Floor:
         return read / self.bandwidth.bytes_per_s
 
 
-def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
+def facts_of(folder: Path, dtype: str | None = None, quantised: str | None = None) -> ModelFacts | str:
     """Compute the facts of a model folder, or say why they are not known.
 
     Args:
         folder: With `config.json`; weights are not needed.
         dtype: What the model is served in, if not in the checkpoint's.
+        quantised: The quantisation that it is served with, if any: one of a plain checkpoint makes other weights of it.
     """
     try:
         hf = read_config(folder)
@@ -142,6 +144,8 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
         if stored is None:
             return "config.json has 'quantization_config': only a checkpoint's files tell how much a step reads of it"
         dtype = f"{dtype}, quantised ones as stored"
+    elif quantised is not None:
+        return f"the weights were quantised while they were loaded ({quantised}): no file tells how much a step reads"
     for key in hf:
         if "expert" in key and config.experts is None:
             return f"config.json has {key!r}: how much a step reads of such weights is not known to this version"
@@ -162,6 +166,11 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
         experts=config.experts,
         expert_bytes=expert_bytes,
     )
+
+
+def quantised_by(plugins: Iterable[Sequence[str]]) -> str | None:
+    """Return the quantisation among an engine's plugins, which begin with a kind and a name."""
+    return next((name for kind, name, *_ in plugins if kind == "quantization"), None)
 
 
 def reach_of(group: CacheGroup) -> int | None:

@@ -16,7 +16,7 @@ from dovetail.errors import ConfigError
 from dovetail.messages import EngineInfo, SamplingParams
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.engine import BareEngine
-from dovetail_server.bench.floor import Bandwidth, Floor, facts_of
+from dovetail_server.bench.floor import Bandwidth, Floor, facts_of, quantised_by
 from dovetail_server.bench.prompts import RandomIds, Vocabulary
 from dovetail_server.bench.workloads import Workload
 from dovetail_server.run import engine_settings
@@ -64,7 +64,7 @@ class Row:
 
 def floor_for(settings: ServeSettings, info: EngineInfo, rate: float | None) -> Floor:
     """Put the floor of an engine together; measures the bandwidth of its device unless it is given."""
-    facts = facts_of(settings.folder, info.dtype)
+    facts = facts_of(settings.folder, info.dtype, quantised_by(info.plugins))
     if isinstance(facts, str):
         return Floor(facts=None, bandwidth=None, unknown=facts)
     if rate is not None:

@@ -21,7 +21,7 @@ from dovetail.runtime.memory.plan import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
 from dovetail_server.bench.figures import Figures, figures_of
-from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
+from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
 from dovetail_server.bench.launch import Launched, launched
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.target import Target, clean_url, discover, probe
@@ -162,7 +162,8 @@ def model_facts(options: ServeOptions, target: Target) -> ModelFacts | str:
     folder = options.model_path or target.model_folder
     if folder is None:
         return "the model's config.json is not known; give --model-path DIR"
-    return facts_of(folder, target.dtype if target.dtype in ITEM_BYTES else None)
+    quantised = quantised_by(target.engine.get("plugins") or ())
+    return facts_of(folder, target.dtype if target.dtype in ITEM_BYTES else None, quantised)
 
 
 def material_of(
