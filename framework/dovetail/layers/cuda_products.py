@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dovetail.layers.packed_forms import INT4_GROUP, Form, Int4, Mxfp4, Scaled
+from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, stays_packed
 from dovetail.layers.words import nibbles_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def packed(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Pac
     first = next(iter(tensors.values()))
     if first.device.type != "cuda" or not isinstance(form, Scaled | Int4 | Mxfp4):
         return None
-    if isinstance(form, Int4) and form.group and form.group % INT4_GROUP:
+    if isinstance(form, Int4) and not stays_packed("int4", "cuda", form.group):
         return None
     from dovetail.layers.ops.packed import supported  # imports Triton
 

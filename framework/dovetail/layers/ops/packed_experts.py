@@ -133,6 +133,8 @@ def expert_tiles(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtyp
     if dtype == torch.float32:  # which no tensor core multiplies: what matters is that it fits into shared memory
         return ExpertTiles(16, (64, 64, 4, 2), (64, 64, 4, 2))
     depth = 64 if weights.gate_up.kind == "scaled" else 128
+    # Where groups divide no tile, it has a scale for each of its numbers, which takes four times their memory.
+    is_large = any(each.kind == "scaled" and each.group & (each.group - 1) for each in (weights.gate_up, weights.down))
     rows = num_slots // weights.gate_up.numbers.shape[0]
     if rows <= 12:
         return ExpertTiles(16, (64, depth, 4, 4), (64, depth, 4, 4))
@@ -140,7 +142,7 @@ def expert_tiles(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtyp
         return ExpertTiles(32, (64, depth, 4, 4), (64, depth, 4, 4))
     if rows <= 48:
         return ExpertTiles(64, (64, depth, 4, 3), (64, depth, 4, 4))
-    return ExpertTiles(128, (128, depth, 8, 3), (128, depth, 8, 4))
+    return ExpertTiles(128, (128, depth, 8, 2 if is_large else 3), (128, depth, 8, 2 if is_large else 4))
 
 
 def packed_gated_experts(
@@ -193,8 +195,6 @@ def packed_gated_experts(
     )
     for given, out, weight, bias, (block_n, block_k, warps, stages), n in halves:
         is_gate = given is x
-        if weight.groups and weight.group & (weight.group - 1):
-            stages = 2  # a scale for each number of a tile takes four times its memory
         scales = (x if one is None else one for one in (weight.scale, weight.offset, weight.row_scale))
         _expert_kernel[(triton.cdiv(n, block_n), num)](
             given, order, bounds, shares, weight.numbers, *scales, x if bias is None else bias, out,

@@ -48,7 +48,6 @@ def _asm(kind: str, is_halved: bool) -> str:
     return "{.reg .b32 m, t, u, a, b, sum; " + " ".join(lines) + "}"
 
 
-HALF = BLOCK // 2
 INT4_WHOLE: tl.constexpr = tl.constexpr(_asm("int4", False))
 INT4_HALVES: tl.constexpr = tl.constexpr(_asm("int4", True))
 E2M1_HALVES: tl.constexpr = tl.constexpr(_asm("mxfp4", True))
@@ -353,8 +352,8 @@ def _words_kernel(
 
 
 def fits_integers(weight: PackedWeight) -> bool:
-    """Whether a weight is multiplied as integers: words whose scales are for whole blocks, or halves, of inputs."""
-    return weight.kind != "scaled" and weight.group % HALF == 0
+    """Whether a weight is multiplied as integers: words, whose scales are for blocks of inputs or halves of them."""
+    return weight.kind != "scaled"
 
 
 def is_halved(weight: PackedWeight) -> bool:
