@@ -113,6 +113,13 @@ def test_zero_and_extreme_scales(form: Form) -> None:
         assert not found[:, 3].any()
 
 
+@pytest.mark.parametrize("group", [8, 16, 24, 40, 80])
+def test_groups_that_kernels_have_no_scales_for(group: int) -> None:
+    """Int4 with a scale for less than half a block, or for no multiple of that, makes no packed weight."""
+    with pytest.raises(ValueError, match=f"groups of {group} inputs; .* multiples of 32"):
+        made(Int4(group), random(OUT, 240))
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_written_out(form: Form) -> None:
     """What many rows are multiplied with is the form's own weight, whole and in parts."""
