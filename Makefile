@@ -21,10 +21,10 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test dev check ruff format spelling layers mypy types docs results links release golden bench soak clean
+.PHONY: help setup serve test test-all dev check ruff format spelling layers mypy types docs results links release golden bench soak clean
 
 help:  ## Show the targets.
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 setup: $(DEV_STAMP)  ## Create the environment with everything that tests and checks need.
 
@@ -33,6 +33,9 @@ serve: $(RUN_STAMP)  ## Serve the bundled demo model on PORT (30000); ARGS adds 
 
 test: $(DEV_STAMP)  ## Run the tests; ARGS adds pytest's arguments.
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-all: $(DEV_STAMP)  ## Run the tests, also what is marked full; ARGS adds pytest's arguments.
+	$(BIN)/python -m pytest --full -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 dev: $(DEV_STAMP)  ## Lint what changed and run the nearest tests for 8 s; ARGS=tests/parsers names a folder.
 	@$(BIN)/python tests/packaging/dev.py $(ARGS)

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -39,6 +40,12 @@ sys.dont_write_bytecode = False
 LIGHT = {"DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}
 """Environment of servers that are asked for no grammar and no large body: a third of a start's processor time."""
 
+
+# Reproducible, and without deadlines: tests make claims about results, not about this machine's load.
+settings.register_profile(
+    "dovetail", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("nightly", settings.get_profile("dovetail"), max_examples=500)
 
 sys.path.insert(0, str(Path(__file__).parent / "warm"))
 from warm_starts import WarmStarts  # noqa: E402
@@ -63,12 +70,20 @@ COLD = (
 )
 """Files whose claims are about how a process starts, ends or what it takes: theirs are started, never forked.
 
-`DOVETAIL_FULL=1` starts those of all files.
+`--full` starts those of all files.
 """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the one switch between a contributor's suite and everything."""
+    parser.addoption("--full", action="store_true", help="run also what is marked `full`, as `make test-all` does")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep servers that are told no folder out of the data of whoever runs the tests; see `own_data` for each file."""
+    if config.getoption("full"):
+        os.environ["DOVETAIL_FULL"] = "1"  # for tests that still look at it, and for the kit
+    settings.load_profile("nightly" if config.getoption("full") else "dovetail")
     folder = tempfile.TemporaryDirectory(prefix="dovetail-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_DATA_HOME"] = folder.name
@@ -391,9 +406,15 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Thin out grids, run long files first, and skip tests marked `gpu` where there is no CUDA device."""
-    if not os.environ.get("DOVETAIL_FULL"):
-        thin_out(config, items)
+    """Leave out what is marked `full`, run long files first, and skip tests marked `gpu` where there is no CUDA device.
+
+    A test that is named with `::` runs, whatever its marks say.
+    """
+    if not config.getoption("full") and not any("::" in arg for arg in config.args):
+        left_out = beyond_samples(items) | {item for item in items if item.get_closest_marker("full")}
+        if left_out:
+            config.hook.pytest_deselected(items=list(left_out))
+            items[:] = [item for item in items if item not in left_out]
     rank = {file: place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONG)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -406,8 +427,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test marked `sampled` keep a part in which every value of each of its parameters stands.
+def beyond_samples(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of each test marked `sampled`, all but a part in which every value of each of its parameters stands.
 
     Arguments that the mark names are one parameter together: of their values every combination stays.
     """
@@ -415,13 +436,11 @@ def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("sampled") and hasattr(item, "callspec"):
             grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = set()
+    left_out: set[pytest.Item] = set()
     for grid in grids.values():
         kept = covering([values_of(item) for item in grid])
         left_out |= {item for number, item in enumerate(grid) if number not in kept}
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+    return left_out
 
 
 def values_of(item: Any) -> tuple[Any, ...]:

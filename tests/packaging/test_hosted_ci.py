@@ -16,7 +16,7 @@ from clean_env import ROOT
 HOME = ROOT / ".github"
 WORKFLOWS = sorted((HOME / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (HOME / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
-TARGETS = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
 
 
 def steps(path: Path) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def test_commands_are_targets_and_take_no_text_of_others(path: Path) -> None:
     assert commands
     for text in commands:
         assert "${{" not in text
-        assert [name for name in re.findall(r"\bmake (?:-k )?(\w+)", text) if name not in TARGETS] == []
+        assert [name for name in re.findall(r"\bmake (?:-k )?([\w-]+)", text) if name not in TARGETS] == []
 
 
 def test_every_test_is_in_one_suite() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -31,55 +30,72 @@ def test_whole(a, b):
 @pytest.mark.parametrize("c", range(6))
 def test_together(a, b, c):
     pass
+
+@pytest.mark.full
+def test_long():
+    pass
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_sizes(size):
+    pass
 """
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text("utf-8"), "utf-8")
+    (tmp_path / "warm").symlink_to(ROOT / "tests/warm")
+    (tmp_path / "test_grids.py").write_text(GRID, "utf-8")
+    return tmp_path
 
 
 def collected(folder: Path, *arguments: str, full: bool = False) -> tuple[list[str], str]:
     """What of the grids runs, and what pytest says in the end."""
-    (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text("utf-8"), "utf-8")
-    (folder / "warm").symlink_to(ROOT / "tests/warm")
-    (folder / "test_grids.py").write_text(GRID, "utf-8")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-    environment = {**os.environ, "DOVETAIL_FULL": "1" if full else ""}
-    done = subprocess.run(
-        [*command, "--rootdir", str(folder), *(arguments or ["test_grids.py"])], cwd=folder, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command += ["--rootdir", str(folder), *(["--full"] if full else []), *(arguments or ["test_grids.py"])]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     ran = [
         line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if line.startswith("test_grids.py::")
     ]
     return ran, done.stdout.splitlines()[-1]
 
 
-def test_every_value_of_each_parameter_is_tried(tmp_path: Path) -> None:
+def test_every_value_of_each_parameter_is_tried(folder: Path) -> None:
     """As many cases as the longest parameter has values; the values of the others take turns."""
-    ran, last = collected(tmp_path)
+    ran, last = collected(folder)
     grid = [re.fullmatch(r"test_grid\[(\d)-[-\d]+-(.)\]", name) for name in ran if "test_grid" in name]
     assert [found[1] for found in grid if found] == list("01234")
     assert {found[2] for found in grid if found} == set("xyz")
     assert sum("test_whole" in name for name in ran) == 15
     assert "2 failed" in last
-    assert "40 deselected" in last
+    assert "42 deselected" in last
 
 
-def test_every_combination_of_what_the_mark_names_is_tried(tmp_path: Path) -> None:
+def test_every_combination_of_what_the_mark_names_is_tried(folder: Path) -> None:
     """And every value of the others."""
-    ran, _ = collected(tmp_path, "test_grids.py::test_together")
+    ran, _ = collected(folder, "test_grids.py", "-k", "test_together")
     grid = [re.fullmatch(r"test_together\[(\d)-(\w+)-(.)\]", name) for name in ran]
     assert len(grid) == 6
     assert len({(found[2], found[3]) for found in grid if found}) == 6
     assert {found[1] for found in grid if found} == set("012345")
 
 
-def test_the_whole_grid_runs_where_it_is_asked_for(tmp_path: Path) -> None:
-    """`DOVETAIL_FULL=1` leaves nothing out."""
-    ran, last = collected(tmp_path, full=True)
-    assert len(ran) == 66
+def test_what_is_marked_full_runs_where_it_is_asked_for(folder: Path) -> None:
+    """By `--full`, or by its name; a case may be marked, too."""
+    assert collected(folder, "test_grids.py", "-k", "test_long or test_sizes")[0] == ["test_sizes[1]"]
+    assert len(collected(folder, "test_grids.py", "-k", "test_long or test_sizes", full=True)[0]) == 3
+    assert collected(folder, "test_grids.py::test_long")[0] == ["test_long"]
+
+
+def test_the_whole_grid_runs_where_it_is_asked_for(folder: Path) -> None:
+    """`--full` leaves nothing out."""
+    ran, last = collected(folder, full=True)
+    assert len(ran) == 69
     assert "deselected" not in last
 
 
 @pytest.mark.parametrize("name", ["4--4-x", "0-0-z"])
-def test_one_case_can_be_asked_for_by_name(tmp_path: Path, name: str) -> None:
+def test_one_case_can_be_asked_for_by_name(folder: Path, name: str) -> None:
     """Whether the sample has it or not."""
-    ran, _ = collected(tmp_path, f"test_grids.py::test_grid[{name}]")
+    ran, _ = collected(folder, f"test_grids.py::test_grid[{name}]")
     assert ran == [f"test_grid[{name}]"]

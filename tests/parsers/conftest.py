@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, settings
 from tokenizers import decoders, models, pre_tokenizers
 
 from dovetail.text.tokenizer.files import TokenizerFiles
@@ -66,10 +65,6 @@ ADDED = [
     *GLM,
 ]
 """As the models have them: `◁think▷` and the tags of qwen3-coder are text that tokens cut anywhere."""
-
-# Reproducible, and without deadlines: tests make claims about results, not about this machine's load.
-settings.register_profile("dovetail", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("dovetail")
 
 
 @pytest.fixture(scope="session")

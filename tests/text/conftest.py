@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dovetail.text.tokenizer.files import TokenizerFiles
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-
-# Reproducible, and without deadlines: tests make claims about results, not about this machine's load.
-settings.register_profile("dovetail", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("dovetail")
 
 CORPUS = [
     "the quick brown fox thinks about the capital of France, and the answer is Paris",
