@@ -129,7 +129,7 @@ def step_us(core: EngineCore, rows: int) -> float:
     if graphs is None:
         raise RuntimeError("no graphs")
     with torch.inference_mode():
-        graph = graphs.decode._capture(DecodeGraph(rows)).graph
+        graph = graphs.decode._capture(DecodeGraph(rows)).step
     times = []
     for _ in range(7):
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)

@@ -26,10 +26,12 @@ from dovetail.messages.step import PrefillGraph
 from dovetail.plugins import load
 from dovetail.runtime.attention.grouped import make_attention
 from dovetail.runtime.device.draw_params import DrawParams
+from dovetail.runtime.device.graph_pool import GraphPool
 from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.graphs import decode as graphs
 from dovetail.runtime.graphs import prefill as prefill_graphs
 from dovetail.runtime.graphs import step_triton
+from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.sampling import adjust_triton, draw_graphs, draw_triton
@@ -95,32 +97,39 @@ class FakeGraph:
         num_replays: How often it was replayed.
     """
 
-    def __init__(self, step: Callable[[], Any]) -> None:
+    def __init__(self, step: Callable[[], Any], pool: FakePool) -> None:
         self.num_replays = 0
-        self._step = step
+        self._step, self._pool = step, pool
         self.results = _tensors(step())
         for result in self.results:
             _spoil(result)  # nothing has been replayed: what the capture leaves there means nothing
 
     def replay(self) -> None:
-        """Compute the step on what its static inputs hold by now, and overwrite its results."""
+        """Compute the step on what its static inputs hold by now, and overwrite its results.
+
+        The outputs of all graphs captured later go: on a device they may lie where this one computes.
+        """
         self.num_replays += 1
+        for later in self._pool.graphs[self._pool.graphs.index(self) + 1 :]:
+            for result in later.results:
+                _spoil(result)
         for old, new in zip(self.results, _tensors(self._step()), strict=True):
             if old.data_ptr() != new.data_ptr():  # logits that graphs share stand where they are already
                 old.copy_(new)
 
 
-class FakePool:
-    """In place of `GraphPool`."""
+class FakePool(GraphPool):
+    """A pool of graphs that CPU tensors are enough for."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self.graphs: list[FakeGraph] = []
         self.device = device
 
-    def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+    def _record(self, step: Callable[[], Any]) -> tuple[Any, Any]:
         """Run the step and keep it."""
         kept: list[Any] = []
-        graph = FakeGraph(lambda: kept.append(step()) or kept[-1])  # type: ignore[func-returns-value]
+        graph = FakeGraph(lambda: kept.append(step()) or kept[-1], self)  # type: ignore[func-returns-value]
         self.graphs.append(graph)
         return graph, kept[0]
 
@@ -132,8 +141,8 @@ def _tensors(results: Any) -> list[Tensor]:
 def _spoil(tensor: Tensor) -> None:
     if tensor.dtype.is_floating_point:
         tensor.fill_(-77.0)
-    elif tensor.dtype != torch.bool:
-        tensor.fill_(-(1 << 30))
+    else:
+        tensor.fill_(True if tensor.dtype == torch.bool else -(1 << 30))
 
 
 def use_triton(patch: pytest.MonkeyPatch) -> None:
@@ -188,10 +197,10 @@ def add_graphs(
         decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts))
         prefills = PrefillGraphs(*parts, sizes, pool)
         runner.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)
-        while decode and decodes.num_left:
-            decodes.run_next()
-        while prefill and prefills.num_left:
-            prefills.run_next()
+        tasks = [task for task, wanted in ((prefills, prefill), (decodes, decode)) if wanted]
+        queue = CaptureQueue(tasks)
+        while not queue.is_complete:
+            queue.do_next()
     if not decode:
         decodes.keys.clear()
     executor.stepper._graphs = runner.graphs = StepGraphs(decode=decodes, prefill=prefills if prefill else None)

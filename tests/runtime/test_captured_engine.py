@@ -197,16 +197,16 @@ def serve(core: EngineCore, asked: Sequence[Load], *, patience: int = 0, every: 
 def adjusted(core: EngineCore) -> int:
     """How often draws were replayed that adjust what they draw from."""
     graphs: Any = core.executor.stepper._graphs
-    return sum(done.adjusted.graph.num_replays for done in graphs.decode._captured.values())
+    return sum(done.adjusted.graph.graph.num_replays for done in graphs.decode._captured.values())
 
 
 def replays(core: EngineCore) -> tuple[set[int], set[Any], int]:
     """Decode buckets and prefill sizes that were replayed, and how often plain draws were."""
     graphs: Any = core.executor.stepper._graphs
-    buckets = {key.rows for key, done in graphs.decode._captured.items() if done.graph.num_replays}
+    buckets = {key.rows for key, done in graphs.decode._captured.items() if done.step.graph.num_replays}
     prefills = () if graphs.prefill is None else graphs.prefill._captured.items()
     draws = sum(done.draw.graph.num_replays for done in graphs.decode._captured.values() if done.draw is not None)
-    return buckets, {size for size, done in prefills if done.graph.num_replays}, draws
+    return buckets, {size for size, done in prefills if done.graph.graph.num_replays}, draws
 
 
 @pytest.mark.sampled
@@ -255,8 +255,8 @@ def test_masks_and_counts_are_applied_in_graphs(
     def overwriting(*args: Any) -> None:
         prefill(*args)
         for done in stepper._graphs.decode._captured.values():
-            done.logits.fill_(-77.0)
-            done.non_finite.fill_(True)
+            done.step.outputs.logits.fill_(-77.0)
+            done.step.outputs.non_finite.fill_(True)
 
     monkeypatch.setattr(stepper, "_prefill", overwriting)
     monkeypatch.setattr(stepper, "choose", chosen_late)

@@ -39,10 +39,11 @@ from dovetail.runtime.checkpoint.quantization import (
 )
 from dovetail.runtime.checkpoint.weights import fill_dummy, load_checkpoint
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.graph_pool import GraphPool
 from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
-from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs, GraphPool
+from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, quant_method, read_config
 from dovetail.runtime.kernels.repeats import Repeats

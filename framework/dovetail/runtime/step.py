@@ -18,7 +18,7 @@ from dovetail.messages.step import Floats, StepInput, StepOutput
 from dovetail.runtime.device.row_params import SampleRow
 from dovetail.runtime.device.upload import to_host
 from dovetail.runtime.graphs.batch import place_in_row
-from dovetail.runtime.graphs.decode import Captured
+from dovetail.runtime.graphs.decode import Decoded
 from dovetail.runtime.sampling.ranked import Ranked
 from dovetail.runtime.sampling.sampler import Sampled
 from dovetail.runtime.verify import Drafts
@@ -39,7 +39,7 @@ class StepPart:
         positions: `[R]` int64, where some rows have drafts: the place of each token among those that its row generates.
         non_finite: `[R]` bool where more than the logits was looked at: something computed for the row is not finite.
         logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
-        captured: The decode step that gave the logits, where a graph draws from them; they are put back before, where
+        decoded: The decode step that gave the logits, where a graph draws from them; they are put back before, where
             a prefill's graph came between.
         tokens: `[R]` int64 on the device once chosen; `BROKEN` where what was computed is not finite.
         logprobs: Of the chosen tokens, where asked for.
@@ -55,14 +55,14 @@ class StepPart:
     logprobs: Ranked | None = None
     non_finite: Tensor | None = None
     positions: Tensor | None = None
-    captured: Captured | None = None
+    decoded: Decoded | None = None
 
     def choose(self, sampled: Sampled) -> None:
-        """Take the sampler's outcome. The tensors of a graph are overwritten by the next replay, so it is copied."""
+        """Take the sampler's outcome as copies: tensors of a graph are overwritten by the next replay."""
         non_finite = sampled.non_finite if self.non_finite is None else sampled.non_finite | self.non_finite
         self.tokens = torch.where(non_finite, BROKEN, sampled.ids)
         self.logprobs = sampled.logprobs
-        self.logits = self.captured = None
+        self.logits = self.decoded = None
 
 
 @dataclass(slots=True, eq=False)
@@ -90,20 +90,15 @@ class InFlightStep:
         """Note rows that get no token; `non_finite` `[S]` bool may be overwritten by the next step."""
         self.silent.append((at, torch.where(non_finite, BROKEN, 0)))
 
-    def start_copy(self) -> None:
+    def start_copy(self, device: torch.device) -> None:
         """Send the tokens to the host, and behind them what is told of the silent; every part has been sampled."""
         chosen = [part.tokens for part in self.parts if part.tokens is not None]
         chosen += [verdicts for _, verdicts in self.silent]
-        if not chosen:
-            return
-        for ranked in (*(part.logprobs for part in self.parts), *(found for _, found in self.prompt_logprobs)):
-            if ranked is not None:
-                ranked.start_copy()
-        tokens = chosen[0] if len(chosen) == 1 else torch.cat(chosen)
-        self._host = to_host(tokens)
+        if chosen:
+            self._host = to_host(chosen[0] if len(chosen) == 1 else torch.cat(chosen))
         if self.pooled:
             self._pooled = to_host(torch.stack([state for _, state in self.pooled]))
-        if tokens.device.type != "cpu":
+        if device.type != "cpu":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 

@@ -23,7 +23,7 @@ from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.device.row_params import MAX_TOP, RowFacts
 from dovetail.runtime.device.upload import to_device, upload
 from dovetail.runtime.graphs.batch import prepare, tokens_of
-from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
+from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.graphs.step_ops import check_tokens
 from dovetail.runtime.pooling import Pooler
@@ -81,7 +81,7 @@ class Stepper:
         else:
             launched = self.run_eagerly(step)
         if all(part.logits is None for part in launched.parts):
-            launched.start_copy()
+            launched.start_copy(self._state.device)
         return launched
 
     @torch.inference_mode()
@@ -92,20 +92,19 @@ class Stepper:
         if not waiting:
             return
         for part in waiting:
-            if (done := part.captured) is not None and not late.skip[part.at].any():
-                if part.logits is not None and launched.step.prefill_graph is not None:
-                    done.logits[: len(part.at)].copy_(part.logits)
+            if (done := part.decoded) is not None and not late.skip[part.at].any():
                 mask_of, ends_only = late.mask_of[part.places], late.ends_only[part.places]
                 lines = self._masks.lines_of(mask_of)
                 lines = np.where(ends_only, give_way(lines), lines)
-                self._draw_adjusted(part, done, lines, int((mask_of >= 0).sum()))
+                kept = part.logits if launched.step.prefill_graph is not None else None
+                self._draw_adjusted(part, done, lines, int((mask_of >= 0).sum()), kept)
         if left := [part for part in waiting if part.logits is not None]:
             part = _without_skipped(left[0] if len(left) == 1 else _join(left), launched, late)
             launched.parts = [other for other in launched.parts if other.logits is None]
             if part.params:
                 launched.parts.append(part)
                 self._sample(part, launched.step, self._masked(part, late))
-        launched.start_copy()
+        launched.start_copy(self._state.device)
 
     def _masked(self, part: StepPart, late: StepLate) -> Masked | None:
         tokens = self._masks.mask_of(late.mask_of[part.places])
@@ -219,37 +218,42 @@ class Stepper:
         rows = step.rows if num == len(step.rows) else step.rows[:num]
         self._state.lens[rows] += 1
         done = graphs.run(rows, key)
-        part, facts = self._part(step, 0, num, done.rows[:num])
+        left = done.borrowed.read()
+        part, facts = self._part(step, 0, num, done.captured.rows[:num])
         waits = step.waits[:num].any()
         if not facts.fits_graph or (part.is_banning and not facts.bans_in_graph):
-            self._later(part, done.logits[:num], step)
+            self._later(part, left.logits[:num], step)
         elif waits:
-            part.logits, part.captured = done.logits[:num], done
-            if step.prefill_graph is not None:  # whose replay may overwrite what stands in graphs' memory
-                part.logits, part.non_finite = part.logits.clone(), done.non_finite[:num].clone()
+            part.logits, part.decoded = left.logits[:num], done
+            if step.prefill_graph is not None:  # whose replay ends the loan
+                part.logits, part.non_finite = part.logits.clone(), left.non_finite[:num].clone()
         elif part.is_banning or not facts.needs_no_adjustment:
             self._draw_adjusted(part, done, None, 0)
         else:
-            ids = graphs.draw(done) if facts.is_drawn else done.ids
-            part.choose(Sampled(ids[:num], done.non_finite[:num]))
+            ids = graphs.draw(done) if facts.is_drawn else left.ids
+            part.choose(Sampled(ids[:num], left.non_finite[:num]))
         return part
 
     def _draw_adjusted(
-        self, part: StepPart, done: Captured, lines: npt.NDArray[np.int32] | None, num_sent: int
+        self,
+        part: StepPart,
+        done: Decoded,
+        lines: npt.NDArray[np.int32] | None,
+        num_sent: int,
+        kept: Tensor | None = None,
     ) -> None:
         """Draw the rows of a decode graph in another one; the rest as `DecodeGraphs.draw_adjusted` has it."""
         graphs, num, rows = self._graphs, len(part.at), part.params
         if graphs is None:
             raise ValueError("a part of a graph that is not there")
         remember(rows, part.rows, self._state.params, self._counts)
-        drawn = graphs.decode.draw_adjusted(done, lines, num_sent)
+        drawn = graphs.decode.draw_adjusted(done, lines, num_sent, kept)
         ranked = None
         if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
-            num_top = [min(rows[i].params.logprobs or 0, done.logits.shape[1]) for i in asking]
+            num_top = [min(rows[i].params.logprobs or 0, done.captured.vocab_size) for i in asking]
             ranked = Ranked(drawn.told, asking, asking, num_top, MAX_TOP, [()] * len(asking))
-        part.choose(
-            Sampled(drawn.ids[:num], done.non_finite[:num] if part.non_finite is None else part.non_finite, ranked)
-        )
+        non_finite = done.borrowed.read().non_finite[:num] if part.non_finite is None else part.non_finite
+        part.choose(Sampled(drawn.ids[:num], non_finite, ranked))
 
     def _prefill(self, launched: InFlightStep, graphs: PrefillGraphs, key: PrefillGraph) -> None:
         """Replay a step's prefill chunks."""
@@ -258,12 +262,12 @@ class Stepper:
         rows, num = step.rows[first:], stop - first
         tokens = tokens_of(step, self._state, self._page_size, first)
         self._state.lens[rows] = tokens.lens
-        done = graphs.run(tokens, rows, key)
+        device_rows, done = graphs.run(tokens, rows, key)
         if stop < end:
             launched.add_silent(np.arange(stop, end), done.non_finite[num : end - first])
         if not num:
             return
-        part, facts = self._part(step, first, stop, done.rows[:num])
+        part, facts = self._part(step, first, stop, device_rows[:num])
         launched.parts.append(part)
         is_greedy = facts.needs_no_adjustment and not facts.is_drawn
         if is_greedy and not part.is_banning and not step.waits[first:stop].any():

@@ -187,7 +187,7 @@ class EagerWarmUp:
         try:
             with self._repeats.left_out() if self._num_whole < 0 else contextlib.nullcontext():
                 launched = self._run(shape)
-            launched.start_copy()
+            launched.start_copy(self._state.device)
             launched.wait()
         except torch.OutOfMemoryError as error:
             self._bound(shape)

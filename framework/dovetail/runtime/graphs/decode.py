@@ -10,9 +10,8 @@ Where the backend reads common prefixes once, some buckets have a second graph t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,21 +22,20 @@ from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.graph_pool import Borrowed, GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.row_fields import NOTHING
 from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.graphs.step_ops import begin, finish
 from dovetail.runtime.sampling.draw_graphs import (
     AdjustedDraw,
+    AdjustedOutputs,
     Lines,
-    PlainDraw,
     SampleTables,
     draw_adjusted,
     draw_plainly,
 )
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
@@ -47,47 +45,32 @@ FIRST = (1, 8)
 """Buckets that the engine is not ready without; larger ones stand in for smaller ones that are not captured yet."""
 
 
-class GraphPool:
-    """Captures steps into graphs that share one memory pool; they must be replayed one after another."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._handle: Any = None
-
-    def capture(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Run a step on a side stream, which loads its kernels and makes its caches, then record it.
-
-        Returns:
-            The graph, and what the recorded step returned: static tensors that each replay overwrites.
-        """
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._handle):
-            result = step()
-        self._handle = graph.pool()
-        return graph, result
-
-
 @dataclass(slots=True, eq=False)
 class Captured:
-    """One bucket's graph and its static tensors: `rows` `[B]` in; `logits` `[B, V]`, `ids` and `non_finite` `[B]` out.
+    """One bucket's graphs, the step's and the draws' behind it, and what they read.
 
-    `read` are the others that a replay reads: they are kept, as a graph knows addresses only.
+    `rows` `[B]` is the step's input. `read` are other tensors that a replay reads: they are kept, as a graph knows
+    addresses only.
     """
 
-    graph: torch.cuda.CUDAGraph
+    step: PooledGraph[StepOutputs]
     rows: Tensor
     read: tuple[Tensor, ...]
-    logits: Tensor
-    ids: Tensor
-    non_finite: Tensor
     current: Ints | None = None
-    draw: PlainDraw | None = None
+    draw: PooledGraph[Tensor] | None = None
     adjusted: AdjustedDraw | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self.step.outputs.logits.shape[1]
+
+
+class Decoded(NamedTuple):
+    """A decode step that was replayed: its bucket, and what it left, which is borrowed until the next replay."""
+
+    captured: Captured
+    borrowed: Borrowed[StepOutputs]
 
 
 class DecodeGraphs:
@@ -140,10 +123,10 @@ class DecodeGraphs:
         """See `CaptureTask.rehearse`."""
         for key in self.keys:
             rows, starts, last = self._inputs(key.rows)
-            logits, ids, _ = self._step(rows, starts, last, key.shares)
-            draw_plainly(logits, ids, rows, self._state)
+            left = self._step(rows, starts, last, key.shares)
+            draw_plainly(left.logits, left.ids, rows, self._state)
             lines = torch.full_like(starts[:-1], NOTHING)
-            draw_adjusted(logits, rows, lines, self._state, self._tables)
+            draw_adjusted(left.logits, rows, lines, self._state, self._tables)
 
     def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
@@ -159,7 +142,7 @@ class DecodeGraphs:
             self.keys.remove(key)
             logger.warning("No memory for a decode graph of %d rows (%s)", key.rows, str(error).splitlines()[0])
 
-    def run(self, rows: Ints, key: DecodeGraph) -> Captured:
+    def run(self, rows: Ints, key: DecodeGraph) -> Decoded:
         """Decode one token for each device row; results stand in the first `len(rows)` entries of the outputs.
 
         Nothing is sent for an array whose rows are those of the last replay, least of all for that very array.
@@ -170,55 +153,57 @@ class DecodeGraphs:
             padded[: len(rows)] = rows
             captured.rows.copy_(pinned(torch.from_numpy(padded), self._state.device), non_blocking=True)
             captured.current = rows
-        captured.graph.replay()
-        return captured
+        return Decoded(captured, captured.step.replay())
 
-    def draw(self, done: Captured) -> Tensor:
+    def draw(self, done: Decoded) -> Tensor:
         """Sample the logits of a decode step that was just replayed, by temperature and filters.
 
         Returns:
-            `[B]` int64; the tokens are the next inputs of their rows at once.
+            `[B]` int64, borrowed until the next replay; the tokens are the next inputs of their rows at once.
         """
-        if done.draw is None:
+        if done.captured.draw is None:
             raise ValueError("a bucket's draw is captured with its step")
-        done.draw.graph.replay()
-        return done.draw.ids
+        return done.captured.draw.replay(done.borrowed).read()
 
-    def draw_adjusted(self, done: Captured, lines: Lines | None, num_sent: int) -> AdjustedDraw:
+    def draw_adjusted(
+        self, done: Decoded, lines: Lines | None, num_sent: int, kept: Tensor | None = None
+    ) -> AdjustedOutputs:
         """Sample the logits of a decode step that was replayed, by all that its rows ask for.
 
         Args:
             done: The step.
             lines: As `AdjustedDraw` has them; None: no row has a mask.
             num_sent: Masks of this step that have yet to be sent.
+            kept: A copy of the logits of the first rows, where another graph was replayed since.
 
         Returns:
-            What holds the tokens, which are the next inputs of their rows at once, and what is told of them.
+            The tokens, which are the next inputs of their rows at once, and what is told of them; borrowed until the
+            next replay.
         """
-        if done.adjusted is None:
+        captured = done.captured
+        if captured.adjusted is None:
             raise ValueError("a bucket's draws are captured with its step")
         if num_sent:
             self._tables.masks.send(num_sent)
-        done.adjusted.set_lines(lines)
-        done.adjusted.graph.replay()
-        return done.adjusted
+        if kept is not None:
+            captured.step.outputs.logits[: kept.shape[0]].copy_(kept)
+        captured.adjusted.set_lines(lines)
+        return captured.adjusted.graph.replay(None if kept is not None else done.borrowed).read()
 
     def _capture_draws(self, done: Captured) -> None:
         state, num = self._state, done.rows.shape[0]
-        graph, ids = self._pool.capture(lambda: draw_plainly(done.logits, done.ids, done.rows, state))
-        done.draw = PlainDraw(graph, ids)
+        logits, ids, _ = done.step.outputs
+        done.draw = self._pool.capture(lambda: draw_plainly(logits, ids, done.rows, state))
         current = np.full(num, NOTHING, dtype=np.int32)
         lines = torch.full((num,), NOTHING, dtype=torch.int32, device=state.device)
-        graph, (ids, told) = self._pool.capture(
-            lambda: draw_adjusted(done.logits, done.rows, lines, state, self._tables)
-        )
-        done.adjusted = AdjustedDraw(graph, lines, current, ids, told)
+        graph = self._pool.capture(lambda: draw_adjusted(logits, done.rows, lines, state, self._tables))
+        done.adjusted = AdjustedDraw(graph, lines, current)
 
     def _capture(self, key: DecodeGraph) -> Captured:
         rows, starts, last = self._inputs(key.rows)
-        graph, (logits, ids, non_finite) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
-        self._captured[key] = captured = Captured(graph, rows, (starts, last), logits, ids, non_finite)
-        ids.zero_()  # the graph has not run yet, and the draw reads which tokens are the best
+        step = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
+        self._captured[key] = captured = Captured(step, rows, (starts, last))
+        step.outputs.ids.zero_()  # the graph has not run yet, and the draw reads which tokens are the best
         self._capture_draws(captured)
         return captured
 
@@ -229,7 +214,7 @@ class DecodeGraphs:
         starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
         return rows, starts, starts[:-1].long()
 
-    def _step(self, rows: Tensor, starts: Tensor, last: Tensor, shares: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, rows: Tensor, starts: Tensor, last: Tensor, shares: bool) -> StepOutputs:
         """One decode step on device state alone."""
         inputs = begin(rows, self._state, self._page_size)
         batch = ForwardBatch(
@@ -251,7 +236,7 @@ class DecodeGraphs:
         self._attention.plan_in_graph(batch)
         logits = self._model.lm_head(self._model.forward(inputs.ids, batch))
         ids, non_finite = finish(logits, rows, inputs.lens, self._state)
-        return logits, ids, non_finite
+        return StepOutputs(logits, ids, non_finite)
 
 
 def _is_same(rows: Ints, last: Ints | None) -> bool:

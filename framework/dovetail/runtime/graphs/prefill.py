@@ -21,9 +21,9 @@ from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import Ints, PrefillGraph, no_ints
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.graphs.batch import NO_TOKENS, Tokens
-from dovetail.runtime.graphs.decode import GraphPool
 from dovetail.runtime.graphs.step_ops import check_tokens, finish
 from dovetail.runtime.memory.prefill_sizes import FIRST
 
@@ -34,16 +34,13 @@ logger = logging.getLogger(__name__)
 class CapturedPrefill:
     """The graph of a size of T tokens and C chunks.
 
-    `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. `logits` `[C, V]`
-    and `ids` `[C]` out, of the last tokens, and `non_finite` `[C]`, of all tokens.
+    `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. Of its outputs,
+    `logits` `[C, V]` and `ids` `[C]` are of the chunks' last tokens, `non_finite` `[C]` of all tokens.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: PooledGraph[StepOutputs]
     inputs: Tensor
     rows: Tensor
-    logits: Tensor
-    ids: Tensor
-    non_finite: Tensor
 
 
 def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, padding_row: int) -> npt.NDArray[np.int64]:
@@ -126,26 +123,29 @@ class PrefillGraphs:
             self.keys.remove(key)
             logger.warning("No memory for a prefill graph of %s (%s)", key, str(error).splitlines()[0])
 
-    def run(self, tokens: Tokens, rows: Ints, key: PrefillGraph) -> CapturedPrefill:
-        """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing."""
+    def run(self, tokens: Tokens, rows: Ints, key: PrefillGraph) -> tuple[Tensor, StepOutputs]:
+        """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing.
+
+        Returns:
+            The device rows `[C]`, and outputs that are borrowed until the next replay.
+        """
         captured = self._captured[key]
         packed = torch.from_numpy(pack(tokens, rows, key, self._state.padding_row))
         captured.inputs.copy_(pinned(packed, self._state.device), non_blocking=True)
-        captured.graph.replay()
-        return captured
+        return captured.rows, captured.graph.replay().read()
 
     def _capture(self, size: PrefillGraph) -> None:
         inputs = self._inputs(size)
-        graph, (logits, ids, non_finite) = self._pool.capture(lambda: self._step(inputs, size))
+        graph = self._pool.capture(lambda: self._step(inputs, size))
         rows = inputs[3 * size.tokens : 3 * size.tokens + size.chunks]
-        self._captured[size] = CapturedPrefill(graph, inputs, rows, logits, ids, non_finite)
+        self._captured[size] = CapturedPrefill(graph, inputs, rows)
 
     def _inputs(self, size: PrefillGraph) -> Tensor:
         """What a graph reads, all of it padding."""
         packed = torch.from_numpy(pack(NO_TOKENS, no_ints(), size, self._state.padding_row))
         return packed.to(self._state.device)
 
-    def _step(self, inputs: Tensor, size: PrefillGraph) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, inputs: Tensor, size: PrefillGraph) -> StepOutputs:
         """The chunks of one step, on the static inputs and device state alone."""
         ids, positions, slots = inputs[: 3 * size.tokens].view(3, -1)
         rows, lens, last = inputs[3 * size.tokens : -(size.chunks + 1)].view(3, -1)
@@ -169,7 +169,7 @@ class PrefillGraphs:
         logits = self._keep(self._model.lm_head(hidden.index_select(0, last)))
         chosen, non_finite = finish(logits, rows, lens, self._state)
         check_tokens(hidden, starts, non_finite)
-        return logits, chosen, non_finite
+        return StepOutputs(logits, chosen, non_finite)
 
     def _keep(self, logits: Tensor) -> Tensor:
         """Put the logits of several chunks where those of all such graphs stand: each for itself would be too many."""

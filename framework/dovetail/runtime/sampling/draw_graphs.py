@@ -8,6 +8,7 @@ captured belongs to others by then. B rows of the bucket, V vocabulary size, W w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.graph_pool import PooledGraph
 from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.device.row_fields import NOTHING
 from dovetail.runtime.device.upload import pinned
@@ -32,12 +34,11 @@ class SampleTables:
     counts: TokenCounts
 
 
-@dataclass(slots=True, eq=False)
-class PlainDraw:
-    """Draws by temperature and filters: `ids` `[B]` int64 out."""
+class AdjustedOutputs(NamedTuple):
+    """`ids` `[B]` int64, and `told` `[B, PACKED]` int32; see `adjust_triton.tell`."""
 
-    graph: torch.cuda.CUDAGraph
     ids: Tensor
+    told: Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -47,15 +48,11 @@ class AdjustedDraw:
     Attributes:
         lines: `[B]` int32 in, which mask each row has, or `NOTHING`; as `give_way` has it where that allows only ends.
         current: The same, on the host.
-        ids: `[B]` int64 out.
-        told: `[B, PACKED]` int32 out; see `adjust_triton.tell`.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: PooledGraph[AdjustedOutputs]
     lines: Tensor
     current: Lines
-    ids: Tensor
-    told: Tensor
 
     def set_lines(self, lines: Lines | None) -> None:
         """Say which masks the first rows have, None: none has any. What stands there already is not sent."""
@@ -84,12 +81,13 @@ def draw_plainly(logits: Tensor, greedy: Tensor, rows: Tensor, state: DeviceStat
 
 def draw_adjusted(
     logits: Tensor, rows: Tensor, lines: Tensor, state: DeviceState, tables: SampleTables
-) -> tuple[Tensor, Tensor]:
-    """Draw for every row of a bucket as `sampler.sample` does; returns `ids` and `told` as `AdjustedDraw` has them."""
+) -> AdjustedOutputs:
+    """Draw for every row of a bucket as `sampler.sample` does."""
     from dovetail.runtime.sampling import adjust_triton  # as above
 
     params, counts = state.params, tables.counts
     adjusted, best = adjust_triton.adjust(logits, rows, lines, tables.masks.sent, state.seq_lens, params, counts)
     p, greedy = adjust_triton.gather(rows, state.seq_lens, params, best, logits.shape[1])
     ids = draw.draw(adjusted, p, greedy)
-    return ids, adjust_triton.tell(logits, rows, ids, state.next_ids, params, counts, state.padding_row)
+    told = adjust_triton.tell(logits, rows, ids, state.next_ids, params, counts, state.padding_row)
+    return AdjustedOutputs(ids, told)

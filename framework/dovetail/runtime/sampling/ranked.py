@@ -5,7 +5,7 @@ N rows that ask for them, W most top_ids, M most tokens that a row names, V voca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from dovetail.runtime.device.upload import to_host, upload
 
 @dataclass(slots=True, eq=False)
 class Ranked:
-    """Log probabilities of one draw, before anyone waits for them.
+    """Log probabilities of one draw on their way to the host, before anyone waits for them.
+
+    They are copied at once: `packed` may be the output of a graph, which the next replay overwrites.
 
     Attributes:
         packed: `[P, 2 + 2 W + M]` int32: the token in question, the bits of its log probability and of those of the W
@@ -28,21 +30,21 @@ class Ranked:
         named_ids: Tokens that each of these rows names, or nothing where none does.
     """
 
-    packed: Tensor
+    packed: InitVar[Tensor]
     lines: list[int]
     rows: list[int]
     num_top: list[int]
     width: int
     named_ids: list[tuple[int, ...]]
-    _host: Tensor | None = None
+    _host: Tensor = field(init=False)
 
-    def start_copy(self) -> None:
-        """Send them to the host: the next replay of a graph overwrites what it has told."""
-        self._host = to_host(self.packed)
+    def __post_init__(self, packed: Tensor) -> None:
+        """Begin to copy."""
+        self._host = to_host(packed)
 
     def read(self) -> list[TokenLogprob]:
-        """Return one entry per entry of `rows`; waits for the device unless the copy is known to be done."""
-        host = self.packed.cpu() if self._host is None else self._host
+        """Return one entry per entry of `rows`, once the device has come that far."""
+        host = self._host
         width, most = self.width, max(self.num_top)
         numbers = host.view(torch.float32)
         chosen, top_ids = host[:, 0].tolist(), host[:, 2 + width : 2 + width + most].tolist()
