@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from logprobs_of import Reference, assert_same, check_sane, differences, entries, reported
 
 from dovetail import LLM, SamplingParams, messages
 from dovetail.messages.seeds import row_key
@@ -21,7 +22,7 @@ from dovetail.testing.models import make_model
 
 pytestmark = pytest.mark.gpu
 NUM_NEW = 24
-GREEDY = messages.SamplingParams(max_tokens=NUM_NEW, temperature=0)
+GREEDY = messages.SamplingParams(max_tokens=NUM_NEW, temperature=0, logprobs=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,6 +71,18 @@ def reference(folder: Path, prompt: tuple[int, ...]) -> list[int]:
     return found
 
 
+exact_model = cache(partial(Reference, dtype=torch.float32))
+
+
+def check(folder: Path, prompt: Sequence[int], deltas: list[messages.TokenDelta]) -> None:
+    """Tokens and log probabilities are transformers'."""
+    assert tokens(deltas) == reference(folder, tuple(prompt))
+    reply = entries(deltas)
+    assert len(reply) == len(tokens(deltas))
+    check_sane(reply, is_greedy=True)
+    assert differences(reported(reply), exact_model(folder).values(prompt, reply)).max() < 1e-4
+
+
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 @pytest.mark.parametrize(
     "changes",
@@ -86,7 +99,7 @@ def test_greedy_tokens_equal_transformers(architecture: str, changes: dict[str, 
     folder = models[architecture]
     outputs = generate(folder, prompts(), GREEDY, device="cuda", **{"max_total_tokens": 8192, **changes})
     for prompt, deltas in zip(prompts(), outputs, strict=True):
-        assert tokens(deltas) == reference(folder, tuple(prompt))
+        check(folder, prompt, deltas)
 
 
 @pytest.mark.parametrize("backend", ["torch_native", "triton"])
@@ -98,7 +111,7 @@ def test_modules_of_transformers_in_graphs(backend: str, disable_cuda_graph: boo
     changes |= {"disable_cuda_graph": disable_cuda_graph, "model_impl": "transformers"}
     outputs = generate(folder, prompts(), GREEDY, device="cuda", **changes)
     for prompt, deltas in zip(prompts(), outputs, strict=True):
-        assert tokens(deltas) == reference(folder, tuple(prompt))
+        check(folder, prompt, deltas)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
@@ -106,18 +119,18 @@ def test_prompts_one_by_one_equal_transformers(architecture: str, models: dict[s
     """Prompts of every length about the buckets' edges, alone and after a cached prefix, through prefill graphs."""
     folder = models[architecture]
 
-    async def main() -> list[list[int]]:
+    async def main() -> list[list[messages.TokenDelta]]:
         client = make_client(folder, device="cuda", max_total_tokens=8192)
         await client.start()
         found = []
         for i, n in enumerate([1, 15, 16, 17, 63, 64, 65, 130, 200, 200]):
             submit = messages.Submit(rid=str(i), prompt_ids=[(7 * j) % 190 for j in range(n)], params=GREEDY)
-            found.append(tokens(await collect(client, submit)))
+            found.append(await collect(client, submit))
         await client.close()
         return found
 
     for n, found in zip([1, 15, 16, 17, 63, 64, 65, 130, 200, 200], asyncio.run(main()), strict=True):
-        assert found == reference(folder, tuple((7 * j) % 190 for j in range(n)))
+        check(folder, [(7 * j) % 190 for j in range(n)], found)
 
 
 def test_the_generator_draws_the_same_on_cpu_and_gpu() -> None:
@@ -129,23 +142,24 @@ def test_the_generator_draws_the_same_on_cpu_and_gpu() -> None:
 
 def test_seeded_sampling_is_the_same_on_cpu_and_gpu_in_any_batch(models: dict[str, Path]) -> None:
     """A seeded request gets the same tokens on the CPU alone and on the GPU in a batch with graphs."""
-    mine = messages.SamplingParams(max_tokens=16, temperature=1.0, top_p=0.9, seed=4)
+    mine = messages.SamplingParams(max_tokens=16, temperature=1.0, top_p=0.9, seed=4, logprobs=2)
     other = messages.SamplingParams(max_tokens=16, temperature=1.3)
     folder = models["Qwen3ForCausalLM"]
     [cpu] = generate(folder, [[5, 6, 7]], mine)
     gpu = generate(folder, [[9] * 30, [5, 6, 7], [8]], [other, mine, other], device="cuda", max_total_tokens=8192)
-    assert tokens(gpu[1]) == tokens(cpu)
+    assert_same([gpu[1]], [cpu])
 
 
 def test_filters_on_flat_distributions_draw_the_same_on_cpu_and_gpu(models: dict[str, Path]) -> None:
     """Rows that keep nearly the whole vocabulary, beside plain and greedy ones, draw what the CPU draws."""
-    hot = [messages.SamplingParams(max_tokens=12, temperature=3.0, top_p=0.97, seed=seed) for seed in range(5)]
+    hot = [
+        messages.SamplingParams(max_tokens=12, temperature=3.0, top_p=0.97, seed=seed, logprobs=1) for seed in range(5)
+    ]
     mixed = [*hot, messages.SamplingParams(max_tokens=12, temperature=2.0, seed=9), GREEDY]
     folder = models["LlamaForCausalLM"]
     prompts = [[i + 1, 2, 3] for i in range(len(mixed))]
-    cpu = [tokens(deltas) for deltas in generate(folder, prompts, mixed)]
-    gpu = [tokens(deltas) for deltas in generate(folder, prompts, mixed, device="cuda", max_total_tokens=8192)]
-    assert gpu == cpu
+    gpu = generate(folder, prompts, mixed, device="cuda", max_total_tokens=8192)
+    assert_same(gpu, generate(folder, prompts, mixed))
 
 
 def test_aborts_leave_nothing_behind_under_graphs(models: dict[str, Path]) -> None:

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from logprobs_of import assert_same
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplingParams, TokenDelta
 from dovetail.messages.step import DecodeGraph, Ints
-from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
+from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
-from dovetail.testing.engine import generate, tokens
+from dovetail.testing.engine import generate
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
 
 pytestmark = pytest.mark.gpu
-GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=2)
 DECODE = [(7, 1), (0, 1), (200, 1), (64, 1), (1500, 1)]
 MIXED = [(70, 1), (129, 1), (0, 90), (33, 40), (300, 170)]
 
@@ -101,7 +102,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[list[int]]]]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[list[TokenDelta]]]]:
     """By head dim: a tiny model, and what the reference backend answers to each prompt on the same device."""
     found = {}
     for dim, heads, kv_heads in (
@@ -119,7 +120,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path,
         deltas = generate(
             folder, prompts(), GREEDY, device="cuda", attention_backend="torch_native", max_total_tokens=8192
         )
-        found[dim] = folder, [tokens(d) for d in deltas]
+        found[dim] = folder, deltas
     return found
 
 
@@ -141,13 +142,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path,
     ids=str,
 )
 def test_greedy_tokens_equal_the_reference_backend(
-    dim: int, changes: dict[str, Any], reference: dict[int, tuple[Path, list[list[int]]]]
+    dim: int, changes: dict[str, Any], reference: dict[int, tuple[Path, list[list[TokenDelta]]]]
 ) -> None:
     """Whatever the page size, the chunks, the cache's size (retractions) and the graphs: the reference's tokens."""
     folder, want = reference[dim]
     settings = {"max_total_tokens": 8192, **changes}
     deltas = generate(folder, prompts(), GREEDY, device="cuda", attention_backend="triton", **settings)
-    assert [tokens(d) for d in deltas] == want
+    assert_same(deltas, want)
 
 
 @pytest.mark.parametrize(("num_prefixes", "heads", "kv_heads"), [(1, 4, 2), (2, 4, 2), (2, 8, 1)])
@@ -161,16 +162,16 @@ def test_greedy_tokens_behind_common_prefixes(
     sizes = {"head_dim": 64, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
     folder = make_model(tmp_path, "Qwen3ForCausalLM", max_position_embeddings=2048, **sizes)
     settings: dict[str, Any] = {"device": "cuda", "max_total_tokens": 1 << 15, "page_size": 16}
-    want = [tokens(d) for d in generate(folder, asked, GREEDY, attention_backend="torch_native", **settings)]
+    want = generate(folder, asked, GREEDY, attention_backend="torch_native", **settings)
     used: list[bool] = []
     run = DecodeGraphs.run
 
-    def noting(self: DecodeGraphs, rows: Ints, key: DecodeGraph) -> Captured:
+    def noting(self: DecodeGraphs, rows: Ints, key: DecodeGraph) -> Decoded:
         used.append(key.shares)
         return run(self, rows, key)
 
     monkeypatch.setattr("dovetail.runtime.runner.START_S", 600.0)  # all are captured at the start
     monkeypatch.setattr(DecodeGraphs, "run", noting)
     deltas = generate(folder, asked, GREEDY, attention_backend="triton", **settings)
-    assert [tokens(d) for d in deltas] == want
+    assert_same(deltas, want)
     assert any(used)
