@@ -9,6 +9,7 @@ made of `docs/site/results/NAME.md`, where `{run.load.figure}` is a figure of th
     {a or b or -}            the first that there is; a dash if there is none
     {conditions}             how everything above was measured, as lines and a table
     {conditions without command, device}
+    {dates of Dovetail}      the first and the last day on which the figures of Dovetail above were measured
 
 A line of a table whose figures are all dashes is left out.
 """
@@ -168,6 +169,8 @@ class Filler:
 
     def _replace(self, match: re.Match[str]) -> str:
         inner = match[1].strip()
+        if inner.startswith("dates of "):
+            return self._dates(inner.removeprefix("dates of "))
         if inner == "conditions" or inner.startswith("conditions without "):
             without = inner.removeprefix("conditions").removeprefix(" without ").split(", ")
             return conditions_of(list(self.used.values()), [name for name in without if name])
@@ -183,6 +186,13 @@ class Filler:
                 values = [value for _, value in known]
                 return write(values[0] if len(values) == 1 else ratio(*values), form)
         raise ResultsError(f"docs/site/results/{self.name}.md: {match[0]}: no such figure in docs/results.toml")
+
+    def _dates(self, of: str) -> str:
+        """Write when the figures used so far were measured that are `of` one program."""
+        days = [m.conditions["date"] for m in self.used.values() if m.conditions["of"] == of]
+        if not days or not all(isinstance(day, date) for day in days):
+            raise ResultsError(f"docs/site/results/{self.name}.md: dates of {of}: not every figure has a day: {days}")
+        return write(days)
 
 
 def ratio(above: Any, below: Any) -> float:
