@@ -76,13 +76,13 @@ golden: $(DEV_STAMP)  ## Record the signatures that plugins use; refuses a break
 	$(BIN)/python tests/plugins/golden/update.py
 
 bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
-	$(BIN)/python tests/bench/plugin_list.py
-	$(BIN)/python tests/bench/hook_calls.py
-	$(BIN)/python tests/bench/output.py
-	$(BIN)/python tests/bench/engine.py $(ARGS)
+	$(BIN)/python tests/benchmarks/plugin_list.py
+	$(BIN)/python tests/benchmarks/hook_calls.py
+	$(BIN)/python tests/benchmarks/output.py
+	$(BIN)/python tests/benchmarks/engine.py $(ARGS)
 
 soak: $(DEV_STAMP)  ## Mixed work for an hour, or SOAK_S seconds: wrong answers, memory, files, threads; ARGS adds flags.
-	$(BIN)/python tests/bench/soak.py $(ARGS)
+	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 clean:  ## Remove the environment and all caches.
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

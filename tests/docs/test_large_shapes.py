@@ -14,7 +14,7 @@ import pytest
 
 from dovetail_server.cli import plan
 
-BENCH = Path(__file__).parents[1] / "bench"
+BENCH = Path(__file__).parents[1] / "benchmarks"
 NUM_PARAMS = {
     "qwen3-235b-a22b": 235.09, "glm-4.5": 352.80, "glm-4.5-air": 106.85, "deepseek-v3": 671.03, "kimi-k2": 1026.41,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "bench" / "quant_compiled.py"
+BENCH = Path(__file__).parents[1] / "benchmarks" / "quant_compiled.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler is there for Linux")

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="plays a GPU"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's: bfloat16 products are not those of numbers there
 ]
-BENCH = Path(__file__).parents[1] / "bench"
+BENCH = Path(__file__).parents[1] / "benchmarks"
 
 
 class OnCPU(TorchFunctionMode):

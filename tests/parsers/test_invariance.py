@@ -12,14 +12,14 @@ import pytest
 
 from dovetail.testing.operations import operations
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))  # the pairs beside the benchmark
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # the pairs beside the benchmark
 
 import output_pairs
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = Path(__file__).parents[1] / "bench" / "output.py"
+    path = Path(__file__).parents[1] / "benchmarks" / "output.py"
     spec = importlib.util.spec_from_file_location("bench_output", path)
     assert spec is not None
     assert spec.loader is not None

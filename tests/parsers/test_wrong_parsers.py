@@ -14,7 +14,7 @@ import pytest
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))  # the replies beside the benchmark
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # the replies beside the benchmark
 
 import round_trip
 

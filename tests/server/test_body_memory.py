@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCH = Path(__file__).parents[1] / "bench" / "body_memory.py"
+BENCH = Path(__file__).parents[1] / "benchmarks" / "body_memory.py"
 MOST = 10
 """Times the body."""
 MIB = "1" if os.environ.get("DOVETAIL_FULL") else "0.5"

@@ -1,6 +1,6 @@
 """The bundled demo model: a small Qwen3 checkpoint that a fresh machine can serve without a hub.
 
-`MODEL_DIR` is an ordinary checkpoint folder; `tests/demo/demo_training` of the sources holds the script that made it.
+`MODEL_DIR` is an ordinary checkpoint folder; `tests/demo_training` of the sources holds the script that made it.
 Importing this module costs nothing: no tensor library is loaded.
 """
 

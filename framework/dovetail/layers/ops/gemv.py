@@ -50,7 +50,7 @@ TILES: dict[tuple[int, int], tuple[int, int, int]] = {
     (8192, 14336): (1, 2048, 4),
     (64128, 8192): (1, 4096, 2),
 }
-"""Best (BLOCK_N, BLOCK_K, warps) by (N, K): on an H200, Triton 3.6, cold weights, by `tests/bench/gemv_tiles.py`."""
+"""Best (BLOCK_N, BLOCK_K, warps) by (N, K): on an H200, Triton 3.6, cold weights; `tests/benchmarks/gemv_tiles.py`."""
 
 
 def best_tile(n: int, k: int, *, gate: bool = False) -> tuple[int, int, int]:

@@ -52,7 +52,7 @@ ROW_TILES: dict[tuple[int, int], RowTile] = {
     (28672, 4096): (8, 512, 4),
     (4096, 14336): (4, 2048, 4),
 }
-"""Best tile for one row by the weight's `[N, K]`, measured on an H200 by `tests/bench/quant_products.py`."""
+"""Best tile for one row by the weight's `[N, K]`, measured on an H200 by `tests/benchmarks/quant_products.py`."""
 
 
 @cache

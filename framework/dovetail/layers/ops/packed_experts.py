@@ -128,7 +128,7 @@ def expert_tiles(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtyp
     """Return tiles by how many rows an expert has if choices are even: as a rule, all of them are in one tile.
 
     Every tile of rows reads an expert, and takes its numbers apart, once more. By arithmetic and what compiled kernels
-    consist of (`tests/bench/quant_compiled.py`), not measured but for the first.
+    consist of (`tests/benchmarks/quant_compiled.py`), not measured but for the first.
     """
     if dtype == torch.float32:  # which no tensor core multiplies: what matters is that it fits into shared memory
         return ExpertTiles(16, (64, 64, 4, 2), (64, 64, 4, 2))

@@ -40,7 +40,7 @@ TILES: Tiles = {
     (4096, 14336): {16: (64, 128, 4, 3, 4), 32: (64, 128, 4, 4, 2), 64: (64, 128, 4, 4, 2)},
 }
 """Weights where this kernel beats cuBLAS, with the best tile; measured on an H200 with Triton 3.6 in whole decode steps
-by `tests/bench/skinny.py`. None has 64 outputs and 8 warps: with 4 stages, Triton 3.6 compiles a race there."""
+by `tests/benchmarks/skinny.py`. None has 64 outputs and 8 warps: with 4 stages, Triton 3.6 compiles a race there."""
 GATE_TILES: Tiles = {
     (9728, 896): {32: (64, 64, 4, 4, 1)},
     (6144, 1024): {16: (64, 256, 4, 2, 1)},

@@ -1,0 +1,269 @@
+"""Decode steps of models for four and eight GPUs, on paper: `python tests/benchmarks/large_steps.py`.
+
+No such machine was there: nothing here was measured on one. What a rank reads in a step is counted from the published
+sizes (`large_shapes.py`), which experts a step needs is drawn at random, and times are taken from docs/benchmarks.md:
+
+- reading at 4.18 TB/s, an H200's own copy;
+- a sum over ranks with the addition and the norm behind it, measured on two H200 for 1 to 256 rows of 4,096 numbers.
+  For more ranks the part that grows with the bytes is multiplied by what a rank sends: a guess, and no worse links;
+- what a layer takes beside reading (launches, norms, small products): what one H200 took over its floor at one stream
+  of Qwen3-30B-A3B in fp8 (526 tok/s), of DeepSeek-V2-Lite for latent attention (430), divided by their layers. A guess,
+  too: heads and widths differ, and ranks have a share of the work;
+- packed experts of 64 streams at 0.58 of the bandwidth, as those of Qwen3-30B-A3B in fp8 on one H200 (250 us a
+  layer); int4 was not measured there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from large_shapes import NUM_RANKS, SHAPES, write_shape
+from rich.console import Console
+from rich.table import Table
+
+BANDWIDTH = 4.18e12
+SUM_US = {1: 3.3, 4: 3.4, 16: 4.0, 64: 7.8, 256: 14.8}
+"""By rows of 4,096 numbers of 16 bits, over two ranks."""
+SUM_WIDTH = 4096
+OWNERS_BYTES = 256 << 10
+"""From which on more than two ranks add a row once (`layers/ops/peer_sum.py`)."""
+BESIDE_US = {"kv": 22.7, "latent": 42.7}
+"""A layer beside reading, at one stream: (1 / 526 - 1 / 1,229) s / 48 layers, (1 / 430 - 1 / 852) s / 27."""
+EXPERTS_SHARE = {1: 1.0, 64: 0.58}
+"""Of the bandwidth, at so many streams; of one stream the difference is in `BESIDE_US`."""
+STREAMS = (1, 64)
+CONTEXT = {1: 292, 64: 640}
+"""Tokens that a stream has in the middle of the standard suite's `single` and `c64`."""
+DRAWS = 200
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that one rank holds of a model; all ranks have as many.
+
+    Attributes:
+        num_params: Weights of the whole model, in numbers.
+        embedding: Of which a step reads a few rows.
+        always: What every step reads: attention, norms, routers, shared experts, dense layers, the output head.
+        expert: This rank's part of one expert that it has: a share by width, or all of it.
+        num_experts: How many of a layer it has.
+        num_sparse: Layers with experts.
+        cache_token: Keys and values of a token.
+    """
+
+    num_params: int
+    embedding: float
+    always: float
+    expert: float
+    num_experts: int
+    num_sparse: int
+    cache_token: int
+
+    @property
+    def weights(self) -> float:
+        """All of them."""
+        return self.embedding + self.always + self.expert * self.num_experts * self.num_sparse
+
+
+def stored(config: Mapping[str, Any], *, is_expert: bool) -> Callable[[int, int], float]:
+    """Return what a matrix of so many outputs and inputs takes, as it lies in memory on a GPU."""
+    quantised = config.get("quantization_config", {})
+    method, form = quantised.get("quant_method"), quantised.get("format")
+    if method == "fp8":  # scales of blocks are kept by row, as kernels read them
+        return lambda num_out, num_in: num_out * num_in + 4 * num_out * num_in / 128
+    if form == "float-quantized":
+        return lambda num_out, num_in: num_out * num_in + 4 * num_out
+    if form == "pack-quantized" and is_expert:
+        return lambda num_out, num_in: num_out * num_in / 2 + 2 * num_out * num_in / 32
+    return lambda num_out, num_in: 2 * num_out * num_in
+
+
+def attention(config: Mapping[str, Any], ranks: int) -> tuple[int, float, int]:
+    """Weights of a layer's attention: in numbers of the whole model, in bytes on a rank; and its cache of a token."""
+    of, hidden, heads = stored(config, is_expert=False), config["hidden_size"], config["num_attention_heads"]
+    mine = heads // ranks
+    if "kv_lora_rank" in config:
+        row, low = config["kv_lora_rank"], config["q_lora_rank"]
+        nope, turned, wide = (config[f"{name}_head_dim"] for name in ("qk_nope", "qk_rope", "v"))
+        numbers = low * hidden + heads * (nope + turned) * low + (row + turned) * hidden
+        numbers += heads * (nope + wide) * row + hidden * heads * wide + low + row
+        taken = of(low, hidden) + of(mine * (nope + turned), low) + of(row + turned, hidden)
+        taken += 2 * mine * (nope + wide) * row + of(hidden, mine * wide) + 2 * (low + row)
+        return numbers, taken, 2 * (row + turned)
+    keys, width = config["num_key_value_heads"], config["head_dim"]
+    own = max(1, keys // ranks)
+    is_normed = config.get("use_qk_norm", config["model_type"] == "qwen3_moe")
+    numbers = 2 * (heads + keys) * width * hidden
+    taken = of((mine + 2 * own) * width, hidden) + of(hidden, mine * width)
+    if is_normed:  # two vectors in the checkpoint, one for each head in memory
+        numbers += 2 * width
+        taken += 2 * (mine + own) * width
+    if config["attention_bias"]:
+        numbers += (heads + 2 * keys) * width
+        taken += 2 * (mine + 2 * own) * width
+    return numbers, taken, 2 * 2 * own * width
+
+
+def held(config: Mapping[str, Any], ranks: int, *, whole: bool) -> Held:
+    """Count what a rank holds of a model.
+
+    Args:
+        config: Its `config.json`.
+        ranks: How many there are.
+        whole: Whether they have whole experts each, or a share of the width of every one.
+    """
+    of, of_expert = stored(config, is_expert=False), stored(config, is_expert=True)
+    hidden, vocab, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
+    experts = config.get("n_routed_experts") or config["num_experts"]
+    first, inner, dense = config.get("first_k_dense_replace", 0), config["moe_intermediate_size"], 0.0
+    shared, sparse = inner * config.get("n_shared_experts", 0), layers - first
+    of_attention, taken, cache = attention(config, ranks)
+
+    def gated(of: Callable[[int, int], float], width: int) -> float:
+        return of(2 * width, hidden) + of(hidden, width) if width else 0.0
+
+    numbers = layers * (of_attention + 2 * hidden) + 2 * vocab * hidden + hidden
+    numbers += sparse * hidden * (experts + 3 * inner * experts + 3 * shared)
+    always = layers * (taken + 4 * hidden) + 2 * hidden
+    always += sparse * (2 * experts * hidden + gated(of, shared // ranks))
+    if first:
+        numbers += first * 3 * hidden * config["intermediate_size"]
+        dense = first * gated(of, config["intermediate_size"] // ranks)
+    table = 2.0 * -(-vocab // ranks) * hidden
+    return Held(
+        num_params=numbers,
+        embedding=table,
+        always=always + dense + table,
+        expert=gated(of_expert, inner if whole else inner // ranks),
+        num_experts=experts // ranks if whole else experts,
+        num_sparse=sparse,
+        cache_token=layers * cache,
+    )
+
+
+def chosen(config: Mapping[str, Any], rng: random.Random) -> list[int]:
+    """Draw the experts of a token: of the best groups only, where there are groups."""
+    experts = config.get("n_routed_experts") or config["num_experts"]
+    groups, best = config.get("n_group", 1), config.get("topk_group", 1)
+    each = experts // groups
+    allowed = [group * each + index for group in rng.sample(range(groups), best) for index in range(each)]
+    return rng.sample(allowed, config["num_experts_per_tok"])
+
+
+def experts_read(config: Mapping[str, Any], ranks: int, streams: int) -> tuple[float, float, float]:
+    """Experts of a layer that a step needs.
+
+    Returns:
+        All of them; those of the rank that has most where each has some that stand side by side, as ours do; and where
+        they are dealt out in turn.
+    """
+    rng, experts = random.Random(streams), config.get("n_routed_experts") or config["num_experts"]
+    each, total, most, dealt = experts // ranks, 0, 0, 0
+    for _ in range(DRAWS):
+        needed = {expert for _ in range(streams) for expert in chosen(config, rng)}
+        total += len(needed)
+        most += max(Counter(expert // each for expert in needed).values())
+        dealt += max(Counter(expert % ranks for expert in needed).values())
+    return total / DRAWS, most / DRAWS, dealt / DRAWS
+
+
+def sum_us(rows: int, width: int, ranks: int) -> float:
+    """What a sum takes: between the measured sizes on a line; what grows with the size, times what a rank sends."""
+    size = rows * width / SUM_WIDTH
+    known = sorted(SUM_US)
+    at = next((n for n, end in enumerate(known[1:]) if size <= end), len(known) - 2)
+    low, high = known[at], known[at + 1]
+    slope = (SUM_US[high] - SUM_US[low]) / (high - low)
+    least = SUM_US[known[0]]
+    grown = max(0.0, SUM_US[low] + slope * (size - low) - least)
+    if ranks > 2 and 2 * rows * width >= OWNERS_BYTES:
+        return 2 * least + grown * 2 * (ranks - 1) / ranks
+    return least + grown * (ranks - 1)
+
+
+def step(config: Mapping[str, Any], ranks: int, streams: int, *, whole: bool) -> dict[str, float]:
+    """What a step of so many streams takes, in microseconds, and what that comes to.
+
+    `floor` is what an even share of all reads takes, `reads` those of the rank that reads most; `bound` is the share of
+    the floor that these and the sums leave, and `guess` with all else that a step has.
+    """
+    one, layers = held(config, ranks, whole=whole), config["num_hidden_layers"]
+    needed, most, dealt = experts_read(config, ranks, streams)
+    expert = 1e6 * one.num_sparse * one.expert / BANDWIDTH
+    others = 1e6 * (one.always + streams * CONTEXT[streams] * one.cache_token) / BANDWIDTH
+    floor = others + expert * (needed / ranks if whole else needed)
+    experts = expert * (most if whole else needed)
+    reads = others + experts
+    sums = (2 * layers + 1) * sum_us(streams, config["hidden_size"], ranks)
+    beside = layers * BESIDE_US["latent" if "kv_lora_rank" in config else "kv"]
+    guess = others + experts / EXPERTS_SHARE[streams] + sums + beside
+    return {
+        "floor_us": floor, "reads_us": reads, "sums_us": sums, "beside_us": beside, "guess_us": guess,
+        "floor_tok_s": 1e6 * streams / floor, "guess_tok_s": 1e6 * streams / guess,
+        "sums_share": sums / (reads + sums), "bound": floor / (reads + sums), "guess": floor / guess,
+        "uneven": most * ranks / needed if whole else 1.0, "dealt": dealt * ranks / needed if whole else 1.0,
+    }  # fmt: skip
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every shape, by width and with whole experts, at one stream and at 64."""
+    found = []
+    for name, config in SHAPES.items():
+        for whole in (False, True):
+            one = held(config, NUM_RANKS[name], whole=whole)
+            found.append(
+                {
+                    "model": name, "ranks": NUM_RANKS[name], "experts": "whole" if whole else "by width",
+                    "weights_gib": one.weights / 2**30, "cache_kib": one.cache_token / 1024,
+                    "steps": {num: step(config, NUM_RANKS[name], num, whole=whole) for num in STREAMS},
+                }
+            )  # fmt: skip
+    return found
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """Print a table."""
+    table = Table(title="on paper: nothing of it was measured on so many GPUs")
+    names = {"floor_tok_s": "floor", "sums_share": "sums", "uneven": "uneven", "dealt": "dealt", "bound": "bound"}
+    names |= {"guess_tok_s": "guess", "guess": "of floor"}
+    for name in ("model", "ranks", "experts", "GiB", "KiB/token"):
+        table.add_column(name)
+    for num in STREAMS:
+        for shown in names.values():
+            table.add_column(f"{num}: {shown}")
+    for row in found:
+        cells = [
+            row["model"],
+            str(row["ranks"]),
+            row["experts"],
+            f"{row['weights_gib']:.2f}",
+            f"{row['cache_kib']:.1f}",
+        ]
+        for one in row["steps"].values():
+            cells += [f"{one[name]:,.0f}" if name.endswith("tok_s") else f"{one[name]:.2f}" for name in names]
+        table.add_row(*cells)
+    Console(width=200).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", type=Path, help="write a folder with each shape's config.json, for `dovetail plan`")
+    wish = parser.parse_args()
+    for name in SHAPES if wish.write is not None else ():
+        print(write_shape(wish.write / name, name))
+    found = rows()
+    show(found)
+    if wish.json is not None:
+        wish.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
