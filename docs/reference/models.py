@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, Recurrent
 from dovetail.contracts.config import ModelConfig
+from dovetail.distribution import DISTRIBUTION
 from dovetail.runtime.checkpoint.weight_size import dense_numel
 
 HEAD = """\
@@ -44,7 +45,7 @@ def rows() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     found = {point.name: point for point in entry_points(group="dovetail.models.v1")}
     for name, point in sorted(found.items()):
-        if point.dist is None or point.dist.name != "dovetail" or name == "transformers":
+        if point.dist is None or point.dist.name != DISTRIBUTION or name == "transformers":
             continue
         about = " ".join((import_module(point.module).__doc__ or "").partition("\n\n")[0].split())
         if name.endswith("ForConditionalGeneration"):

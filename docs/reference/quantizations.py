@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.layers.packed_forms import KEPT
 
 HEAD = """\
@@ -26,7 +27,7 @@ def rows() -> Iterator[str]:
     yield "| `--quantization` | reads | numbers | bits a weight | in memory on CPU | on CUDA |"
     yield "|---|---|---|---|---|---|"
     for point in sorted(entry_points(group="dovetail.quantizations.v1"), key=lambda point: point.name):
-        if point.dist is None or point.dist.name != "dovetail":
+        if point.dist is None or point.dist.name != DISTRIBUTION:
             continue
         for what, numbers, bits in point.load().reads:
             is_made = what.startswith("a plain checkpoint")

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import distribution
+
+from dovetail.distribution import DISTRIBUTION
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command; `argv` is what comes after its name."""
-    [command] = entry_points(group="console_scripts", name="dovetail")
+    """Run the command; `argv` is what comes after its name. Another project's command of that name is none of ours."""
+    [command] = distribution(DISTRIBUTION).entry_points.select(group="console_scripts", name="dovetail")
     return int(command.load()(list(argv)))
 
 

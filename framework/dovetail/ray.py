@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.distribution import install_extra
 from dovetail.errors import ConfigError
 
 try:
@@ -15,7 +16,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("ray", "aiohttp", "yarl"):
         raise
-    text = f"dovetail.ray needs {error.name}, which is not installed: pip install 'dovetail[ray]'"
+    text = f"dovetail.ray needs {error.name}, which is not installed: {install_extra('ray')}"
     raise ConfigError(text) from None
 
 __all__ = ["LLMServer", "app", "deployment"]

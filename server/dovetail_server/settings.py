@@ -50,7 +50,7 @@ class ServeSettings(TextSettings, BaseSettings):
         ge=1,
         le=256,
         description="Workers behind this address, each with the whole model and its own share of the GPUs or cores; "
-        "needs dovetail[gateway].",
+        "needs dovetail-llm[gateway].",
         json_schema_extra=flag("dp-size", "dp", common=True),
     )
     served_model_name: Names = Field(

@@ -108,7 +108,7 @@ def test_where_it_is_absent_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "flash_attn.cute.interface")
     monkeypatch.setattr(fa4_library.importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
     why = OnCpu.why_not(HALF.config(), CPU, torch.float16, 16)
-    assert why == "FlashAttention-4 is not installed; run: pip install 'dovetail[fa4]'"
+    assert why == "FlashAttention-4 is not installed; run: pip install 'dovetail-llm[fa4]'"
     assert FlashAttention4Backend.library() == ""
 
 

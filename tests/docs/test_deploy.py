@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail_server.cli.gateway import FIELDS, split_workers
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.settings import ServeSettings
@@ -108,7 +109,7 @@ def test_services_fit_together() -> None:
 def test_the_image_installs_what_there_is() -> None:
     """Extras of the package, and the gateway that is tested."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    [named] = re.findall(r"dovetail\[([\w,-]+)\]", DOCKERFILE)
+    [named] = re.findall(DISTRIBUTION + r"\[([\w,-]+)\]", DOCKERFILE)
     assert set(named.split(",")) <= set(extras)
     assert "gateway" in named.split(",")
     built = {service["build"]["target"] for service in COMPOSE["services"].values() if "build" in service}

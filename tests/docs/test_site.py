@@ -19,6 +19,8 @@ from build_site import list_versions
 from flowchart import draw
 from stage import GENERATED, pages, with_links
 
+from dovetail.distribution import DISTRIBUTION
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -95,7 +97,9 @@ def test_the_reference_has_every_setting_route_kind_and_model(site: Path) -> Non
     tests = {name for cls in classes for name in dir(cls) if name.startswith("test_")}
     assert [name for name in tests if f"<code>{name}</code>" not in text("conformance")] == []
     assert [kind for kind in KINDS if f"<code>{kind}</code>" not in text("plugins")] == []
-    ours = [point for point in entry_points(group="dovetail.models.v1") if point.dist and point.dist.name == "dovetail"]
+    ours = [
+        point for point in entry_points(group="dovetail.models.v1") if point.dist and point.dist.name == DISTRIBUTION
+    ]
     names = {point.name for point in ours} - {"transformers"}
     assert [name for name in names if f"<code>{name}</code>" not in text("models")] == []
     names = {point.name for point in entry_points(group="dovetail.quantizations.v1") if "_backends" in point.value}

@@ -42,7 +42,7 @@ Make = Callable[..., GrammarService]
 def make_service(small: Vocabulary) -> Iterator[Make]:
     """Make services over the small vocabulary, without xgrammar, which imports torch in each one's process."""
     made: list[GrammarService] = []
-    plugins = load(make_plan(Registry.scan(deny=["dovetail:xgrammar"]), grammar_backend="auto"), "engine")
+    plugins = load(make_plan(Registry.scan(deny=["dovetail-llm:xgrammar"]), grammar_backend="auto"), "engine")
 
     def make(timeout_s: float, **bounds: int) -> GrammarService:
         limits = QueueBounds(**bounds)

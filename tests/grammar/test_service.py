@@ -43,7 +43,7 @@ def make_service(small: Vocabulary) -> Iterator[Callable[..., GrammarService]]:
     """Make services over the small vocabulary; xgrammar, which imports torch in each one's process, where asked for."""
     made: list[GrammarService] = []
 
-    def make(timeout_s: float, *, deny: tuple[str, ...] = ("dovetail:xgrammar",)) -> GrammarService:
+    def make(timeout_s: float, *, deny: tuple[str, ...] = ("dovetail-llm:xgrammar",)) -> GrammarService:
         plan = make_plan(Registry.scan(deny=deny), grammar_backend="auto")
         made.append(GrammarService(load(plan, "engine"), lambda: small, timeout_s=timeout_s, cache_bytes=1 << 20))
         return made[-1]

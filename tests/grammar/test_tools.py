@@ -42,7 +42,7 @@ TOOLS = [
     for name in ("get_weather", "get-time.now")
 ]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
-BUILT_IN = [r.name for r in Registry.scan().of_kind("tool_parser") if r.distribution == "dovetail"]
+BUILT_IN = [r.name for r in Registry.scan().of_kind("tool_parser") if r.builtin]
 NAMES = [name for name in BUILT_IN if name != "template"]
 """`template` has the format that a chat template writes, and none without one."""
 

@@ -41,7 +41,7 @@ TOOL = {
     },
 }
 PLACE = "/tools/0/function/parameters/properties/tags/uniqueItems"
-BUILT_IN = [r.name for r in Registry.scan().of_kind("tool_parser") if r.distribution == "dovetail"]
+BUILT_IN = [r.name for r in Registry.scan().of_kind("tool_parser") if r.builtin]
 LEFT = ("functiongemma", "gemma4", "kimi-k2", "lfm2", "olmo3", "pythonic", "solar")
 """Formats in which values stand behind texts that other text could hold, too."""
 ARRAYS = re.compile(r'\[\s*"[abc",\s]*\]')

@@ -188,7 +188,7 @@ TOOL = {
     },
 }
 PLACE = "/tools/0/function/parameters/properties/tags/contains"
-BUILT_IN = [r.name for r in Registry.scan().of_kind("tool_parser") if r.distribution == "dovetail"]
+BUILT_IN = [r.name for r in Registry.scan().of_kind("tool_parser") if r.builtin]
 FORMATS = [name for name in BUILT_IN if name != "template"]
 """`template` has the format that a chat template writes, and none without one."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from clean_env import ROOT, CleanEnv
 
+from dovetail.distribution import DISTRIBUTION
+
 pytestmark = pytest.mark.install
 
 EXAMPLE = ROOT / "docs/examples/dovetail-acme-parser"
@@ -29,7 +31,7 @@ def test_installed_package_is_listed(clean: CleanEnv) -> None:
     found = {(item["kind"], item["name"]): item for item in listing["data"]}
     acme = found["reasoning_parser", "acme-r2"]
     assert (acme["distribution"], acme["version"], acme["api"]) == ("dovetail-acme-parser", "1.0.0", 1)
-    assert found["reasoning_parser", "qwen3"]["distribution"] == "dovetail"
+    assert found["reasoning_parser", "qwen3"]["distribution"] == DISTRIBUTION
     assert found["attention_backend", "torch_native"]["aliases"] == ["sdpa", "torch-sdpa"]
 
 
@@ -54,7 +56,7 @@ def test_example_is_small() -> None:
 
 def test_removed_entry_point_is_not_installed(clean: CleanEnv, tmp_path: Path) -> None:
     """With a built-in's line gone from the installed metadata, its name is refused and the rest is offered."""
-    (metadata,) = clean.site.glob("dovetail-*.dist-info/entry_points.txt")
+    (metadata,) = clean.site.glob("dovetail_llm-*.dist-info/entry_points.txt")
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     flags = ("--model-path", str(tmp_path), "--load-format", "dummy", "--reasoning-parser", "qwen3")
     before = metadata.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tarfile
 import tomllib
@@ -14,13 +15,17 @@ import release
 from clean_env import ROOT, CleanEnv
 
 import dovetail
+from dovetail.distribution import DISTRIBUTION
+
+TEXT = {".md", ".py", ".toml", ".tmpl", ".yml", ".yaml", ".html", ".js"}
 
 
 def test_the_version_stands_in_one_place() -> None:
     """The package's, the metadata's and the release's are the same, and `pyproject.toml` has none of its own."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert "version" in project["dynamic"]
-    assert release.version() == dovetail.__version__ == version("dovetail")
+    assert project["name"] == DISTRIBUTION
+    assert release.version() == dovetail.__version__ == version(DISTRIBUTION)
 
 
 def test_supported_pythons_are_those_that_are_tested() -> None:
@@ -117,6 +122,17 @@ def test_the_installed_wheel_serves(clean: CleanEnv) -> None:
     shown = clean.run(str(clean.bin / "python"), str(ROOT / "tests/packaging/smoke.py"))
     assert f"dovetail {dovetail.__version__}" in shown
     assert "Paris" in shown.splitlines()[-1]
+
+
+def test_no_text_installs_another_project() -> None:
+    """Whatever a text, a message or a package's requirements tell to install is ours: `dovetail` alone is not."""
+    other = re.compile(r"pip install '?dovetail(?![\w-])|(?<![\w-])dovetail(\[[a-z]| *[<>=~]=+ *[\dX{])")
+    folders = ("framework", "server", "plugins", "docs", ".github")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXT]
+    files += [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "docs/deploy/Dockerfile"]
+    assert len(files) > 1000
+    found = {path: other.findall(path.read_text("utf-8")) for path in files}
+    assert [path for path, hits in found.items() if hits] == []
 
 
 def test_every_fragment_is_collected() -> None:

@@ -342,5 +342,5 @@ def test_broken_packages_that_nobody_asked_for_break_nothing(site: FakeSite) -> 
         facts = {kind.name: {"Broken": {"devices": 5}}}
         site.add(name, "0.1", {kind.entry_point_group: {"Broken": f"{module}:Broken"}}, files, manifest=facts)
     plan = make_plan(Registry.scan(), model="Qwen3ForCausalLM", reasoning_parser="qwen3", attention_backend="auto")
-    assert {name for kind, name, state, _ in load(plan, "api").states()} == {"dovetail:qwen3"}
+    assert {name for kind, name, state, _ in load(plan, "api").states()} == {"dovetail-llm:qwen3"}
     assert not [name for name in sys.modules if name.startswith("broken_")]

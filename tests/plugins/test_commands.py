@@ -98,7 +98,8 @@ def test_doctor_explains_everything_that_is_wrong(
         "needy 1.0: manifest describes model 'gone', which has no entry point",
         f"reasoning_parser 'acme-r2' of twice 1.0 is shadowed: hidden by twice 1.0 at {tmp_path}/other; ",
         "--reasoning-parser 'acme-r2' is an error: 3 packages have the name; write acme:acme-r2 or twice:acme-r2 or ",
-        "--reasoning-parser 'qwen3' means dovetail:qwen3: 2 packages have the name; write dovetail:qwen3 or zeta:qwen3",
+        "--reasoning-parser 'qwen3' means dovetail-llm:qwen3: 2 packages have the name; "
+        "write dovetail-llm:qwen3 or zeta:qwen3",
         "needy needs no-such-thing>=2, which is not installed; run: pip install 'no-such-thing>=2'",
         "reasoning_parser 'broken' of broken 1.0: importing broken_parser raised ZeroDivisionError: division by zero; ",
         "reasoning_parser 'drifty' of drifty 1.0 changed dovetail.errors.ModelError of Dovetail itself",
@@ -153,7 +154,7 @@ def test_new_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_new_says_whose_a_name_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A name or alias that another package has gets a note, as the kit would look at that one; others get none."""
     said = run(capsys, "new", "reasoning_parser", "qwen3", "--dir", str(tmp_path / "a"))
-    assert "note: qwen3 is dovetail's, also in the test of this package; write dovetail-qwen3:qwen3, or" in said
+    assert "note: qwen3 is dovetail-llm's, also in the test of this package; write dovetail-qwen3:qwen3, or" in said
     assert "note" in run(capsys, "new", "reasoning_parser", "interns1", "--dir", str(tmp_path / "b"))
     assert "note" not in run(capsys, "new", "tool_parser", "qwen3", "--dir", str(tmp_path / "c"))
 

@@ -24,7 +24,7 @@ def test_public_signatures_are_the_golden_ones() -> None:
     """Contracts, hooks and the kit's classes have the recorded signatures; else the message says what to do."""
     module = update()
     golden, now = (HERE / "public_api.txt").read_text("utf-8").splitlines(), module.public_api().lines()
-    refused = module.unraised(golden, now)
+    refused = module.refused(golden, now)
     assert not refused, "changed without a raised version; see tests/plugins/golden/update.py:\n" + "\n".join(refused)
     assert golden == now, "run python tests/plugins/golden/update.py"
 
@@ -56,6 +56,17 @@ def test_each_change_needs_its_own_version(header: str, change: dict[str, str], 
     """Growth and changes need the minor version of their kind, losses its API version, of the kit Dovetail's."""
     now = [line for old in [OLD[0], header, *OLD[2:], *KIT] for line in change.get(old, old).split("\n") if line]
     assert update().unraised([*OLD, *KIT], now) == refused
+
+
+def test_version_1_is_frozen_by_the_first_publication(tmp_path: Path) -> None:
+    """A section of the changelog with a date is a published version; only then a change needs a version."""
+    module = update()
+    module.CHANGELOG = tmp_path / "CHANGELOG.md"
+    now = [line for line in [*OLD, *KIT] if line != "b"]
+    module.CHANGELOG.write_text("# Changelog\n\n## 0.1.0 (unreleased)\n", "utf-8")
+    assert module.refused([*OLD, *KIT], now) == []
+    module.CHANGELOG.write_text("# Changelog\n\n## 0.1.0 (2027-01-31)\n", "utf-8")
+    assert module.refused([*OLD, *KIT], now) == ["b: raise api of model"]
 
 
 def test_the_golden_file_holds_every_contract_and_hook() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.demo import MODEL_DIR
+from dovetail.distribution import DISTRIBUTION
 from dovetail.errors import PluginError
 from dovetail.plugins.registry import Registry
 from dovetail.processing.plan import plan_plugins
@@ -85,8 +86,10 @@ def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(("kind", "name"), [(r.kind, r.name) for r in Registry.scan().records if r.builtin])
 def test_every_builtin_can_be_removed(tmp_path: Path, kind: str, name: str) -> None:
     """With its entry point gone a built-in is "not installed; installed: …": nothing else knows its name."""
-    distribution = importlib.metadata.distribution("dovetail")
-    ours = Path(str(distribution.locate_file(""))) / f"dovetail-{distribution.version}.dist-info"
+    distribution = importlib.metadata.distribution(DISTRIBUTION)
+    ours = (
+        Path(str(distribution.locate_file(""))) / f"{DISTRIBUTION.replace('-', '_')}-{distribution.version}.dist-info"
+    )
     copy = tmp_path / ours.name
     shutil.copytree(ours, copy)
     lines = (ours / "entry_points.txt").read_text().splitlines()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, make_plan
 from dovetail.plugins.plan import candidates
@@ -18,7 +19,7 @@ ATTENTION = "dovetail.attention_backends.v1"
 def registry(site: FakeSite) -> Registry:
     """A built-in reference backend, two for CUDA, one of a third party, and one plugin of each other kind."""
     site.add(
-        "dovetail",
+        DISTRIBUTION,
         "0.1.0",
         {
             ATTENTION: {"torch_native": "b:Native", "triton": "b:Triton", "fa3": "b:Fa3"},
@@ -63,7 +64,7 @@ def test_plan_carries_everything_a_child_needs(registry: Registry) -> None:
     plan = make_plan(registry, tool_parser="Hermes", options={"hermes": {"limit": 3}})
     (planned,) = plan.plugins
     assert (planned.kind, planned.name, planned.target) == ("tool_parser", "hermes", "b:Hermes")
-    assert (planned.distribution, planned.version, planned.api) == ("dovetail", "0.1.0", 1)
+    assert (planned.distribution, planned.version, planned.api) == (DISTRIBUTION, "0.1.0", 1)
     assert (planned.roles, planned.options, planned.requested) == (("api",), {"limit": 3}, True)
 
 
@@ -192,7 +193,7 @@ def test_named_plugin_for_another_device_is_refused(registry: Registry) -> None:
     with pytest.raises(PluginError) as caught:
         make_plan(registry, attention_backend="triton", device="cpu")
     assert str(caught.value) == (
-        "--attention-backend 'triton': triton of dovetail 0.1.0 cannot be used: it runs on cuda, not on cpu; "
+        "--attention-backend 'triton': triton of dovetail-llm 0.1.0 cannot be used: it runs on cuda, not on cpu; "
         "choose another, or --device cuda"
     )
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.errors import PluginError
 from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
@@ -32,9 +33,9 @@ def failure(site: FakeSite, name: str, kind: str = "reasoning_parser") -> str:
 
 @pytest.fixture
 def builtins(site: FakeSite) -> FakeSite:
-    """Two reasoning parsers and a model of a made-up `dovetail`."""
+    """Two reasoning parsers and a model of a made-up `dovetail-llm`."""
     site.add(
-        "dovetail",
+        DISTRIBUTION,
         "0.1.0",
         {
             REASONING: {"deepseek-r1": "builtin:R1", "qwen3": "builtin:Qwen3"},
@@ -45,7 +46,9 @@ def builtins(site: FakeSite) -> FakeSite:
     return site
 
 
-@pytest.mark.parametrize("name", ["deepseek-r1", "deepseek_r1", "DeepSeek-R1", " deepseek-r1", "dovetail:deepseek_r1"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-r1", "deepseek_r1", "DeepSeek-R1", " deepseek-r1", "Dovetail_LLM:deepseek_r1"]
+)
 def test_names_are_normalised(builtins: FakeSite, name: str) -> None:
     """Case, `_` against `-`, and a qualifying distribution do not matter."""
     assert resolve(builtins, name).target == "builtin:R1"
@@ -92,21 +95,21 @@ def test_builtin_wins_its_name_with_one_warning(builtins: FakeSite, caplog: pyte
     builtins.add("acme", "2.0", {REASONING: {"Qwen3": "acme:Qwen3"}})
     registry = scanned(builtins)
     with caplog.at_level(logging.WARNING, "dovetail.plugins"):
-        assert registry.resolve("reasoning_parser", "qwen3").distribution == "dovetail"
-        assert registry.resolve("reasoning_parser", "QWEN3").distribution == "dovetail"
+        assert registry.resolve("reasoning_parser", "qwen3").distribution == DISTRIBUTION
+        assert registry.resolve("reasoning_parser", "QWEN3").distribution == DISTRIBUTION
     assert [record.getMessage() for record in caplog.records] == [
-        "--reasoning-parser 'qwen3' is the built-in of dovetail 0.1.0; acme 2.0 has the same name and is reached as "
-        "acme:Qwen3"
+        "--reasoning-parser 'qwen3' is the built-in of dovetail-llm 0.1.0; "
+        "acme 2.0 has the same name and is reached as acme:Qwen3"
     ]
     assert registry.resolve("reasoning_parser", "acme:qwen3").distribution == "acme"
     (theirs,) = [r for r in registry.records if r.distribution == "acme"]
-    assert theirs.reason == "dovetail:qwen3 has this name too; use acme:Qwen3"
+    assert theirs.reason == "dovetail-llm:qwen3 has this name too; use acme:Qwen3"
 
 
 def test_builtin_alias_is_kept_too(builtins: FakeSite) -> None:
     """Installing a package does not change what a built-in's alias means."""
     builtins.add("acme", "2.0", {REASONING: {"qwen-3": "acme:Qwen3"}})
-    assert resolve(builtins, "qwen-3").distribution == "dovetail"
+    assert resolve(builtins, "qwen-3").distribution == DISTRIBUTION
 
 
 def test_two_third_parties_are_an_error_when_used(builtins: FakeSite) -> None:
@@ -165,7 +168,7 @@ def test_unusable_plugin_says_why(site: FakeSite) -> None:
 def test_blocking_a_builtin_frees_its_name(builtins: FakeSite) -> None:
     """A user who denies a built-in can give its bare name to the package that replaces it."""
     builtins.add("acme", entry_points={REASONING: {"qwen3": "acme:Qwen3"}})
-    registry = scanned(builtins, deny=["dovetail:qwen3"])
+    registry = scanned(builtins, deny=["dovetail-llm:qwen3"])
     assert registry.resolve("reasoning_parser", "qwen3").distribution == "acme"
 
 
@@ -204,9 +207,9 @@ def test_add_refuses_unknown_facts() -> None:
 
 def test_mark_moves_a_record_through_its_states(builtins: FakeSite) -> None:
     """What became of a plugin shows in the listing; a blocked one stays blocked."""
-    registry = scanned(builtins, deny=["dovetail:qwen3"])
-    registry.mark("reasoning_parser", "dovetail:deepseek-r1", "failed", "no such attribute")
-    registry.mark("reasoning_parser", "dovetail:qwen3", "loaded")
+    registry = scanned(builtins, deny=["dovetail-llm:qwen3"])
+    registry.mark("reasoning_parser", "dovetail-llm:deepseek-r1", "failed", "no such attribute")
+    registry.mark("reasoning_parser", "dovetail-llm:qwen3", "loaded")
     states = {item["name"]: (item["state"], item["reason"]) for item in registry.listing()["data"]}
     assert states["deepseek-r1"] == ("failed", "no such attribute")
     assert states["qwen3"][0] == State.BLOCKED

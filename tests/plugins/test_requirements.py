@@ -26,6 +26,7 @@ class Acme(ReasoningParser):
         return FormatSpec(reasoning=Markers("<r>", "</r>"))
 """
 GROUP = "dovetail.reasoning_parsers.v1"
+OLD = "it requires 'dovetail', another project's package; take a version that requires 'dovetail-llm'"
 
 
 def add(site: FakeSite, *requires: str, source: str = PARSER) -> Registry:
@@ -37,16 +38,19 @@ def add(site: FakeSite, *requires: str, source: str = PARSER) -> Registry:
 @pytest.mark.parametrize(
     ("requires", "reason"),
     [
-        ("Requires-Dist: dovetail>=99", "it requires dovetail >=99, this is "),
-        ("Requires-Dist: Dovetail<0.0.1", "it requires dovetail <0.0.1, this is "),
-        ("Requires-Dist: dovetail>=99; python_version >= '3'", "it requires dovetail >=99, this is "),
+        ("Requires-Dist: dovetail-llm>=99", "it requires dovetail-llm >=99, this is "),
+        ("Requires-Dist: Dovetail_LLM<0.0.1", "it requires dovetail-llm <0.0.1, this is "),
+        ("Requires-Dist: dovetail-llm>=99; python_version >= '3'", "it requires dovetail-llm >=99, this is "),
         ("Requires-Python: >=4", "it requires Python >=4, this is 3."),
-        ("Requires-Dist: dovetail>>=1", "its requirements cannot be read: "),
+        ("Requires-Dist: dovetail-llm>>=1", "its requirements cannot be read: "),
         ("Requires-Python: new", None),
         ("Requires-Python: >=new", "its requirements cannot be read: "),
-        ("Requires-Dist: dovetail>=0.0.1", None),
-        ("Requires-Dist: dovetail", None),
-        ("Requires-Dist: dovetail>=99; extra == 'later'", None),
+        ("Requires-Dist: dovetail-llm>=0.0.1", None),
+        ("Requires-Dist: dovetail-llm", None),
+        ("Requires-Dist: dovetail", OLD),
+        ("Requires-Dist: dovetail >=0.0.1", OLD),
+        ("Requires-Dist: dovetail; extra == 'later'", None),
+        ("Requires-Dist: dovetail-llm>=99; extra == 'later'", None),
         ("Requires-Dist: dovetail-extras>=99", None),
         ("Requires-Dist: torch>=99", None),
         ("Requires-Python: >=3.9", None),
@@ -81,7 +85,8 @@ def test_a_class_that_needs_a_later_minor_version_is_refused(site: FakeSite) -> 
 @pytest.mark.parametrize(
     ("requires", "source", "said"),
     [
-        (["Requires-Dist: dovetail>=99"], PARSER, "it requires dovetail >=99, this is "),
+        (["Requires-Dist: dovetail-llm>=99"], PARSER, "it requires dovetail-llm >=99, this is "),
+        (["Requires-Dist: dovetail>=0.1"], PARSER, OLD),
         (["Requires-Python: >=4"], PARSER, "it requires Python >=4, this is 3."),
         ([], PARSER.replace("needs_minor = 0", "needs_minor = 7"), "it needs API 1.7 of reasoning_parser"),
     ],

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import requests
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS, hookspecs
 from dovetail.plugins.kinds import normalise
 from dovetail.testing.site import FakeSite
@@ -225,7 +226,7 @@ def test_registered_plugins_are_listed_and_used(server: Running) -> None:
     assert states["tool_parser", "acme-tools"] == ("active", "acme")
     assert states["attention_backend", "acme-attention"] == ("active", "acme")
     assert states["hooks", "acme"] == ("active", "acme")
-    assert states["reasoning_parser", "qwen3"] == ("found", "dovetail")
+    assert states["reasoning_parser", "qwen3"] == ("found", DISTRIBUTION)
 
 
 def test_proposed_defaults_hold_unless_the_user_gave_a_value(server: Running) -> None:

@@ -502,7 +502,7 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
     argv = [sys.executable, "-c", code, "bench", "serve", "--base-url", "http://127.0.0.1:9"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'dovetail[bench]'" in done.stderr
+    assert "pip install 'dovetail-llm[bench]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

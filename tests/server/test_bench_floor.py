@@ -62,9 +62,12 @@ def test_the_floor_of_experts_is_what_tokens_choose(tmp_path: Path) -> None:
 
 def test_no_floor_where_the_server_quantised_a_plain_checkpoint() -> None:
     """Its files tell how many bytes they have, and the server reads fewer; a plain server's floor is known."""
-    told = [["model", "dovetail:LlamaForCausalLM", "loaded", ""], ["quantization", "dovetail:int4", "loaded", ""]]
+    told = [
+        ["model", "dovetail-llm:LlamaForCausalLM", "loaded", ""],
+        ["quantization", "dovetail-llm:int4", "loaded", ""],
+    ]
     assert quantised_by(told[:1]) is None
-    assert "dovetail:int4" in str(facts_of(MODEL_DIR, None, quantised_by(told)))
+    assert "dovetail-llm:int4" in str(facts_of(MODEL_DIR, None, quantised_by(told)))
     assert isinstance(facts_of(MODEL_DIR, None, quantised_by(told[:1])), ModelFacts)
 
 

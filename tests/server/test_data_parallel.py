@@ -18,7 +18,7 @@ import pytest
 import requests
 from gateway_process import ADMIN, KEY, OTHER, RESUME, Served, chat
 
-pytest.importorskip("smg", reason="needs dovetail[gateway]")
+pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
 pytestmark = pytest.mark.timeout(240)
 
 GROUPS, PER_GROUP, IN_FLIGHT = 13, 5, 4

@@ -21,7 +21,7 @@ from dovetail_server.gateway.kept import HeldReply
 from dovetail_server.ray.call import Head
 from dovetail_server.ray.front import CutError, send_whole
 
-pytest.importorskip("smg", reason="needs dovetail[gateway]")
+pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
 pytestmark = pytest.mark.timeout(240)
 MB = 1 << 20
 

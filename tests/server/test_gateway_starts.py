@@ -238,7 +238,7 @@ def kill_one(running: Served) -> int:
 
 def test_a_worker_comes_back_where_its_start_failed_once(movable: Path, tmp_path: Path, light: None) -> None:
     """Meanwhile the gateway and the other worker serve."""
-    pytest.importorskip("smg", reason="needs dovetail[gateway]")
+    pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
     running = served(movable, tmp_path)
     try:
         away = movable.rename(movable.with_name("away"))
@@ -256,7 +256,7 @@ def test_a_worker_comes_back_where_its_start_failed_once(movable: Path, tmp_path
 
 def test_a_worker_that_cannot_come_back_ends_the_server(movable: Path, tmp_path: Path, light: None) -> None:
     """With a code that is not 0, and one line that says why and what to do."""
-    pytest.importorskip("smg", reason="needs dovetail[gateway]")
+    pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
     running = served(movable, tmp_path, "--max-engine-restarts", "2")
     try:
         movable.rename(movable.with_name("away"))

@@ -40,7 +40,7 @@ def test_info_says_who_serves_and_what_is_kept(tmp_path: Path, capsys: pytest.Ca
     config.save_pretrained(tmp_path)
     assert dovetail(["info", str(tmp_path), "--model-impl", "transformers"]) == 0
     shown = capsys.readouterr().out
-    assert "served by          dovetail:transformers" in shown
+    assert "served by          dovetail-llm:transformers" in shown
     assert "full: 1 layers, 128 bytes a token" in shown
     assert "window-24: 5 layers, 640 bytes a token" in shown
     Mamba2Config(architectures=["Mamba2ForCausalLM"], num_hidden_layers=2, dtype="float32").save_pretrained(tmp_path)
@@ -62,7 +62,7 @@ def test_info_of_a_model_that_keeps_nothing(tmp_path: Path, capsys: pytest.Captu
         config.save_pretrained(tmp_path)
         assert dovetail(["info", str(tmp_path), "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
-        assert (facts["served_by"], facts["tasks"], facts["cache"]) == (f"dovetail:{name}", tasks, [])
+        assert (facts["served_by"], facts["tasks"], facts["cache"]) == (f"dovetail-llm:{name}", tasks, [])
         assert facts["num_params"] == pytest.approx(108.9e6, rel=0.01)
         assert dovetail(["info", str(tmp_path)]) == 0
         shown = capsys.readouterr().out

@@ -16,7 +16,7 @@ import requests
 from gateway_process import chat
 from ray_process import RayServed
 
-pytest.importorskip("ray", reason="needs dovetail[ray]")
+pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 pytestmark = pytest.mark.timeout(400)
 
 KEY, OTHER = "first-key", "second-key"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="needs dovetail[ray]")
+pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
 from ray_process import QUIET, environment_of
 

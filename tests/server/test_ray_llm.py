@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-pytest.importorskip("ray", reason="needs dovetail[ray]")
+pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ConfigError

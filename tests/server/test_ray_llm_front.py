@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from ray_process import RayServed
 from starlette.testclient import TestClient
 
-pytest.importorskip("ray", reason="needs dovetail[ray]")
+pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
 from dovetail.demo import MODEL_DIR
 from dovetail_server.ray import llm_server

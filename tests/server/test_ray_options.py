@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-pytest.importorskip("ray", reason="needs dovetail[ray]")
+pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail_server.ray.options import Node, actor_options, check_models, read_model, replica_values

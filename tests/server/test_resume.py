@@ -21,7 +21,7 @@ from gateway_process import ADMIN, KEY, OTHER, RESUME, Served
 import dovetail
 from dovetail_server.gateway.kept import KeptStream
 
-pytest.importorskip("smg", reason="needs dovetail[gateway]")
+pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
 pytestmark = pytest.mark.timeout(240)
 PREFIX = b": dovetail "
 QUESTION = [{"role": "user", "content": "Count from one to twenty, then say what the capital of France is."}]

@@ -71,7 +71,7 @@ class Postgres:
 def postgres() -> Iterator[Postgres]:
     if binary("initdb") is None or binary("pg_ctl") is None:
         pytest.skip("no PostgreSQL server here; install the distribution's package `postgresql`")
-    pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'dovetail[postgres]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'dovetail-llm[postgres]'")
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # socket paths must be short
     server = None
     try:
@@ -251,7 +251,7 @@ def test_other_databases_are_refused(url: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 def test_workers_behind_one_address_share_it(postgres: Postgres, tmp_path: Path) -> None:
     """`--data-parallel-size 2`: a batch survives `kill -9` of a worker, each id once; all of them know every file."""
-    pytest.importorskip("smg", reason="needs dovetail[gateway]")
+    pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
     flags = ["--database-url", postgres.url, "--file-storage-path", str(tmp_path / "files"), "--device", "cpu"]
     running = Served(tmp_path, "serve", "--data-parallel-size", "2", *flags, "--max-batch-requests", "4", key=None)
     try:

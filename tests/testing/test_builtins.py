@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
 from dovetail.testing import Sample, conformance_class
 
@@ -166,7 +167,7 @@ BUILTINS = [
     (kind.name, entry.name)
     for kind in KINDS.values()
     for entry in entry_points(group=kind.entry_point_group)
-    if entry.dist is not None and entry.dist.name == "dovetail"
+    if entry.dist is not None and entry.dist.name == DISTRIBUTION
     if os.environ.get("DOVETAIL_FULL") or kind.name != "model" or entry.name in SAMPLE
 ]
 

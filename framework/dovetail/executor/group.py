@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.errors import ConfigError
 from dovetail.executor.followers import Follower, Followers, ProcessFollower, RankError
 from dovetail.executor.local import LocalExecutor
@@ -296,7 +297,7 @@ def about(plugins: LoadedPlugins, device: DeviceBytes) -> Built:
         and not (state[0] == "attention_backend" and state[1] in tried)
     ]
     return Built(
-        version=version("dovetail"),
+        version=version(DISTRIBUTION),
         plugins=tuple(sorted((kind, name, versions.get((kind, name), ""), state) for kind, name, state, _ in shared)),
         device=device.name,
         free=device.free,

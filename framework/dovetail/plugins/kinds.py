@@ -12,9 +12,6 @@ from typing import NamedTuple
 ROLES = ("api", "engine", "worker", "compiler")
 """Kinds of process: HTTP server, engine, a tensor-parallel rank beside it, grammar compiler."""
 
-BUILTIN_DISTRIBUTION = "dovetail"
-"""Plugins of this distribution are the built-ins: they win their bare names."""
-
 MANIFEST_GROUP = "dovetail.manifest"
 """Entry points of this group name a top-level package that holds a `dovetail-plugins.json`."""
 

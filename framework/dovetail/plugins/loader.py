@@ -15,10 +15,11 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.errors import DovetailError, PluginError
 from dovetail.plugins.adapters import adapt
 from dovetail.plugins.files import PluginFileError, load_file
-from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, KINDS, ROLES, normalise, split_qualified
+from dovetail.plugins.kinds import KINDS, ROLES, normalise, split_qualified
 from dovetail.plugins.monkeypatches import CORE, detect_monkeypatches, snapshot
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
@@ -60,7 +61,7 @@ class LoadedPlugins:
         """What plugins changed in Dovetail's own attributes when they were loaded, one line per plugin."""
         self._objects: dict[tuple[str, str], Any] = {}
         self._planned = plan.plugins if role is None else plan.for_role(role)
-        strangers_first = sorted(self._planned, key=lambda p: p.distribution == BUILTIN_DISTRIBUTION)
+        strangers_first = sorted(self._planned, key=lambda p: p.distribution == DISTRIBUTION)
         for planned in strangers_first:  # what may be broken shows before our own imports have taken their time
             if planned.requested:
                 self._object(planned)
@@ -124,7 +125,7 @@ class LoadedPlugins:
     def _object(self, planned: PlannedPlugin) -> Any:
         key = (planned.kind, planned.qualified)
         if key not in self._objects:
-            is_ours = planned.distribution == BUILTIN_DISTRIBUTION  # the kit watches these; a start need not pay for it
+            is_ours = planned.distribution == DISTRIBUTION  # the kit watches these; a start need not pay for it
             self._objects[key] = self._import(planned) if is_ours else self._import_watched(planned)
         return self._objects[key]
 

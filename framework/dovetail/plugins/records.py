@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins.kinds import (
-    BUILTIN_DISTRIBUTION,
     KINDS,
     PluginKind,
     normalise,
@@ -65,7 +65,7 @@ class PluginRecord:
     @property
     def builtin(self) -> bool:
         """Whether it comes with Dovetail."""
-        return normalise_distribution(self.distribution) == BUILTIN_DISTRIBUTION
+        return normalise_distribution(self.distribution) == DISTRIBUTION
 
     @property
     def usable(self) -> bool:
@@ -138,7 +138,7 @@ class Rules:
         qualified = f"{distribution}:{name}"
         if qualified in self.deny:
             return f"on the deny list; take {distribution} off it to use it"
-        if normalise_distribution(distribution) == BUILTIN_DISTRIBUTION:
+        if normalise_distribution(distribution) == DISTRIBUTION:
             return None
         if self.allow and qualified not in self.allow:
             return f"not on the allow list; add {distribution} to --plugin-allow to use it"

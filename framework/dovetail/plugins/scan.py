@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
-from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, KIT_GROUP, MANIFEST_GROUP, ROLES, normalise_distribution
+from dovetail.distribution import DISTRIBUTION, OTHER_PROJECT
+from dovetail.plugins.kinds import KIT_GROUP, MANIFEST_GROUP, ROLES, normalise_distribution
 
 MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1
@@ -105,7 +107,7 @@ def scan(path: list[str] | None = None) -> Iterator[Installed]:
             facts=facts,
             problems=problems,
             shadowed_by=f"{winner[0]} at {winner[1]}" if shadowed else None,
-            unmet=None if key == BUILTIN_DISTRIBUTION else _unmet(dist),
+            unmet=None if key == DISTRIBUTION else _unmet(dist),
         )
 
 
@@ -166,9 +168,10 @@ def _unmet(dist: Distribution) -> str | None:
         header, _, value = line.partition(":")
         if header.lower() == "requires-python":
             python = value.strip()
-        elif header.lower() == "requires-dist" and value.strip().lower().startswith(BUILTIN_DISTRIBUTION):
+        elif header.lower() == "requires-dist" and _required(value) in (DISTRIBUTION, OTHER_PROJECT):
             dovetail.append(value.strip())
-    if not any(any(sign in text for sign in "<>=~!") for text in (*dovetail, python)):
+    is_bare = all(_required(line) == DISTRIBUTION and not set(line) & set("<>=~!") for line in dovetail)
+    if is_bare and not set(python) & set("<>=~!"):
         return None
     from packaging.requirements import InvalidRequirement, Requirement  # only here: it costs `plugin list` 10 ms
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -180,13 +183,23 @@ def _unmet(dist: Distribution) -> str | None:
         if not SpecifierSet(python).contains(here, prereleases=True):
             return f"it requires Python {python}, this is {here}; use such a Python, or upgrade the package"
         for requirement in map(Requirement, dovetail):
-            is_meant = normalise_distribution(requirement.name) == BUILTIN_DISTRIBUTION
-            holds = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if is_meant and holds and not requirement.specifier.contains(__version__, prereleases=True):
-                return f"it requires dovetail {requirement.specifier}, this is {__version__}; upgrade one of the two"
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            if _required(requirement.name) == OTHER_PROJECT:
+                text = f"it requires {OTHER_PROJECT!r}, another project's package"
+                return f"{text}; take a version that requires {DISTRIBUTION!r}"
+            if not requirement.specifier.contains(__version__, prereleases=True):
+                needed = f"{DISTRIBUTION} {requirement.specifier}"
+                return f"it requires {needed}, this is {__version__}; upgrade one of the two"
     except (InvalidRequirement, InvalidSpecifier) as error:
         return f"its requirements cannot be read: {' '.join(str(error).split())}; reinstall it"
     return None
+
+
+def _required(requirement: str) -> str:
+    """Return the distribution that a requirement names, "" if it names none."""
+    found = re.match(r"\s*([\w.-]+)", requirement)
+    return normalise_distribution(found[1]) if found else ""
 
 
 def _manifests(entry_points: Iterable[EntryPoint]) -> tuple[dict[tuple[str, str], Facts], tuple[str, ...]]:

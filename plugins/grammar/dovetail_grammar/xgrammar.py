@@ -4,7 +4,7 @@ Masks are cheap, compiling is not: it always runs in a process of its own, and t
 form. Of JSON Schema the library enforces a part and ignores the rest in silence (`not`, `if`, `uniqueItems`,
 `multipleOf`, `contains`, siblings of `anyOf` and `$ref`, …), so only a tested subset is called FULL.
 
-Defined by xgrammar 0.2's documentation. Not in the default install: `pip install dovetail[xgrammar]`.
+Defined by xgrammar 0.2's documentation. Not in the default install: `pip install dovetail-llm[xgrammar]`.
 """
 
 from __future__ import annotations

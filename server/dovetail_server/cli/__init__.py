@@ -7,10 +7,14 @@ import sys
 from importlib import import_module
 
 from dovetail_server.cli.commands import COMMANDS, HELP, hint, usage
+from dovetail_server.cli.owners import problem
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if found := problem():
+        print(f"dovetail: {found}", file=sys.stderr)
+        return 2
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:  # `dovetail --help | head`

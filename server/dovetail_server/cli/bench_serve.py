@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dovetail.distribution import install_extra
 from dovetail.errors import ConfigError
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.wire import PATHS
@@ -93,7 +94,7 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
-        raise ConfigError("aiohttp is not installed; run `pip install 'dovetail[bench]'`") from None
+        raise ConfigError(f"aiohttp is not installed; run `{install_extra('bench')}`") from None
     report.check_json(options.json)
     return serve.main(options)
 

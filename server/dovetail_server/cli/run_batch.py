@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dovetail.distribution import install_extra
 from dovetail.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
 
@@ -19,7 +20,7 @@ Answer the requests of a file, in the format of the batches of OpenAI's API, and
   -i, --input-file FILE     one request per line: {"custom_id", "method", "url", "body"}
   -o, --output-file FILE    appears when everything is answered; refused requests are in it with their error
   --no-progress             show no progress bar
-  --ray                     on the actors of a Ray cluster (RAY_ADDRESS, else this machine); needs dovetail[ray].
+  --ray                     on the actors of a Ray cluster (RAY_ADDRESS, else this machine); needs dovetail-llm[ray].
                             -i and -o may be folders: every *.jsonl of the one becomes a file of the other.
                             A run that was ended goes on where it was when it is given again
   --replicas N              of --ray: actors, each with its own engine; as many as there are devices for if not given
@@ -168,6 +169,6 @@ def run_on_ray(wish: Args, settings: ServeSettings) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("ray", "aiohttp", "yarl"):
             raise
-        text = f"--ray needs {error.name}, which is not installed: pip install 'dovetail[ray]'"
+        text = f"--ray needs {error.name}, which is not installed: {install_extra('ray')}"
         raise ConfigError(text) from None
     return run_files(settings, wish.source, wish.target, wish.num_replicas, wish.shows_progress)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail import log
+from dovetail.distribution import install_extra
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 
@@ -106,7 +107,7 @@ def serve_several(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("aiohttp", "yarl"):
             raise
-        text = f"several workers need {error.name}, which is not installed: pip install 'dovetail[gateway]'"
+        text = f"several workers need {error.name}, which is not installed: {install_extra('gateway')}"
         raise ConfigError(text) from None
     return serve_gateway(settings, urls)
 

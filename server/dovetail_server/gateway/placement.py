@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 
+from dovetail.distribution import install_extra
 from dovetail.errors import ConfigError, DovetailError
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.relayed_log import COLOURS
@@ -52,7 +53,7 @@ def check_installed() -> None:
         ConfigError: Naming the extra.
     """
     if importlib.util.find_spec("smg") is None:
-        raise ConfigError("several workers need smg, which is not installed: pip install 'dovetail[gateway]'")
+        raise ConfigError(f"several workers need smg, which is not installed: {install_extra('gateway')}")
 
 
 class Placement:

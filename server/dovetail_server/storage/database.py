@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from dovetail.distribution import install_extra
 from dovetail.errors import ConfigError
 from dovetail_server.errors import ServiceError, draining
 from dovetail_server.storage.disk import touch, waiting_lock
@@ -163,7 +164,7 @@ def database_url(url: str | None, folder: Path) -> str:
     try:
         import psycopg  # noqa: F401
     except ImportError:
-        raise ConfigError("--database-url: psycopg is not installed; pip install 'dovetail[postgres]'") from None
+        raise ConfigError(f"--database-url: psycopg is not installed; {install_extra('postgres')}") from None
     return url
 
 

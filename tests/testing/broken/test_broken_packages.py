@@ -157,7 +157,7 @@ def test_of_two_with_one_name_the_authors_is_tested(dovetail_site: FakeSite) -> 
     select = "test_builds_in_the_dtype_asked_for"
     by_name = check_class(conformance_class("model", "LlamaForCausalLM"), select)
     assert "acme was built" in by_name.failures[select]
-    assert check_class(conformance_class("model", "dovetail:LlamaForCausalLM"), select).passed
+    assert check_class(conformance_class("model", "dovetail-llm:LlamaForCausalLM"), select).passed
 
 
 def test_a_name_of_several_packages_has_to_be_qualified(dovetail_site: FakeSite) -> None:

@@ -20,6 +20,7 @@ from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import unmet
+from dovetail.distribution import DISTRIBUTION
 from dovetail.errors import DovetailError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.runtime.attention.grouped import attended_groups
@@ -222,7 +223,7 @@ class Auto:
                 [[planned[name].qualified, planned[name].version, each.library()] for name, each in loaded.items()],
                 sorted({repr(dataclasses.replace(spec, index=0)) for spec in wanted.config.layers}),
                 [str(wanted.dtype), wanted.page_size, _device_name(wanted.device)],
-                [_installed("dovetail"), torch.__version__, _installed("triton")],
+                [_installed(DISTRIBUTION), torch.__version__, _installed("triton")],
             ]
         )
 
