@@ -65,7 +65,7 @@ class RequestIdMiddleware:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        origin = Origin()
+        origin = Origin(client=":".join(map(str, scope.get("client") or ())))
         ORIGIN.set(origin)
         if self.observers.want_http_starts:
             self._tell_start(scope, request_id, origin)

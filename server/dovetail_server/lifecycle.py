@@ -49,6 +49,12 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)  # type: ignore[arg-type]
 
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Stop serving. uvicorn leaves the application running at a second signal, to die with the event loop."""
+        await super().shutdown(sockets=sockets)  # type: ignore[arg-type]
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""
         state = self.state
@@ -84,7 +90,8 @@ class HttpServer(uvicorn.Server):
             logger.info("Stopping: %d requests get up to %g s to finish.", len(self.server_state.tasks), timeout)
         await self._wait_idle(timeout)
         if state.num_live:
-            logger.warning("Cutting off %d requests after %g s.", state.num_live, timeout)
+            waited_s = time.monotonic() - began
+            logger.warning("Cutting off %d requests after %.1f s.", state.num_live, waited_s)
             for live in list(state.live.values()):
                 live.abort()
             await self._wait_idle(LAST_WORDS_S)

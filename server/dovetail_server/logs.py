@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,14 @@ class HideSecrets(logging.Filter):
         if isinstance(record.args, tuple):
             record.args = tuple(without_secrets(a) if isinstance(a, str) and "?" in a else a for a in record.args)
         return True
+
+
+class SkipCancelled(logging.Filter):
+    """Drops tracebacks of requests that the server's own end cut off: uvicorn takes each for a fault of the program."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep what is no cancellation."""
+        return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class SkipEarlyProbes(logging.Filter):
@@ -82,11 +91,12 @@ def uvicorn_config(level: str, is_ready: Callable[[], bool]) -> dict[str, Any]:
         "filters": {
             "skip_early_probes": {"()": SkipEarlyProbes, "is_ready": is_ready},
             "hide_secrets": {"()": HideSecrets},
+            "skip_cancelled": {"()": SkipCancelled},
         },
         "handlers": handlers,
         "loggers": {
             "uvicorn": {"handlers": ["default"], "level": quiet.upper(), "propagate": False},
-            "uvicorn.error": {"filters": ["hide_secrets"]},
+            "uvicorn.error": {"filters": ["hide_secrets", "skip_cancelled"]},
             "uvicorn.access": {
                 "handlers": ["access"],
                 "filters": ["hide_secrets"],

@@ -12,12 +12,13 @@ _numbers = itertools.count(1)
 class Origin:
     """Where a request came from. Tasks inherit it; what works for several requests sets it itself."""
 
-    __slots__ = ("batch_id", "began", "body_s", "http")
+    __slots__ = ("batch_id", "began", "body_s", "client", "http")
 
-    def __init__(self, *, batch_id: str = "") -> None:
-        """Begin: an HTTP request, or a line of this batch."""
+    def __init__(self, *, batch_id: str = "", client: str = "") -> None:
+        """Begin: an HTTP request of this client (`address:port`), or a line of this batch."""
         self.http = 0 if batch_id else next(_numbers)
         self.batch_id = batch_id
+        self.client = client
         self.began = perf_counter()
         self.body_s = 0.0
         """What was waited for the client to send its body."""

@@ -350,7 +350,7 @@ class ServeSettings(TextSettings, BaseSettings):
     )
     log_requests: bool = Field(
         False,
-        description="Log each generation request and its result in one line each, without its text.",
+        description="Log start and end of each generation request: client, hashed key, sizes, times; not its text.",
         json_schema_extra=flag("enable-log-requests", common=True),
     )
     log_slow_requests: float = Field(

@@ -36,7 +36,11 @@ class ServerState(ReadingContext):
         """Start without text tools: requests are refused until `ready_with` is called."""
         super().__init__(settings, engine, hooks, tasks)
         self.metrics = Metrics(
-            settings.metrics_style, self.served_names[0], self.tasks.deaths, lambda: self.engine.num_restarts
+            settings.metrics_style,
+            self.served_names[0],
+            self.tasks.deaths,
+            restarts=lambda: self.engine.num_restarts,
+            engine_pid=lambda: self.engine.pid,
         )
         self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
         self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)

@@ -127,6 +127,9 @@ class TimedExecutor:
             prepared=Prepared(captured=GRAPHS), kept_masks=0 if sends_all else num_kept(words),
         )  # fmt: skip
 
+    def device_memory(self) -> tuple[int, int]:
+        return 0, 0
+
     def launch(self, step: StepInput) -> None:
         """Start the forward pass."""
         self.clock.spend(self.device.launch / 1e3)

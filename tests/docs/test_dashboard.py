@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +13,19 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dovetail.contracts.observers import HttpEnd, LoadStats, RequestEnd, RequestProgress, RequestStart
+from dovetail.contracts.observers import ChoiceTimes, HttpEnd, LoadStats, RequestEnd, RequestProgress, RequestStart
 from dovetail_server.metrics.exposition import Metrics
 
 FOLDER = Path(__file__).parents[2] / "docs/deploy/grafana"
 SCRAPED = {"instance", "job"}
 """Labels that Prometheus adds when it scrapes."""
+UNSHOWN = ("virtual_memory_bytes", "start_time_seconds", "open_fds", "max_fds")
 LEFT_OUT = {
     "process_virtual_memory_bytes": "what is mapped says little of what is used",
     "process_start_time_seconds": "the engine's restarts are shown; the server's are whoever starts it's affair",
     "process_open_fds": "the server bounds its connections by what it may open",
     "process_max_fds": "as above",
+    **{f"dovetail_engine_process_{name}": "as the server's" for name in UNSHOWN},
 }
 """Published families that no panel shows, each with the reason."""
 FUNCTIONS = frozenset(
@@ -39,18 +42,20 @@ def dashboard() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def published() -> dict[str, set[str]]:
     """Every sample that a server writes once it has served something, with its labels."""
-    metrics = Metrics("dovetail", "m", {"task": 1})
+    metrics = Metrics("dovetail", "m", {"task": 1}, engine_pid=os.getpid)
     load = LoadStats(
         step=1, num_running=1, num_queued=1, num_used_tokens=1, num_cached_tokens=1, max_total_tokens=9,
-        gen_throughput=1.0, num_drafted_tokens=2, num_accepted_tokens=1,
+        gen_throughput=1.0, num_drafted_tokens=2, num_accepted_tokens=1, device_used_bytes=1,
+        device_total_bytes=2,
     )  # fmt: skip
     metrics.load.log(load)
     tally = metrics.tally
     tally.request_started(RequestStart(request_id="r", num_choices=1, num_prompt_tokens=1))
     tally.request_progressed(RequestProgress(request_id="r", num_tokens=2, first_token_s=0.1, gaps_s=[0.1]))
     end = RequestEnd(
-        request_id="r", num_prompt_tokens=1, num_completion_tokens=2, finish_reasons=("stop",), seconds=1.0
-    )
+        request_id="r", num_prompt_tokens=1, num_completion_tokens=2, finish_reasons=("stop",), seconds=1.0,
+        choices=(ChoiceTimes(queued_s=0.1, prefill_s=0.1),),
+    )  # fmt: skip
     tally.request_ended(end)
     tally.http_ended(HttpEnd(request_id="r", method="GET", route="/", status=200, seconds=0.1))
     text = metrics.render("text/plain")[0].decode()

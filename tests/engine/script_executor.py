@@ -120,6 +120,10 @@ class ScriptExecutor:
         """Never."""
         return False
 
+    def device_memory(self) -> tuple[int, int]:
+        """No device."""
+        return 0, 0
+
     def check(self) -> None:
         """There is nothing to look after."""
 

@@ -181,7 +181,8 @@ class LoadStats:
     """The engine's load at one moment. Tokens unless it says otherwise; `gen_throughput` in tokens per second.
 
     Of the `num_drafted_tokens` that a speculator guessed and steps verified since the engine started,
-    `num_accepted_tokens` were right.
+    `num_accepted_tokens` were right. `device_used_bytes` of `device_total_bytes` are in use on the first rank's GPU, by
+    whatever process; both are 0 where the model runs on the CPU.
     """
 
     step: int
@@ -193,6 +194,8 @@ class LoadStats:
     gen_throughput: float
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    device_used_bytes: int = 0
+    device_total_bytes: int = 0
 
 
 class StatLogger(ABC):

@@ -76,6 +76,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def pid(self) -> int | None:
+        """Process of the engine; None while there is none."""
+        ...
+
+    @property
     def num_restarts(self) -> int:
         """How often the engine was started again."""
         ...

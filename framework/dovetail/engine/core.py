@@ -334,6 +334,7 @@ class EngineCore:
     def stats(self) -> Stats:
         """A snapshot of the load, in tokens."""
         size = self.pages.page_size
+        device_used_bytes, device_total_bytes = self.executor.device_memory()
         return Stats(
             step=self.step_count,
             num_running=len(self.scheduler.running),
@@ -341,8 +342,10 @@ class EngineCore:
             num_used_tokens=self.pages.num_used * size,
             num_cached_tokens=self.pages.tree.num_free_to_go() * size,
             max_total_tokens=self.pages.num_pages * size,
-            gen_throughput=self.stats_log.throughput,
+            gen_throughput=self.stats_log.throughput if self.has_work else 0.0,
             num_drafted_tokens=0 if (speculation := self.scheduler.speculation) is None else speculation.num_drafted,
             num_accepted_tokens=0 if speculation is None else speculation.num_accepted,
+            device_used_bytes=device_used_bytes,
+            device_total_bytes=device_total_bytes,
             num_repaired_pages=self.watch.num_repaired_pages,
         )

@@ -12,6 +12,10 @@ from dovetail.engine.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 
+PAUSE_S = 1.0
+"""Time between two steps from which on there was no work: no rate counts it."""
+
+
 class StatsLog:
     """Logs prefill steps, and every `interval`-th decode step with the throughput since the last such line."""
 
@@ -20,10 +24,13 @@ class StatsLog:
         self._interval = interval
         self._num_decode_steps = 0
         self._num_tokens = 0
-        self._since = time.perf_counter()
+        self._since = self._last_end = time.perf_counter()
 
     def planned(self, plan: StepPlan, scheduler: Scheduler, pages: KVCacheManager) -> None:
         """Log a step with prefill that is about to run."""
+        pause_s = time.perf_counter() - self._last_end
+        if pause_s > PAUSE_S:
+            self._since += pause_s
         if plan.has_prefill:
             logger.info(
                 "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
@@ -39,6 +46,7 @@ class StatsLog:
     def finished(self, plan: StepPlan, num_tokens: int, scheduler: Scheduler, pages: KVCacheManager) -> None:
         """Count the step's tokens, and log a decode step in its turn."""
         self._num_tokens += num_tokens
+        self._last_end = time.perf_counter()
         if plan.has_prefill:
             return
         self._num_decode_steps += 1

@@ -236,6 +236,10 @@ class GroupExecutor:
 
     # ---- profiles
 
+    def device_memory(self) -> tuple[int, int]:
+        """See `Executor`."""
+        return self.local.device_memory()
+
     def start_profile(self, spec: ProfileSpec) -> None:
         """See `Executor`. Where one rank cannot, none does."""
         try:

@@ -125,6 +125,13 @@ class LocalExecutor:
     def check(self) -> None:
         """See `Executor`; of one device, whatever it lacks shows in a step."""
 
+    def device_memory(self) -> tuple[int, int]:
+        """See `Executor`."""
+        if self.runner.device.type != "cuda":
+            return 0, 0
+        free, total = torch.cuda.mem_get_info(self.runner.device)
+        return total - free, total
+
     def start_profile(self, spec: ProfileSpec) -> None:
         """See `Executor`."""
         self._profile = TorchProfile(spec, self._rank, self.runner.device)

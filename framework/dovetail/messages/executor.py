@@ -85,6 +85,10 @@ class Executor(Protocol):
         """
         ...
 
+    def device_memory(self) -> tuple[int, int]:
+        """Return the bytes in use on the first rank's device, by whatever process, and all of them; 0, 0 on the CPU."""
+        ...
+
     def start_profile(self, spec: ProfileSpec) -> None:
         """Record what is computed from now on, on every rank.
 

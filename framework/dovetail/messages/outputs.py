@@ -138,6 +138,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts that were verified since the engine started, …"""
     num_accepted_tokens: int = 0
     """… and those of them that held."""
+    device_used_bytes: int = 0
+    """Memory in use on the first rank's GPU, by whatever process, …"""
+    device_total_bytes: int = 0
+    """… and all of it; 0 on the CPU."""
     num_repaired_pages: int = 0
     """Pages whose ownership was wrong and has been put right: a fault of the engine's, 0 in every good run."""
 

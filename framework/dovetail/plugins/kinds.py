@@ -210,6 +210,7 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.hooks:HooksConformance",
             about="The plugin {name} for Dovetail",
             watched=("dovetail.text.parsing.output",),
+            minor=1,
         ),
     )
 }

@@ -85,6 +85,7 @@ class ScriptedEngine:
         self.dead: str | None = None
         self.restarting: str | None = None
         self.num_restarts = 0
+        self.pid = None
         self.cache_watch: CacheWatch | None = None
         self.is_closed = False
 

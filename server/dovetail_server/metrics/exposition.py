@@ -26,7 +26,12 @@ class Metrics(Collector):
     """All numbers of one server. `tally` and `load` are what observes; nothing here is global."""
 
     def __init__(
-        self, style: str, model_name: str, deaths: Mapping[str, int], restarts: Callable[[], int] = lambda: 0
+        self,
+        style: str,
+        model_name: str,
+        deaths: Mapping[str, int],
+        restarts: Callable[[], int] = lambda: 0,
+        engine_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Count nothing yet.
 
@@ -35,6 +40,7 @@ class Metrics(Collector):
             model_name: The label of that name.
             deaths: How often background work died, by its name; kept up to date by its owner.
             restarts: Returns how often the engine was started again.
+            engine_pid: Returns the engine's process; None while there is none, or where it is this one.
         """
         self.model_name = model_name
         self.deaths = deaths
@@ -47,6 +53,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
+        ProcessCollector(namespace="dovetail_engine", pid=lambda: engine_pid() or "none", registry=self.registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the text that a scraper asked for by its `Accept` header, and its media type."""

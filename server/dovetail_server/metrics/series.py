@@ -40,6 +40,10 @@ SGLANG_GAP_S = (
     *(0.600, 0.800, 1.000, 2.000, 4.000, 6.000, 8.000),
 )
 SGLANG_REQUEST_S = (*SGLANG_FIRST_S, 600, 1200, 1800, 2400)
+SGLANG_QUEUE_S = (
+    *(0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100, 200),
+    *(300, 400, 500, 600, 700, 800, 900, 1000, 1200, 1400, 1600, 1800, 2000, 2500, 3000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,16 @@ def acceptance(load: LoadStats) -> float | None:
     return load.num_accepted_tokens / load.num_drafted_tokens if load.num_drafted_tokens else None
 
 
+def device_used(load: LoadStats) -> int | None:
+    """Return the device's memory in use; None where the device is the host."""
+    return load.device_used_bytes if load.device_total_bytes else None
+
+
+def device_total(load: LoadStats) -> int | None:
+    """Return the device's memory; None where the device is the host."""
+    return load.device_total_bytes or None
+
+
 def hit_rate(tally: Tally) -> float:
     """Return the part of all prompt tokens that the prefix cache held."""
     return tally.num_cached_tokens / tally.num_prompt_tokens if tally.num_prompt_tokens else 0.0
@@ -137,9 +151,11 @@ OWN = Style(
         ),
         Gauge("dovetail_kv_max_tokens", "Tokens that the KV cache holds.", lambda load: load.max_total_tokens),
         Gauge("dovetail_kv_usage_ratio", "Part of the KV cache that requests hold, 0 to 1.", usage),
-        Gauge("dovetail_generation_tokens_per_second", "Recent throughput.", lambda load: load.gen_throughput),
+        Gauge("dovetail_generation_tokens_per_second", "Recent rate; 0 when idle.", lambda load: load.gen_throughput),
         Gauge("dovetail_drafted_tokens", "Tokens that a speculator guessed and steps verified.", drafted, "counter"),
         Gauge("dovetail_accepted_draft_tokens", "Those of them that were right.", accepted, "counter"),
+        Gauge("dovetail_device_memory_used_bytes", "Memory in use on the first device, by any process.", device_used),
+        Gauge("dovetail_device_memory_total_bytes", "Memory of that device.", device_total),
         Gauge("dovetail_engine_step", "The engine's step counter, its heartbeat.", lambda load: load.step),
         Count("dovetail_requests", "Generation requests admitted.", lambda tally: tally.num_requests),
         Count("dovetail_choices_finished", "Choices that ended, by why.", by_reason, _REASON),
@@ -160,6 +176,9 @@ OWN = Style(
         ),
         HistogramSpec("dovetail_inter_token_seconds", "Between a choice's successive tokens.", "gap", GAP_S),
         HistogramSpec("dovetail_request_seconds", "From submission to the end.", "request", REQUEST_S),
+        HistogramSpec("dovetail_queue_seconds", "From submission to a choice's first step.", "queue", REQUEST_S),
+        HistogramSpec("dovetail_prefill_seconds", "From there to its first token.", "prefill", REQUEST_S),
+        HistogramSpec("dovetail_decode_seconds", "From there to its last token.", "decode", REQUEST_S),
         HistogramSpec("dovetail_request_prompt_tokens", "Prompt tokens per request.", "prompt", TOKENS),
         HistogramSpec("dovetail_request_generation_tokens", "Generated tokens per request.", "output", TOKENS),
     ),
@@ -184,6 +203,10 @@ VLLM = Style(
         HistogramSpec("vllm:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", VLLM_GAP_S),
         HistogramSpec("vllm:time_per_output_token_seconds", "The older name of the same.", "gap", VLLM_GAP_S),
         HistogramSpec("vllm:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", VLLM_REQUEST_S),
+        HistogramSpec("vllm:request_queue_time_seconds", "As dovetail_queue_seconds.", "queue", VLLM_REQUEST_S),
+        HistogramSpec("vllm:request_prefill_time_seconds", "As dovetail_prefill_seconds.", "prefill", VLLM_REQUEST_S),
+        HistogramSpec("vllm:request_decode_time_seconds", "As dovetail_decode_seconds.", "decode", VLLM_REQUEST_S),
+        HistogramSpec("vllm:request_inference_time_seconds", "Prefill and decode.", "inference", VLLM_REQUEST_S),
         HistogramSpec("vllm:request_prompt_tokens", "As dovetail_request_prompt_tokens.", "prompt", TOKENS),
         HistogramSpec("vllm:request_generation_tokens", "As dovetail_request_generation_tokens.", "output", TOKENS),
     ),
@@ -216,6 +239,7 @@ SGLANG = Style(
             SGLANG_FIRST_S,
         ),
         HistogramSpec("sglang:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", SGLANG_GAP_S),
+        HistogramSpec("sglang:queue_time_seconds", "As dovetail_queue_seconds.", "queue", SGLANG_QUEUE_S),
         HistogramSpec(
             "sglang:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", SGLANG_REQUEST_S
         ),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 
 from dovetail.contracts.observers import (
+    ChoiceTimes,
     HttpEnd,
     LoadStats,
     RequestEnd,
@@ -95,7 +96,8 @@ class Tally(RequestObserver):
         self.finished: Counter[str] = Counter()
         """Choices by why they ended."""
         self.quantities = {name: HistogramGroup(each) for name, each in bounds.items()}
-        """`first_token`, `gap` and `request` in seconds; `prompt` and `output` in tokens of a request."""
+        """`first_token`, `gap`, `request` in seconds, and of each choice `queue`, `prefill`, `decode`, `inference`;
+        `prompt` and `output` in tokens of a request."""
         self.http: Counter[tuple[str, str, str]] = Counter()
         """By method, route and status."""
         self.http_s: dict[tuple[str, str], Histogram] = {}
@@ -123,6 +125,16 @@ class Tally(RequestObserver):
             self.quantities["request"].observe(request.seconds)
             self.quantities["prompt"].observe(request.num_prompt_tokens)
             self.quantities["output"].observe(request.num_completion_tokens)
+            for choice in request.choices:
+                self._count_phases(choice)
+
+    def _count_phases(self, choice: ChoiceTimes) -> None:
+        phases = {"queue": choice.queued_s}
+        if choice.prefill_s is not None:
+            phases |= {"prefill": choice.prefill_s, "decode": choice.decode_s}
+            phases["inference"] = choice.prefill_s + choice.decode_s
+        for name in phases.keys() & self.quantities.keys():
+            self.quantities[name].observe(phases[name])
 
     def http_ended(self, request: HttpEnd) -> None:
         """Count an HTTP request."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -31,13 +30,13 @@ from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.journal import JOURNAL, Journal
 from dovetail_server.origin import ORIGIN
+from dovetail_server.request_log import log_request
 from dovetail_server.serving.times import ChoiceClock
 from dovetail_server.token_timer import EVERY, EXACT, TokenTimer
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import Live, ServingContext
 
-logger = logging.getLogger("dovetail.server")
 WHOLE_EVERY = 64
 """Tokens that gather for a reply that is sent whole: enough to be cheap, few enough to be quick work at once."""
 AT_ONCE = 64
@@ -413,12 +412,13 @@ class Generation:
                 )
             )
         if self.state.settings.log_requests:
-            text = "Request %s: %d prompt tokens, %d choices."
-            logger.info(text, self.request_id, self._num_prompt(), len(self.choices))
+            values = {"prompt_tokens": self._num_prompt(), "choices": len(self.choices)}
+            log_request(self.request_id, "%d prompt tokens, %d choices", values)
 
     def _log_end(self) -> None:
         if self.state.settings.log_requests:
             reasons = ",".join(choice.finish_reason for choice in self.choices)
             num_completion = sum(choice.num_completion for choice in self.choices)
             took = time.perf_counter() - self.began
-            logger.info("Request %s: %d tokens in %.3f s, %s.", self.request_id, num_completion, took, reasons)
+            values = {"tokens": num_completion, "seconds": took, "finish_reason": reasons}
+            log_request(self.request_id, "%d tokens in %.3f s, %s", values)
