@@ -2,7 +2,8 @@
 
 Of each what decides how ranks divide it: sizes, experts, the way its matrices are packed. Qwen3-235B-A22B, DeepSeek-V3
 and R1 are published in fp8 with a scale for each block of 128 by 128, GLM-4.5 and 4.5-Air in fp8 with one for each row
-(compressed-tensors), Kimi-K2-Thinking with experts in int4, a scale for 32 inputs of a row, and all else in bfloat16.
+(compressed-tensors), Kimi-K2-Thinking with experts in int4, a scale for 32 inputs of a row, gpt-oss-120b with experts
+in mxfp4, and all else in bfloat16, as Llama-3.3-70B is.
 """
 
 from __future__ import annotations
@@ -101,9 +102,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
         "quantization_config": WORDS,
     },
+    "gpt-oss-120b": {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_size": 2880,
+        "intermediate_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True,
+        "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 18, "vocab_size": 201088,
+        "max_position_embeddings": 131072, "rope_theta": 150000, "rms_norm_eps": 1e-5, "swiglu_limit": 7.0,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+            ],
+        },
+    },
+    "llama-3.3-70b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "rms_norm_eps": 1e-5,
+    },
 }  # fmt: skip
-NUM_RANKS = {"qwen3-235b-a22b": 4, "glm-4.5": 4, "glm-4.5-air": 4, "deepseek-v3": 8, "kimi-k2": 8}
-"""GPUs of 141 GB that each is meant for."""
+NUM_RANKS = {
+    "qwen3-235b-a22b": 4, "glm-4.5": 4, "glm-4.5-air": 4, "deepseek-v3": 8, "kimi-k2": 8, "gpt-oss-120b": 4,
+    "llama-3.3-70b": 4,
+}  # fmt: skip
+"""GPUs of 141 GB that each is meant for, or was measured on."""
 
 
 def write_shape(folder: Path, name: str, **changes: Any) -> Path:
@@ -111,3 +144,54 @@ def write_shape(folder: Path, name: str, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[name] | changes))
     return folder
+
+
+def write_checkpoint(folder: Path, name: str, device: str, **changes: Any) -> Path:
+    """Write random weights of a shape, packed as it is published, and return the folder.
+
+    Args:
+        folder: Is made.
+        name: The shape: in bfloat16, fp8 in blocks or rows, or mxfp4.
+        device: Where they are drawn and packed.
+        changes: Keys of its `config.json`.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = SHAPES[name] | changes
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "architectures")}
+    with torch.device(device):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**plain), dtype=torch.bfloat16)
+        for at, param in model.named_parameters():
+            if param.dim() == 1:  # norms and biases start as ones and zeros, which would hide a mix-up
+                param.data.normal_(1.0 if "norm" in at else 0.0, 0.1)
+    model.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):
+        made: dict[str, Any] = {}
+        for at, tensor in load_file(file).items():
+            made |= packed(at, tensor.to(device), config.get("quantization_config", {}))
+        save_file({at: tensor.cpu().contiguous() for at, tensor in made.items()}, file, metadata={"format": "pt"})
+    return write_shape(folder, name, **changes)
+
+
+def packed(name: str, weight: Any, method: dict[str, Any]) -> dict[str, Any]:
+    """Return what stands for a tensor in a checkpoint of a method: blocks, rows or mxfp4; else itself."""
+    import torch
+
+    from dovetail.layers.packed_forms import Mxfp4, Scaled
+
+    if method.get("quant_method") == "mxfp4" and ".experts." in name and weight.dim() == 3:
+        made = [Mxfp4().quantise(one.T) for one in weight]  # one by one: each takes 64 bytes a number meanwhile
+        blocks, scales = (torch.stack([one[key] for one in made]) for key in ("weight_packed", "weight_scale"))
+        return {f"{name}_blocks": blocks.unflatten(-1, (-1, 16)), f"{name}_scales": scales}
+    is_matrix = weight.dim() == 2 and ".layers." in name and not name.endswith("mlp.gate.weight")
+    if not is_matrix or method.get("quant_method") not in ("fp8", "compressed-tensors"):
+        return {name: weight}
+    if method["quant_method"] == "compressed-tensors":
+        rows = Scaled(torch.float8_e4m3fn, None).quantise(weight)
+        return {name: rows["weight"], f"{name}_scale": rows["weight_scale"]}
+    tiles = weight.float().unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+    scale = tiles.abs().amax((1, 3), keepdim=True) / 448
+    return {name: (tiles / scale).view(weight.shape).to(torch.float8_e4m3fn), f"{name}_scale_inv": scale[:, 0, :, 0]}

@@ -3,7 +3,7 @@
 No such machine was there: nothing here was measured on one. What a rank reads in a step is counted from the published
 sizes (`large_shapes.py`), which experts a step needs is drawn at random, and times are taken from docs/benchmarks.md:
 
-- reading at 4.18 TB/s, an H200's own copy;
+- reading at 4.18 TB/s, an H200's own copy, or `--bandwidth`;
 - a sum over ranks with the addition and the norm behind it, measured on two H200 for 1 to 256 rows of 4,096 numbers.
   For more ranks the part that grows with the bytes is multiplied by what a rank sends: a guess, and no worse links;
 - what a layer takes beside reading (launches, norms, small products): what one H200 took over its floor at one stream
@@ -20,7 +20,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,11 @@ from large_shapes import NUM_RANKS, SHAPES, write_shape
 from rich.console import Console
 from rich.table import Table
 
-BANDWIDTH = 4.18e12
-SUM_US = {1: 3.3, 4: 3.4, 16: 4.0, 64: 7.8, 256: 14.8}
-"""By rows of 4,096 numbers of 16 bits, over two ranks."""
 SUM_WIDTH = 4096
 OWNERS_BYTES = 256 << 10
 """From which on more than two ranks add a row once (`layers/ops/peer_sum.py`)."""
-BESIDE_US = {"kv": 22.7, "latent": 42.7}
-"""A layer beside reading, at one stream: (1 / 526 - 1 / 1,229) s / 48 layers, (1 / 430 - 1 / 852) s / 27."""
 EXPERTS_SHARE = {1: 1.0, 64: 0.58}
-"""Of the bandwidth, at so many streams; of one stream the difference is in `BESIDE_US`."""
+"""Of the bandwidth, at so many streams; of one stream the difference is in `Times.beside_us`."""
 STREAMS = (1, 64)
 CONTEXT = {1: 292, 64: 640}
 """Tokens that a stream has in the middle of the standard suite's `single` and `c64`."""
@@ -45,8 +40,33 @@ DRAWS = 200
 
 
 @dataclass(frozen=True)
+class Times:
+    """What the parts of a step take.
+
+    Attributes:
+        bandwidth: Bytes a second.
+        sum_us: A sum, by rows of 4,096 numbers of 16 bits.
+        ranks: Over so many.
+        beside_us: A layer beside reading, at one stream, by what it caches.
+    """
+
+    bandwidth: float = 4.18e12
+    sum_us: Mapping[int, float] = field(default_factory=lambda: {1: 3.3, 4: 3.4, 16: 4.0, 64: 7.8, 256: 14.8})
+    ranks: int = 2
+    beside_us: Mapping[str, float] = field(
+        # (1 / 526 - 1 / 1,229) s / 48 layers, (1 / 430 - 1 / 852) s / 27
+        default_factory=lambda: {"kv": 22.7, "latent": 42.7}
+    )
+
+
+PAPER = Times()
+
+
+@dataclass(frozen=True)
 class Held:
     """Bytes that one rank holds of a model; all ranks have as many.
+
+    `near_token` is the part of a token's cache in layers that look back `window` tokens.
 
     Attributes:
         num_params: Weights of the whole model, in numbers.
@@ -65,11 +85,31 @@ class Held:
     num_experts: int
     num_sparse: int
     cache_token: int
+    near_token: int = 0
+    window: int = 0
 
     @property
     def weights(self) -> float:
         """All of them."""
         return self.embedding + self.always + self.expert * self.num_experts * self.num_sparse
+
+    def cached(self, context: int) -> int:
+        """What a stream of so many tokens reads of its keys and values."""
+        return context * (self.cache_token - self.near_token) + min(context, self.window) * self.near_token
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Experts of a layer; 0: there are none."""
+    keys = ("n_routed_experts", "num_experts", "num_local_experts")
+    return int(next((config[key] for key in keys if key in config), 0))
+
+
+def is_divided(config: Mapping[str, Any], ranks: int, *, whole: bool) -> bool:
+    """Whether ranks can have whole experts, or shares of their width: no cut may go through a scale's inputs."""
+    method = config.get("quantization_config", {}).get("quant_method")
+    unit = {"fp8": 128, "mxfp4": 32}.get(method, 1)
+    inner = config.get("moe_intermediate_size", config["intermediate_size"])
+    return (whole or inner // ranks % unit == 0) if num_experts(config) else not whole
 
 
 def stored(config: Mapping[str, Any], *, is_expert: bool) -> Callable[[int, int], float]:
@@ -82,6 +122,8 @@ def stored(config: Mapping[str, Any], *, is_expert: bool) -> Callable[[int, int]
         return lambda num_out, num_in: num_out * num_in + 4 * num_out
     if form == "pack-quantized" and is_expert:
         return lambda num_out, num_in: num_out * num_in / 2 + 2 * num_out * num_in / 32
+    if method == "mxfp4" and is_expert:  # with a bias in bfloat16
+        return lambda num_out, num_in: num_out * num_in / 2 + num_out * num_in / 32 + 2 * num_out
     return lambda num_out, num_in: 2 * num_out * num_in
 
 
@@ -108,6 +150,9 @@ def attention(config: Mapping[str, Any], ranks: int) -> tuple[int, float, int]:
     if config["attention_bias"]:
         numbers += (heads + 2 * keys) * width
         taken += 2 * (mine + 2 * own) * width
+    if "sliding_window" in config:  # gpt-oss: a bias behind attention, and a sink for each head
+        numbers += hidden + heads
+        taken += 2 * hidden + 4 * mine
     return numbers, taken, 2 * 2 * own * width
 
 
@@ -121,8 +166,10 @@ def held(config: Mapping[str, Any], ranks: int, *, whole: bool) -> Held:
     """
     of, of_expert = stored(config, is_expert=False), stored(config, is_expert=True)
     hidden, vocab, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
-    experts = config.get("n_routed_experts") or config["num_experts"]
-    first, inner, dense = config.get("first_k_dense_replace", 0), config["moe_intermediate_size"], 0.0
+    experts = num_experts(config)
+    first = config.get("first_k_dense_replace", 0) if experts else layers
+    inner, dense = config.get("moe_intermediate_size", config["intermediate_size"]) if experts else 0, 0.0
+    biased = int("sliding_window" in config)
     shared, sparse = inner * config.get("n_shared_experts", 0), layers - first
     of_attention, taken, cache = attention(config, ranks)
 
@@ -130,9 +177,10 @@ def held(config: Mapping[str, Any], ranks: int, *, whole: bool) -> Held:
         return of(2 * width, hidden) + of(hidden, width) if width else 0.0
 
     numbers = layers * (of_attention + 2 * hidden) + 2 * vocab * hidden + hidden
-    numbers += sparse * hidden * (experts + 3 * inner * experts + 3 * shared)
+    numbers += sparse * (hidden * (experts + 3 * inner * experts + 3 * shared))
+    numbers += sparse * biased * experts * (1 + 2 * inner + hidden)
     always = layers * (taken + 4 * hidden) + 2 * hidden
-    always += sparse * (2 * experts * hidden + gated(of, shared // ranks))
+    always += sparse * (2 * experts * (hidden + biased) + gated(of, shared // ranks))
     if first:
         numbers += first * 3 * hidden * config["intermediate_size"]
         dense = first * gated(of, config["intermediate_size"] // ranks)
@@ -145,12 +193,14 @@ def held(config: Mapping[str, Any], ranks: int, *, whole: bool) -> Held:
         num_experts=experts // ranks if whole else experts,
         num_sparse=sparse,
         cache_token=layers * cache,
+        near_token=cache * config.get("layer_types", []).count("sliding_attention"),
+        window=config.get("sliding_window", 0),
     )
 
 
 def chosen(config: Mapping[str, Any], rng: random.Random) -> list[int]:
     """Draw the experts of a token: of the best groups only, where there are groups."""
-    experts = config.get("n_routed_experts") or config["num_experts"]
+    experts = num_experts(config)
     groups, best = config.get("n_group", 1), config.get("topk_group", 1)
     each = experts // groups
     allowed = [group * each + index for group in rng.sample(range(groups), best) for index in range(each)]
@@ -164,7 +214,9 @@ def experts_read(config: Mapping[str, Any], ranks: int, streams: int) -> tuple[f
         All of them; those of the rank that has most where each has some that stand side by side, as ours do; and where
         they are dealt out in turn.
     """
-    rng, experts = random.Random(streams), config.get("n_routed_experts") or config["num_experts"]
+    rng, experts = random.Random(streams), num_experts(config)
+    if not experts:
+        return 0.0, 0.0, 0.0
     each, total, most, dealt = experts // ranks, 0, 0, 0
     for _ in range(DRAWS):
         needed = {expert for _ in range(streams) for expert in chosen(config, rng)}
@@ -174,21 +226,22 @@ def experts_read(config: Mapping[str, Any], ranks: int, streams: int) -> tuple[f
     return total / DRAWS, most / DRAWS, dealt / DRAWS
 
 
-def sum_us(rows: int, width: int, ranks: int) -> float:
+def sum_us(rows: int, width: int, ranks: int, times: Times = PAPER) -> float:
     """What a sum takes: between the measured sizes on a line; what grows with the size, times what a rank sends."""
     size = rows * width / SUM_WIDTH
-    known = sorted(SUM_US)
+    known = sorted(times.sum_us)
     at = next((n for n, end in enumerate(known[1:]) if size <= end), len(known) - 2)
     low, high = known[at], known[at + 1]
-    slope = (SUM_US[high] - SUM_US[low]) / (high - low)
-    least = SUM_US[known[0]]
-    grown = max(0.0, SUM_US[low] + slope * (size - low) - least)
+    slope = (times.sum_us[high] - times.sum_us[low]) / (high - low)
+    least = times.sum_us[known[0]]
+    grown = max(0.0, times.sum_us[low] + slope * (size - low) - least)
     if ranks > 2 and 2 * rows * width >= OWNERS_BYTES:
-        return 2 * least + grown * 2 * (ranks - 1) / ranks
-    return least + grown * (ranks - 1)
+        sent = (1 - 1 / ranks) / (1 - 1 / times.ranks)
+        return (2 if times.ranks == 2 else 1) * least + grown * sent
+    return least + grown * (ranks - 1) / (times.ranks - 1)
 
 
-def step(config: Mapping[str, Any], ranks: int, streams: int, *, whole: bool) -> dict[str, float]:
+def step(config: Mapping[str, Any], ranks: int, streams: int, *, whole: bool, times: Times = PAPER) -> dict[str, float]:
     """What a step of so many streams takes, in microseconds, and what that comes to.
 
     `floor` is what an even share of all reads takes, `reads` those of the rank that reads most; `bound` is the share of
@@ -196,13 +249,13 @@ def step(config: Mapping[str, Any], ranks: int, streams: int, *, whole: bool) ->
     """
     one, layers = held(config, ranks, whole=whole), config["num_hidden_layers"]
     needed, most, dealt = experts_read(config, ranks, streams)
-    expert = 1e6 * one.num_sparse * one.expert / BANDWIDTH
-    others = 1e6 * (one.always + streams * CONTEXT[streams] * one.cache_token) / BANDWIDTH
+    expert = 1e6 * one.num_sparse * one.expert / times.bandwidth
+    others = 1e6 * (one.always + streams * one.cached(CONTEXT[streams])) / times.bandwidth
     floor = others + expert * (needed / ranks if whole else needed)
     experts = expert * (most if whole else needed)
     reads = others + experts
-    sums = (2 * layers + 1) * sum_us(streams, config["hidden_size"], ranks)
-    beside = layers * BESIDE_US["latent" if "kv_lora_rank" in config else "kv"]
+    sums = (2 * layers + 1) * sum_us(streams, config["hidden_size"], ranks, times)
+    beside = layers * times.beside_us["latent" if "kv_lora_rank" in config else "kv"]
     guess = others + experts / EXPERTS_SHARE[streams] + sums + beside
     return {
         "floor_us": floor, "reads_us": reads, "sums_us": sums, "beside_us": beside, "guess_us": guess,
@@ -212,17 +265,17 @@ def step(config: Mapping[str, Any], ranks: int, streams: int, *, whole: bool) ->
     }  # fmt: skip
 
 
-def rows() -> list[dict[str, Any]]:
+def rows(times: Times = PAPER) -> list[dict[str, Any]]:
     """Every shape, by width and with whole experts, at one stream and at 64."""
     found = []
     for name, config in SHAPES.items():
-        for whole in (False, True):
+        for whole in (whole for whole in (False, True) if is_divided(config, NUM_RANKS[name], whole=whole)):
             one = held(config, NUM_RANKS[name], whole=whole)
             found.append(
                 {
                     "model": name, "ranks": NUM_RANKS[name], "experts": "whole" if whole else "by width",
                     "weights_gib": one.weights / 2**30, "cache_kib": one.cache_token / 1024,
-                    "steps": {num: step(config, NUM_RANKS[name], num, whole=whole) for num in STREAMS},
+                    "steps": {num: step(config, NUM_RANKS[name], num, whole=whole, times=times) for num in STREAMS},
                 }
             )  # fmt: skip
     return found
@@ -256,10 +309,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, help="write a folder with each shape's config.json, for `dovetail plan`")
+    parser.add_argument("--bandwidth", type=float, default=PAPER.bandwidth, help="bytes a second of a GPU's memory")
     wish = parser.parse_args()
     for name in SHAPES if wish.write is not None else ():
         print(write_shape(wish.write / name, name))
-    found = rows()
+    found = rows(replace(PAPER, bandwidth=wish.bandwidth))
     show(found)
     if wish.json is not None:
         wish.json.write_text(json.dumps(found, indent=1))

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from ranked_engine import RankedEngine, kernels_of
 from rich.console import Console
 from rich.table import Table
 
-ROWS = (1, 4, 16, 64, 256)
-WIDTH = 4096
+SIZES = ((1, 4096), (4, 4096), (16, 4096), (64, 4096), (256, 4096), (256, 8192))
+"""Rows of so many numbers: 8 KB to 4 MB."""
+CHECKED = (*SIZES, (3, 4096), (2, 4096))
 CALLS, ROUNDS = 50, 20
 STREAMS = (1, 64)
 NUM_NEW, NUM_PROMPT = 256, 128
@@ -57,10 +56,10 @@ def graph_us(work: Callable[[], object]) -> float:
     return 1000 * began.elapsed_time(ended) / (CALLS * ROUNDS)
 
 
-def share_of(rank: int, rows: int, seed: int) -> torch.Tensor:
+def share_of(rank: int, rows: int, width: int, seed: int) -> torch.Tensor:
     """What a rank adds: any rank can make any."""
     generator = torch.Generator().manual_seed(1000 * rank + seed)
-    return torch.randn(rows, WIDTH, generator=generator).to(torch.bfloat16).cuda()
+    return torch.randn(rows, width, generator=generator).to(torch.bfloat16).cuda()
 
 
 def is_equal(links: Any, size: int) -> bool:
@@ -70,12 +69,12 @@ def is_equal(links: Any, size: int) -> bool:
     from dovetail.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
 
     good, graphs = True, []
-    for index, rows in enumerate((1, 3, 16, 64, 256, 2)):
-        shares = [share_of(rank, rows, index) for rank in range(size)]
+    for index, (rows, width) in enumerate(CHECKED):
+        shares = [share_of(rank, rows, width, index) for rank in range(size)]
         summed = shares[0].float()
         for share in shares[1:]:
             summed = summed + share.float()
-        expected, value = summed.to(torch.bfloat16), share_of(99, rows, index)
+        expected, value = summed.to(torch.bfloat16), share_of(99, rows, width, index)
         for how in ("pushed", "read", "owners"):
             if how == "pushed" and rows > PUSHED_ROWS:
                 continue
@@ -109,9 +108,10 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
     if links._peers is None:
         raise SystemExit("these GPUs have no memory that all ranks see")
     equal = is_equal(links, size)
-    weight, found = torch.ones(WIDTH, dtype=torch.bfloat16, device="cuda"), []
-    for rows in ROWS[:2] if check else ROWS:
-        share, value = share_of(rank, rows, 0), share_of(99, rows, 0)
+    found = []
+    for rows, width in SIZES[:2] if check else SIZES:
+        share, value = share_of(rank, rows, width, 0), share_of(99, rows, width, 0)
+        weight = torch.ones(width, dtype=torch.bfloat16, device="cuda")
 
         def nccl(share: torch.Tensor = share) -> None:
             dist.all_reduce(share)
@@ -119,7 +119,7 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
         found.append(
             {
                 "rows": rows,
-                "KB": rows * WIDTH * 2 / 1024,
+                "KB": rows * width * 2 / 1024,
                 "equal": equal,
                 "sum_us": graph_us(lambda share=share: links.all_reduce(share)),
                 **{
@@ -127,7 +127,9 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
                     for how in (("pushed", "read", "owners") if rows <= PUSHED_ROWS else ("read", "owners"))
                 },
                 "add_us": graph_us(lambda share=share, value=value: links.add(share, value)),
-                "norm_us": graph_us(lambda share=share, value=value: links.add_norm(share, value, weight, 1e-6)),
+                "norm_us": graph_us(
+                    lambda share=share, value=value, weight=weight: links.add_norm(share, value, weight, 1e-6)
+                ),
                 "nccl_us": graph_us(nccl),
                 "logits_us": graph_us(
                     lambda rows=rows: links.all_gather(torch.empty(rows, 64128, dtype=torch.bfloat16, device="cuda"))
@@ -156,31 +158,6 @@ def sums(size: int, *, check: bool) -> list[dict[str, Any]]:
         return found
 
 
-def kernels_of(trace: Path, steps: int) -> list[dict[str, Any]]:
-    """What the kernels of a rank take a step, by name, the longest first; and the device's time without any.
-
-    Kernels of two streams may overlap, and one may wait inside for another rank.
-    """
-    events = json.loads(trace.read_text())["traceEvents"]
-    found = sorted(
-        (e["ts"], e["dur"], e["name"]) for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    )
-    took: Counter[str] = Counter()
-    count: Counter[str] = Counter()
-    for _, lasted, name in found:
-        took[name] += lasted
-        count[name] += 1
-    ends = itertools.accumulate((at + lasted for at, lasted, _ in found), max)
-    idle = sum(max(0.0, at - end) for end, (at, _, _) in zip(ends, found[1:], strict=False))
-    span = max(at + lasted for at, lasted, _ in found) - found[0][0] if found else 0
-    rows = [
-        {"kernel": name[:60], "launches": round(count[name] / steps, 1), "us": us / steps, "us each": us / count[name]}
-        for name, us in took.most_common(16)
-    ]
-    every = {"kernel": "all", "launches": round(len(found) / steps, 1), "us": sum(took.values()) / steps}
-    return [*rows, every, {"kernel": "none runs", "us": idle / steps}, {"kernel": "a step", "us": span / steps}]
-
-
 async def serve(
     folder: str, num: int, streams: tuple[int, ...], steps: int = 0, traces: Path = Path(), **changes: Any
 ) -> dict[int, float]:
@@ -188,53 +165,17 @@ async def serve(
 
     Records so many `steps` of each load into the folder `traces`.
     """
-    from dovetail.engine.process import ProcessClient, Restarts
-    from dovetail.messages import ProfileSpec, SamplingParams, Submit
-    from dovetail.plugins import Registry, make_plan
-    from dovetail.runtime.hf_config import architecture, quant_method, read_config
-    from dovetail.settings import EngineSettings
-
-    settings = EngineSettings.model_validate(
-        {"model_path": folder, "device": "cuda", "load_format": "dummy", "dtype": "bfloat16", "context_length": 2048}
-        | {"tensor_parallel_size": num, "max_running_requests": max(streams)}
-        | changes
-    )
-    hf = read_config(Path(folder))
-    plan = make_plan(
-        Registry.scan(), model=architecture(hf, Path(folder)), attention_backend="auto", device="cuda",
-        quantization=settings.quantization, quant_method=quant_method(hf),
-    )  # fmt: skip
-    client = ProcessClient(settings, plan, log_level="info", restarts=Restarts(max_restarts=0, hang_s=120))
-    await client.start()
-
-    async def one(index: int, times: list[tuple[float, int]]) -> None:
-        ids = [(31 * index + 7 * j) % 20000 + 100 for j in range(NUM_PROMPT)]
-        params = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True)
-        async for delta in client.submit(Submit(rid="", prompt_ids=ids, params=params)):
-            times.append((time.perf_counter(), len(delta.ids)))
-
-    found = {}
+    engine = RankedEngine(Path(folder), num, **({"max_running_requests": max(streams)} | changes))
+    await engine.start()
     try:
+        found = {}
         for count in streams:
-            for _ in range(2):  # the first warms up
-                runs: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-                await asyncio.gather(*(one(index, runs[index]) for index in range(count)))
-            begin, end = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
-            num_tokens = sum(num for run in runs for at, num in run if begin < at <= end)
-            found[count] = num_tokens / (end - begin)
+            found[count] = await engine.rate(count, NUM_PROMPT, NUM_NEW)
             if steps:
-                runs = [[] for _ in range(count)]
-                loads = asyncio.gather(*(one(index, runs[index]) for index in range(count)))
-                while not all(runs):
-                    await asyncio.sleep(0.001)
-                spec = ProfileSpec(
-                    folder=str(traces), name=f"{Path(folder).name}-{count}x{num}", num_steps=steps, activities=("GPU",)
-                )
-                await client.control("start_profile", spec)
-                await loads
+                await engine.profile(count, NUM_PROMPT, NUM_NEW, steps, traces)
+        return found
     finally:
-        await client.close()
-    return found
+        await engine.close()
 
 
 def engines(folders: list[str], size: int, *, skip_single: bool, steps: int) -> list[dict[str, Any]]:
@@ -298,7 +239,7 @@ def main() -> None:
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "ranks": wish.ranks}
     if wish.what in ("sums", "all"):
         result["sums"] = sums(wish.ranks, check=wish.check)
-        show(f"{result['device']}, {wish.ranks} ranks: µs in a graph, width {WIDTH}", result["sums"])
+        show(f"{result['device']}, {wish.ranks} ranks: µs in a graph", result["sums"])
     if wish.what in ("engine", "all"):
         result["engines"] = engines(wish.folders, wish.ranks, skip_single=wish.skip_single, steps=wish.profile)
         show(f"{result['device']}: tokens/s, streams x ranks", result["engines"])

@@ -17,6 +17,7 @@ from dovetail_server.cli import plan
 BENCH = Path(__file__).parents[1] / "benchmarks"
 NUM_PARAMS = {
     "qwen3-235b-a22b": 235.09, "glm-4.5": 352.80, "glm-4.5-air": 106.85, "deepseek-v3": 671.03, "kimi-k2": 1026.41,
+    "gpt-oss-120b": 116.83, "llama-3.3-70b": 70.55,
 }  # fmt: skip
 """In billions, without layers that predict further tokens."""
 CACHE_BYTES = {
@@ -25,6 +26,8 @@ CACHE_BYTES = {
     "glm-4.5-air": 46 * 2 * 2 * 128 * 2,
     "deepseek-v3": 61 * 576 * 2,  # a latent row is every rank's
     "kimi-k2": 61 * 576 * 2,
+    "gpt-oss-120b": 36 * 2 * 2 * 64 * 2,
+    "llama-3.3-70b": 80 * 2 * 2 * 128 * 2,
 }
 """Of a token, on one rank."""
 
@@ -64,6 +67,9 @@ def test_a_rank_is_planned_to_the_byte(name: str, paper: Any, folder: Any, capsy
     config, ranks = paper.SHAPES[name], paper.NUM_RANKS[name]
     assert paper.held(config, 1, whole=False).num_params / 1e9 == pytest.approx(NUM_PARAMS[name], abs=0.005)
     for whole, flags in ((False, ()), (True, ("--expert-parallel",))):
+        if not paper.is_divided(config, ranks, whole=whole):
+            assert "--expert-parallel" in planned(capsys, folder(name), ranks, *flags)
+            continue
         found, held = planned(capsys, folder(name), ranks, *flags), paper.held(config, ranks, whole=whole)
         assert found["weight_bytes"] == held.weights, flags
         assert found["page_bytes"] == 16 * held.cache_token == 16 * CACHE_BYTES[name]

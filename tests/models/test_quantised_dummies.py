@@ -96,6 +96,8 @@ def memory_of(folder: Path) -> int:
     factory = factory_of(chosen and chosen[1], hf, model.weight_map(runner.config), None)
     assert built_bytes(model, runner.config, torch.float32, factory, Parallel()) == runner.weight_bytes
     assert all(bool(param.float().isfinite().all()) for param in runner.model.parameters())
+    biases = [param for name, param in runner.model.named_parameters() if name.endswith("bias")]
+    assert all(bool((bias < 0).any()) and bool((bias > 0).any()) for bias in biases), "of one sign, they make all alike"
     return int(runner.weight_bytes)
 
 

@@ -194,7 +194,7 @@ def fill_dummy(model: nn.Module, seed: int = 0) -> None:
         elif not param.is_floating_point():
             low = max(torch.iinfo(param.dtype).min, -128)
             param.random_(low, low + 256, generator=generator)  # bytes may hold several numbers
-        elif param.dim() == 1:
+        elif param.dim() == 1 and not name.endswith("bias"):  # biases of one sign would make all tokens alike
             param.fill_(1.0)
         elif param.element_size() == 1:  # torch draws no numbers of 8 bits
             wide = torch.empty(param.shape, device=device).normal_(0.0, 0.02, generator=generator)
