@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from large_shapes import SHAPES, write_checkpoint, write_shape
-from large_steps import PAPER, SUM_WIDTH, Times, is_divided, step
+from large_steps import is_divided, measured_parts, step
 from rich.console import Console
 from rich.table import Table
 
@@ -48,7 +48,7 @@ LOST = (16, 128, 256)
 PROMPTS = [[(7 * i + j * j) % 190 for j in range(5 + 23 * i)] for i in range(6)]
 LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 TINY = LAYERS | {
-    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "intermediate_size": 512,
+    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 512,
     "moe_intermediate_size": 512, "vocab_size": 512,
 }  # fmt: skip
 TRUNCATED = LAYERS | {"vocab_size": 512}
@@ -100,7 +100,7 @@ def http(name: str, ways: list[str], wish: argparse.Namespace, note: Note) -> No
     """Measure a server from its start on."""
     with tempfile.TemporaryDirectory() as folder:
         model = write_shape(Path(folder) / name, name, **shape(name, TINY if wish.tiny else {}))
-        out = Path(folder) / "out.json"
+        out = wish.out / "http.json"  # which has the first loads if the step is cut
         load = ["--num-prompts", "4", "--input-len", "20", "--output-len", "8"]
         load = load if wish.tiny else ["--suite", "standard", "--only", ",".join(("single", "c64"))]
         command = [sys.executable, "-m", "dovetail_server", "bench", "serve", "--model-path", str(model), *load]
@@ -163,18 +163,9 @@ DO: dict[str, Callable[[str, list[str], argparse.Namespace, Note], None]] = {
 }  # fmt: skip
 
 
-def times_of(found: dict[str, Any]) -> Times:
-    """Return what was measured of a step's parts, or what is taken for it where nothing was."""
-    rows = [row for row in found.get("sums", {}).get("rows", ()) if row["KB"] == row["rows"] * SUM_WIDTH * 2 / 1024]
-    rate = found.get("copy", {}).get("bytes_per_s", PAPER.bandwidth)
-    if len(rows) < 2:
-        return Times(bandwidth=rate)
-    return Times(bandwidth=rate, sum_us={row["rows"]: row["norm_us"] for row in rows}, ranks=found["ranks"])
-
-
 def table_of(found: dict[str, Any]) -> Table:
     """Lay what was measured beside the floor and the simulation."""
-    times = times_of(found)
+    times = measured_parts(found)
     table = Table(title=f"{found['copy'].get('device')} x {found['ranks']}, {times.bandwidth / 1e12:.2f} TB/s")
     for head in ("step", "ready s", "answer s", "streams", "tok/s", "floor", "of it", "guess", "of it", "sums: profile",
                  "sums: counted", "none runs", "else"):  # fmt: skip
@@ -244,9 +235,10 @@ def run_all(wish: argparse.Namespace) -> None:
     """Run the steps one after the other, and print a table."""
     wish.out.mkdir(parents=True, exist_ok=True)
     kept, until = wish.out / "results.json", time.monotonic() + wish.seconds
-    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"steps": {}, "copy": {}}
+    found: dict[str, Any] = {"steps": {}, "copy": {}} | (json.loads(kept.read_text()) if kept.exists() else {})
+    before = found["copy"].get("device"), found.get("ranks", wish.ranks)
     found["ranks"] = wish.ranks
-    for asked in wish.steps if found["copy"] else ["copy", *wish.steps]:
+    for asked in ["copy", *wish.steps]:
         at, _, limit = asked.partition("=")
         left = until - time.monotonic()
         if left < LEAST_S:
@@ -257,6 +249,9 @@ def run_all(wish: argparse.Namespace) -> None:
         one["took_s"] = time.monotonic() - began
         if at in ("copy", "sums"):
             found[at] = one
+            if at == "copy" and found["steps"] and before != (one.get("device"), wish.ranks):
+                print(f"results of {before} are left out", flush=True)
+                found = {"copy": one, "steps": {}, "ranks": wish.ranks}
         else:
             found["steps"][at] = one
         kept.write_text(json.dumps(found, indent=1))
@@ -278,7 +273,8 @@ def run(at: str, limit_s: float, wish: argparse.Namespace) -> dict[str, Any]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         try:
             if code := process.wait(limit_s):
-                failed = f"ended with code {code}"
+                said = (wish.out / "log.txt").read_text("utf-8", "replace").strip().splitlines()[-1]
+                failed = f"ended with code {code}: {said[-300:]}"
         except subprocess.TimeoutExpired:
             failed = f"cut after {limit_s:.0f} s"
         finally:

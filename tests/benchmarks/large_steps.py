@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,8 +32,6 @@ from rich.table import Table
 SUM_WIDTH = 4096
 OWNERS_BYTES = 256 << 10
 """From which on more than two ranks add a row once (`layers/ops/peer_sum.py`)."""
-EXPERTS_SHARE = {1: 1.0, 64: 0.58}
-"""Of the bandwidth, at so many streams; of one stream the difference is in `Times.beside_us`."""
 STREAMS = (1, 64)
 CONTEXT = {1: 292, 64: 640}
 """Tokens that a stream has in the middle of the standard suite's `single` and `c64`."""
@@ -48,15 +47,17 @@ class Times:
         sum_us: A sum, by rows of 4,096 numbers of 16 bits.
         ranks: Over so many.
         beside_us: A layer beside reading, at one stream, by what it caches.
+        experts_share: Of the bandwidth, at so many streams; of one stream the difference is in `beside_us`.
     """
 
     bandwidth: float = 4.18e12
     sum_us: Mapping[int, float] = field(default_factory=lambda: {1: 3.3, 4: 3.4, 16: 4.0, 64: 7.8, 256: 14.8})
     ranks: int = 2
-    beside_us: Mapping[str, float] = field(
+    beside_us: dict[str, float] = field(
         # (1 / 526 - 1 / 1,229) s / 48 layers, (1 / 430 - 1 / 852) s / 27
         default_factory=lambda: {"kv": 22.7, "latent": 42.7}
     )
+    experts_share: dict[int, float] = field(default_factory=lambda: {1: 1.0, 64: 0.58})
 
 
 PAPER = Times()
@@ -256,34 +257,72 @@ def step(config: Mapping[str, Any], ranks: int, streams: int, *, whole: bool, ti
     reads = others + experts
     sums = (2 * layers + 1) * sum_us(streams, config["hidden_size"], ranks, times)
     beside = layers * times.beside_us["latent" if "kv_lora_rank" in config else "kv"]
-    guess = others + experts / EXPERTS_SHARE[streams] + sums + beside
+    guess = others + experts / times.experts_share[streams] + sums + beside
     return {
-        "floor_us": floor, "reads_us": reads, "sums_us": sums, "beside_us": beside, "guess_us": guess,
+        "floor_us": floor, "others_us": others, "reads_us": reads, "sums_us": sums, "beside_us": beside,
+        "guess_us": guess,
         "floor_tok_s": 1e6 * streams / floor, "guess_tok_s": 1e6 * streams / guess,
         "sums_share": sums / (reads + sums), "bound": floor / (reads + sums), "guess": floor / guess,
         "uneven": most * ranks / needed if whole else 1.0, "dealt": dealt * ranks / needed if whole else 1.0,
     }  # fmt: skip
 
 
-def rows(times: Times = PAPER) -> list[dict[str, Any]]:
+def measured_parts(found: Mapping[str, Any]) -> Times:
+    """Return bandwidth and sums as `large_runs.py` has written them; what it did not measure is as on paper."""
+    rows = [row for row in found.get("sums", {}).get("rows", ()) if row["KB"] == row["rows"] * SUM_WIDTH * 2 / 1024]
+    times = replace(PAPER, bandwidth=found["copy"].get("bytes_per_s", PAPER.bandwidth))
+    if len(rows) < 2:
+        return times
+    return replace(times, sum_us={row["rows"]: row["norm_us"] for row in rows}, ranks=found["ranks"])
+
+
+def measured(found: Mapping[str, Any]) -> Times:
+    """Return those, and what the engines were as fast as, the median of all shapes that were served.
+
+    That is what layers take beside reading, and the share of the bandwidth that experts of 64 streams reach.
+    """
+    times = measured_parts(found)
+    for streams in STREAMS:
+        implied = []
+        for at, one in found["steps"].items():
+            kind, name, *ways = at.split(":")
+            if kind != "serve" or f"tok_s_{streams}" not in one:
+                continue
+            paper = step(SHAPES[name], found["ranks"], streams, whole="whole" in ways, times=times)
+            left = 1e6 * streams / one[f"tok_s_{streams}"] - paper["others_us"] - paper["sums_us"]
+            experts = paper["reads_us"] - paper["others_us"]
+            if streams == 1:
+                implied.append((left - experts) / SHAPES[name]["num_hidden_layers"])
+            elif experts:
+                implied.append(experts / (left - paper["beside_us"]))
+        if implied and streams == 1:
+            times = replace(times, beside_us=times.beside_us | {"kv": statistics.median(implied)})
+        elif implied:
+            times = replace(times, experts_share=times.experts_share | {streams: statistics.median(implied)})
+    return times
+
+
+def rows(times: Times = PAPER, ranks: Mapping[str, int] = NUM_RANKS) -> list[dict[str, Any]]:
     """Every shape, by width and with whole experts, at one stream and at 64."""
     found = []
     for name, config in SHAPES.items():
-        for whole in (whole for whole in (False, True) if is_divided(config, NUM_RANKS[name], whole=whole)):
-            one = held(config, NUM_RANKS[name], whole=whole)
+        for whole in (whole for whole in (False, True) if is_divided(config, ranks[name], whole=whole)):
+            one = held(config, ranks[name], whole=whole)
             found.append(
                 {
-                    "model": name, "ranks": NUM_RANKS[name], "experts": "whole" if whole else "by width",
+                    "model": name, "ranks": ranks[name], "experts": "whole" if whole else "by width",
                     "weights_gib": one.weights / 2**30, "cache_kib": one.cache_token / 1024,
-                    "steps": {num: step(config, NUM_RANKS[name], num, whole=whole, times=times) for num in STREAMS},
+                    "steps": {num: step(config, ranks[name], num, whole=whole, times=times) for num in STREAMS},
                 }
             )  # fmt: skip
     return found
 
 
-def show(found: list[dict[str, Any]]) -> None:
+def show(found: list[dict[str, Any]], times: Times) -> None:
     """Print a table."""
-    table = Table(title="on paper: nothing of it was measured on so many GPUs")
+    parts = f"{times.bandwidth / 1e12:.2f} TB/s; sums over {times.ranks} ranks: {dict(times.sum_us)} us; "
+    parts += f"beside reading: {times.beside_us} us a layer; experts at {times.experts_share} of the bandwidth"
+    table = Table(title="on paper, from: " + parts)
     names = {"floor_tok_s": "floor", "sums_share": "sums", "uneven": "uneven", "dealt": "dealt", "bound": "bound"}
     names |= {"guess_tok_s": "guess", "guess": "of floor"}
     for name in ("model", "ranks", "experts", "GiB", "KiB/token"):
@@ -309,12 +348,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, help="write a folder with each shape's config.json, for `dovetail plan`")
-    parser.add_argument("--bandwidth", type=float, default=PAPER.bandwidth, help="bytes a second of a GPU's memory")
+    parser.add_argument("--bandwidth", type=float, help="bytes a second of a GPU's memory")
+    parser.add_argument("--measured", type=Path, help="results.json of large_runs.py, from which times are taken")
+    parser.add_argument("--ranks", type=int, help="as many for all shapes")
     wish = parser.parse_args()
     for name in SHAPES if wish.write is not None else ():
         print(write_shape(wish.write / name, name))
-    found = rows(replace(PAPER, bandwidth=wish.bandwidth))
-    show(found)
+    times = PAPER if wish.measured is None else measured(json.loads(wish.measured.read_text()))
+    times = times if wish.bandwidth is None else replace(times, bandwidth=wish.bandwidth)
+    found = rows(times, NUM_RANKS if wish.ranks is None else dict.fromkeys(SHAPES, wish.ranks))
+    show(found, times)
     if wish.json is not None:
         wish.json.write_text(json.dumps(found, indent=1))
 

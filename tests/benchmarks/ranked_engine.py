@@ -26,6 +26,7 @@ Run = list[tuple[float, TokenDelta]]
 SUMS = ("push_kernel", "_peer_sum_kernel", "AllReduce")
 """Parts of the names of kernels that add up ranks' shares."""
 LISTED = 16
+WARM_NEW = 64
 WRITTEN_S = 60.0
 """In which a trace has to be there, once its load has ended."""
 LOST_S = 120.0
@@ -97,8 +98,8 @@ class RankedEngine:
         return await self.streams(prompts, greedy(num_new), begun)
 
     async def rate(self, num: int, num_prompt: int, num_new: int) -> float:
-        """Tokens a second of so many streams while all decode; the same load, of other ids, runs before."""
-        await self.ask(num, num_prompt, num_new, seed=1)
+        """Tokens a second of so many streams while all decode; as many of other ids run before, for a shorter time."""
+        await self.ask(num, num_prompt, min(num_new, WARM_NEW), seed=1)
         runs = await self.ask(num, num_prompt, num_new, seed=2)
         begin, end = max(run[0][0] for run in runs), min(run[-1][0] for run in runs)
         return sum(len(delta.ids) for run in runs for at, delta in run if begin < at <= end) / (end - begin)

@@ -140,3 +140,23 @@ def test_steps_on_paper_add_up(paper: Any) -> None:
             assert whole["reads_us"] > by_width["reads_us"] == pytest.approx(by_width["floor_us"])
             assert whole["floor_us"] == pytest.approx(by_width["floor_us"], rel=1e-6)
             assert 0 < whole["guess"] < whole["bound"] < 1
+
+
+def test_what_was_measured_corrects_the_guess(paper: Any) -> None:
+    """Rates that a guess would give lead back to the times that it was made of."""
+    sums = {1: 4.0, 4: 4.5, 16: 6.0, 64: 9.0, 256: 20.0}
+    times = paper.Times(
+        bandwidth=3e12, sum_us=sums, ranks=4, beside_us={"kv": 15.0, "latent": 42.7}, experts_share={1: 1.0, 64: 0.7}
+    )
+    name = "qwen3-235b-a22b"
+    rates = {
+        f"tok_s_{num}": paper.step(paper.SHAPES[name], 4, num, whole=True, times=times)["guess_tok_s"]
+        for num in paper.STREAMS
+    }
+    found = {"copy": {"bytes_per_s": 3e12}, "ranks": 4, "steps": {f"serve:{name}:whole": rates, "same:glm-4.5": {}}}
+    found["sums"] = {"rows": [{"rows": rows, "KB": 8 * rows, "norm_us": us} for rows, us in sums.items()]}
+    corrected = paper.measured(found)
+    assert corrected.beside_us["kv"] == pytest.approx(15.0)
+    assert corrected.experts_share[64] == pytest.approx(0.7)
+    assert paper.sum_us(64, 4096, 4, corrected) == pytest.approx(9.0)
+    assert paper.sum_us(64, 4096, 8, corrected) > 9.0
