@@ -1,4 +1,4 @@
-"""Large shapes on several GPUs of one host, step by step: `python tests/bench/large_runs.py STEP… --out FOLDER`.
+"""Large shapes on several GPUs of one host, step by step: `python tests/benchmarks/large_runs.py STEP… --out FOLDER`.
 
 A step is one of these; SHAPE is a name of `large_shapes.py`, and `:whole` behind it gives ranks whole experts:
 
