@@ -5,7 +5,7 @@ A step is one of these; SHAPE is a name of `large_shapes.py`, and `:whole` behin
 - `sums`: what the sums of a decode step take, and whether their bits are those of shares added in rank order;
 - `serve:SHAPE`: an engine with random weights: its start, one stream and 64, the kernels of a step, and with `:lose` at
   last a rank that is killed under 16 streams;
-- `http:SHAPE`: the same loads by `dovetail bench serve`, from the start of a server on;
+- `http:SHAPE`: the same loads by `dovetail bench serve`, from the start of a server on, with `--tokenizer`;
 - `same:SHAPE`: two layers of the real widths, packed as published, with 16 experts: whether ranks say what one says.
 
 Each step runs in processes of its own, for a limited time (`STEP=SECONDS`), and writes what it has as it goes: FOLDER
@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=570.0, help="for all steps together")
     parser.add_argument("--tiny", action="store_true", help="small widths on the CPU, to try the program")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer that servers are given, for http:SHAPE")
     parser.add_argument("--scratch", type=Path, help="folder for checkpoints that are compared")
     parser.add_argument("--do", action="store_true", help=argparse.SUPPRESS)
     wish = parser.parse_args()
@@ -212,6 +213,7 @@ def main() -> None:
     wish.device = "cpu" if wish.tiny else "cuda"
     wish.settings = {"num_threads": 1} if wish.tiny else {}
     wish.flags = ["--num-threads", "1"] if wish.tiny else []
+    wish.flags += ["--tokenizer-path", str(wish.tokenizer.absolute())] if wish.tokenizer else []
     if wish.do:
         do(wish)
     else:
@@ -266,6 +268,7 @@ def run(at: str, limit_s: float, wish: argparse.Namespace) -> dict[str, Any]:
     part.unlink(missing_ok=True)
     command = [sys.executable, __file__, at, "--do", "--out", str(wish.out), "--ranks", str(wish.ranks)]
     command += (["--tiny"] if wish.tiny else []) + (["--scratch", str(wish.scratch)] if wish.scratch else [])
+    command += ["--tokenizer", str(wish.tokenizer)] if wish.tokenizer else []
     failed = ""
     with (wish.out / "log.txt").open("ab") as log:
         log.write(f"\n==== {at}\n".encode())
