@@ -128,7 +128,9 @@ def test_every_kind_has_a_tutorial() -> None:
 
 
 @pytest.mark.install
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(
+    "kind", ["hooks", *(pytest.param(kind, marks=pytest.mark.full) for kind in sorted(KINDS) if kind != "hooks")]
+)
 def test_the_tutorial_works(env: CleanEnv, tmp_path: Path, kind: str, light_servers: dict[str, str]) -> None:
     """Every block of the page runs as it stands, and prints what the page says."""
     reader = Reader(env, tmp_path / "work", light_servers)

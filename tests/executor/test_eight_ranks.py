@@ -22,7 +22,6 @@ PACKERS = beside("packers", "models/packers.py")
 sys.modules["packers"] = PACKERS
 MODELS = beside("quantised_models", "models/quantised_models.py")
 METHOD = PACKERS.Method
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
 NUM = 8
 WORDS = PACKERS.scheme("int", 4, "group", group_size=32)
 OTHERS = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
@@ -78,8 +77,8 @@ TINY = {
         names={"model_type": "kimi_k2"},
     ),
 }  # fmt: skip
-ALL = [(name, is_whole) for name in TINY for is_whole in (False, True)]
 SAMPLE = [("deepseek-v3", False), ("kimi-k2", True)]
+REST = [(name, is_whole) for name in TINY for is_whole in (False, True) if (name, is_whole) not in SAMPLE]
 
 
 def packed(tiny: Tiny, folder: Path) -> Path:
@@ -100,9 +99,11 @@ def stays_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_threads", "stays_packed")
-@pytest.mark.parametrize(("name", "is_whole"), ALL if FULL else SAMPLE)
+@pytest.mark.parametrize(
+    ("name", "is_whole"), [*SAMPLE, *(pytest.param(*pair, marks=pytest.mark.full) for pair in REST)]
+)
 def test_eight_ranks_say_what_one_says(name: str, is_whole: bool, tmp_path: Path) -> None:
-    """By width and with whole experts; `DOVETAIL_FULL=1` takes all families in both ways."""
+    """By width and with whole experts."""
     tiny = TINY[name]
     folder = packed(tiny, tmp_path)
     [architecture] = json.loads((folder / "config.json").read_text())["architectures"]
@@ -119,7 +120,7 @@ def test_eight_ranks_say_what_one_says(name: str, is_whole: bool, tmp_path: Path
     assert 4 * held[0] < 1.5 * held[1] < plain, "a rank has a share, and packed"
 
 
-@pytest.mark.skipif(not FULL, reason="eight processes that import torch; DOVETAIL_FULL=1 starts them")
+@pytest.mark.full
 def test_eight_processes(tmp_path: Path) -> None:
     """As they are started on eight GPUs: each a process, ended together."""
     tiny = TINY["kimi-k2"]

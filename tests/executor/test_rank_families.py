@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from dovetail_server.cli import plan
 
 FAMILIES = beside("families", "models/families.py")
 QUANTISED = beside("quantised_checkpoints", "models/test_quantised.py")
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
 SAMPLE = ("deepseek_v3", "gpt_oss", "gemma3_text")
 OWN = ["llama", "qwen2", "qwen3", *FAMILIES.OWN]
 SPARSE = sorted(
@@ -30,18 +28,20 @@ EIGHT = dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "
 pytestmark = pytest.mark.usefixtures("in_threads")
 
 
+def some_of(kinds: list[str], *some: str) -> list[Any]:
+    """Mark all but some as `full`."""
+    return [kind if kind in some else pytest.param(kind, marks=pytest.mark.full) for kind in kinds]
+
+
 def tokens(folder: Path, num: int, **settings: Any) -> list[list[int]]:
     """What some greedy requests say: chunks of prompts, rows that decode beside them, a prefix that is shared."""
     [architecture] = json.loads((folder / "config.json").read_text())["architectures"]
     return said(lambda **more: make_core(folder, architecture, **settings, **more), num)
 
 
-@pytest.mark.parametrize("kind", OWN if FULL else SAMPLE)
+@pytest.mark.parametrize("kind", some_of(OWN, *SAMPLE))
 def test_built_in_families(kind: str, tmp_path: Path) -> None:
-    """Latent attention, windows, chunks, sinks, caps, experts, shared key heads, tied and untied tables.
-
-    `DOVETAIL_FULL=1` takes them all.
-    """
+    """Latent attention, windows, chunks, sinks, caps, experts, shared key heads, tied and untied tables."""
     FAMILIES.make_checkpoint(tmp_path, kind, vocab_size=VOCAB)
     expected = tokens(tmp_path, 1)
     for num in (2, 4):
@@ -60,7 +60,7 @@ def test_gemma4_as_published(has_experts: bool, tmp_path: Path) -> None:
         assert tokens(tmp_path, num) == expected, num
 
 
-@pytest.mark.parametrize("kind", SPARSE if FULL else ("gpt_oss",))
+@pytest.mark.parametrize("kind", some_of(SPARSE, "gpt_oss"))
 def test_whole_experts(kind: str, tmp_path: Path) -> None:
     """Ranks have whole experts each, of biases too, beside shared ones that they divide."""
     known = FAMILIES.config_of(kind).to_dict()

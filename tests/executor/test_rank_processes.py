@@ -30,7 +30,7 @@ from dovetail.runtime.memory.plan import DeviceBytes
 from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model
 
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
+FULL = pytest.mark.full
 LIMIT_S = 3.0
 BODY = """
 import sys, time
@@ -97,7 +97,7 @@ def until_blamed(work: Callable[[], object]) -> str:
     pytest.fail("no rank is to blame")
 
 
-@pytest.mark.parametrize("num", [2, 4] if FULL else [2])
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=FULL)])
 def test_a_stopped_rank_is_named(num: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step, within the limit; the others are not accused, and none is left behind."""
     with engine(folder, monkeypatch, num=num) as core:
@@ -213,7 +213,7 @@ def is_rank(pid: int) -> bool:
     return b"rank_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-@pytest.mark.parametrize("sent", ["SIGKILL", "SIGSTOP"] if FULL else ["SIGKILL"])
+@pytest.mark.parametrize("sent", ["SIGKILL", pytest.param("SIGSTOP", marks=FULL)])
 def test_streams_go_on_behind_a_rank_that_is_gone(sent: str) -> None:
     """Killed or stopped in the middle of a step: the engine is started again with all its ranks, and every stream
     has the tokens that it would have had."""

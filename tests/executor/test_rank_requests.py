@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,9 @@ from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.settings import EngineSettings
 
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
+FULL = pytest.mark.full
+NUM = pytest.mark.parametrize("num", [2, pytest.param(4, marks=FULL)])
+"""Of ranks."""
 FAMILIES = beside("families", "models/families.py")
 sys.modules["families"] = FAMILIES  # as the next one imports it
 ENCODERS = beside("encoders", "models/encoders.py")
@@ -72,7 +73,8 @@ def again(submits: list[Submit]) -> list[Submit]:
     return [msgspec.structs.replace(one, prompt_ids=[*start, *one.prompt_ids[:30]]) for one in submits * 2]
 
 
-def test_every_sort_of_request(tmp_path: Path) -> None:
+@NUM
+def test_every_sort_of_request(num: int) -> None:
     """The demo model, whose table is tied and whose two key heads four ranks share: greedy and seeded draws, filters,
     penalties, biases, log probabilities, prompts' own, and grammars; retracted, in chunks, with prefixes cached."""
     plan = make_plan(
@@ -84,20 +86,20 @@ def test_every_sort_of_request(tmp_path: Path) -> None:
             model_path=str(MODEL_DIR), dtype="float32", device="cpu", page_size=4, max_total_tokens=120,
             max_running_requests=6, chunked_prefill_size=24, num_threads=1, tensor_parallel_size=num,
         )  # fmt: skip
-        return answer(launch.make_engine(settings, load(plan, "engine")), again(mixed(7, 40 if FULL else 24)))
+        return answer(launch.make_engine(settings, load(plan, "engine")), again(mixed(7, 24)))
 
     expected = serve(1)
     assert any(delta.num_retractions for deltas in expected for delta in deltas)
     assert any(delta.cached_tokens for deltas in expected for delta in deltas)
-    for num in (2, 4) if FULL else (2,):
-        same(serve(num), expected)
+    same(serve(num), expected)
 
 
 KINDS = ("gemma2", "deepseek_v3", "llama4_text", "gpt_oss", "llama", "cohere2", "olmo3", "qwen3_moe", "mistral")
 
 
-@pytest.mark.parametrize("kind", KINDS if FULL else KINDS[:2])
-def test_every_cache_group(kind: str, tmp_path: Path) -> None:
+@NUM
+@pytest.mark.parametrize("kind", [*KINDS[:2], *(pytest.param(kind, marks=FULL) for kind in KINDS[2:])])
+def test_every_cache_group(kind: str, num: int, tmp_path: Path) -> None:
     """Windows, latent rows, chunks of attention: requests of every sort, retracted, in chunks, with prefixes cached."""
     architecture = type(FAMILIES.make_checkpoint(tmp_path, kind, vocab_size=199)).__name__
     asked = []
@@ -109,12 +111,11 @@ def test_every_cache_group(kind: str, tmp_path: Path) -> None:
     expected = answer(make_core(tmp_path, architecture, **TIGHT), again(asked))
     assert any(delta.num_retractions for deltas in expected for delta in deltas)
     assert any(delta.cached_tokens for deltas in expected for delta in deltas)
-    for num in (2, 4) if FULL else (2,):
-        same(answer(make_core(tmp_path, architecture, tensor_parallel_size=num, **TIGHT), again(asked)), expected)
+    same(answer(make_core(tmp_path, architecture, tensor_parallel_size=num, **TIGHT), again(asked)), expected)
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("kind", ENCODERS.ENCODERS if FULL else ("mpnet", "modernbert"))
+@pytest.mark.parametrize("kind", ENCODERS.ENCODERS)
 @pytest.mark.parametrize("task", ["", "SequenceClassification"])
 def test_encoders(kind: str, task: str, tmp_path: Path) -> None:
     """What sees both ways gives the same vectors and scores: heads of a bias by distance, places, types of text."""
@@ -139,8 +140,7 @@ def test_encoders(kind: str, task: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(mine, right, atol=1e-4)
 
 
-@pytest.mark.parametrize("num", [2, 4])
-@pytest.mark.parametrize("group", [None, 8])
+@pytest.mark.parametrize(("num", "group"), [(2, None), (4, 8)])
 def test_an_int8_checkpoint(num: int, group: int | None, tmp_path: Path) -> None:
     """Scales are cut with the rows and inputs that they stand for; shared key heads have theirs, too."""
     _, folder = QUANTISED.make_checkpoints(tmp_path, group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 import tomllib
@@ -21,7 +20,6 @@ from dovetail.plugins import KINDS
 from dovetail.utils import wait_for_server
 
 pytestmark = pytest.mark.install
-IS_FULL = bool(os.environ.get("DOVETAIL_FULL"))
 COMPUTING = ("model", "attention_backend", "quantization")
 
 NEW = {kind: f"new-{kind.replace('_', '-')}" for kind in KINDS if kind != "model"} | {"model": "MinistralForCausalLM"}
@@ -159,6 +157,7 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [OLMO, TWO_WIDTHS, LATENT, RECURRENT], ids=lambda config: config["model_type"])
 def test_the_models_examples_serve(config: dict[str, Any], clean: CleanEnv) -> None:
     """A server runs the architectures of the examples, with random weights."""
@@ -187,8 +186,8 @@ def test_a_plugin_of_every_kind_is_written_installed_and_tested(clean: CleanEnv,
     assert set(NEW.items()) <= {(item["kind"], item["name"]) for item in listing}
     tests = [path for folder in folders for path in folder.glob("test_*.py")]
     assert len(tests) == len(NEW)
-    found = () if IS_FULL else (f"--deselect={kind}/" for kind in COMPUTING)
+    found = (f"--deselect={kind}/" for kind in COMPUTING)
     pytest_ = [str(clean.bin / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
     out = clean.run(*pytest_, *found, *map(str, tests))
     assert " passed" in out
-    assert IS_FULL or " deselected" in out
+    assert " deselected" in out

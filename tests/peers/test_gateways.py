@@ -128,7 +128,9 @@ def counts(workers: list[Worker]) -> list[tuple[float, float]]:
     return [(worker.count(names[0]), worker.count(names[1])) for worker in workers]
 
 
-@pytest.fixture(scope="session", params=GATEWAYS)
+@pytest.fixture(
+    scope="session", params=["smg", *(pytest.param(name, marks=pytest.mark.full) for name in GATEWAYS if name != "smg")]
+)
 def gateway(request: pytest.FixtureRequest, python_package: Callable[..., Path]) -> tuple[Gateway, Path]:
     chosen = GATEWAYS[request.param]
     return chosen, python_package(chosen.package, "setproctitle", "orjson")
@@ -171,10 +173,9 @@ def check_routes(base: str) -> None:
     assert "Paris" in told
 
 
+@pytest.mark.full
 def test_streams_outlive_the_end_of_a_worker(gateway: tuple[Gateway, Path]) -> None:
     """40 of 40 streams are whole though one of two workers gets SIGTERM among them."""
-    if gateway[0].name != "smg" and not os.environ.get("DOVETAIL_FULL"):
-        pytest.skip("each takes half a minute, and one stands for all; DOVETAIL_FULL=1 runs it")
     started = [Worker(is_light=True), Worker(is_light=True)]
     ended: list[str] = []
     lock = threading.Lock()

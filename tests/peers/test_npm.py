@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from programs import Worker, install
 
-pytestmark = [pytest.mark.registry, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.registry, pytest.mark.timeout(300)]
 PACKAGES = (
     "ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.87", "@ai-sdk/anthropic@3.0.138",
     "@ai-sdk/deepseek@2.0.69", "openai@6.49.0", "@anthropic-ai/sdk@1.12.0", "zod@4.6.7",

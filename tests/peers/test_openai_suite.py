@@ -18,14 +18,12 @@ from programs import Worker, install
 
 from dovetail.demo import MODEL_DIR
 
-pytestmark = [pytest.mark.registry, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.registry, pytest.mark.timeout(600)]
 VERSION = "3.54.0"
-IS_FULL = bool(os.environ.get("DOVETAIL_FULL"))
-"""Also with clients that check no reply, asynchronous ones, and the same requests again for the raw reply and for one
-that is streamed to the caller: they see nothing that the strict ones do not."""
 NAMES = "dovetail-demo gpt-6-astra gpt-3.5-turbo-instruct text-embedding-3-small model"
-STRICT = "not loose and not Async and not raw_response and not streaming_response"
-CLIENTS = "not aiohttp" if IS_FULL else f"not aiohttp and {STRICT}"
+CLIENTS = "not aiohttp and not loose and not Async and not raw_response and not streaming_response"
+"""Clients that check no reply, asynchronous ones, and the same requests for the raw reply and for one that is streamed
+to the caller see nothing that the strict ones do not."""
 PARTS = (
     *("chat", "responses", "test_completions.py", "test_models.py", "test_files.py", "test_batches.py"),
     *("test_embeddings.py", "test_responses.py"),
@@ -68,8 +66,8 @@ def test_everything_that_asks_for_what_is_there_passes(tmp_path: Path, python_pa
     source = tmp_path / f"openai-{VERSION}"
     extra = python_package("pytest-asyncio==1.4.0")
     # Most requests have no bound: the demo model's replies to "string" would otherwise end where its context does.
-    flags = "--context-length 512" if not IS_FULL else ""
-    worker = Worker(f"--served-model-name {NAMES} --model-path {nested(tmp_path / 'model')} {flags}")
+    flags = f"--served-model-name {NAMES} --context-length 512"
+    worker = Worker(f"{flags} --model-path {nested(tmp_path / 'model')}")
     try:
         worker.wait()
         report = tmp_path / "report.xml"
@@ -95,9 +93,8 @@ def test_everything_that_asks_for_what_is_there_passes(tmp_path: Path, python_pa
             assert found is not None, (case.get("classname"), case.get("name"), text[-600:])
             reasons["made up" if found in MADE_UP else found] += 1
     print(f"{len(cases) - reasons.total()} of {len(cases)} pass; {dict(reasons)}")
-    share = 1 if IS_FULL else 4
-    assert len(cases) > (350 if IS_FULL else 60)
+    assert len(cases) > 60
     assert reasons[BASE64] <= 6
-    assert {name: count * share for name, count in reasons.items() if name not in ("made up", BASE64)} == {
-        "web_search_options": 8, "suffix": 8, "tools[0].async": 12,
+    assert {name: count for name, count in reasons.items() if name not in ("made up", BASE64)} == {
+        "web_search_options": 2, "suffix": 2, "tools[0].async": 3,
     }  # fmt: skip

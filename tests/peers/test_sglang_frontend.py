@@ -15,7 +15,7 @@ from programs import Worker
 
 from dovetail.demo import MODEL_DIR
 
-pytestmark = [pytest.mark.registry, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.full, pytest.mark.registry, pytest.mark.timeout(480)]
 PACKAGES = (
     "sglang==0.5.23", "orjson==3.13.0", "psutil==7.2.2", "pybase64==1.5.1", "ipython==9.18.1", "traitlets==5.16.1",
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from functools import cache
 from importlib.resources import files
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Locator, Page, Request
 
 TIMEOUT_MS = 20_000
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
-LOOKS = [(1280, "light"), (390, "dark"), *([(1280, "dark"), (390, "light")] if FULL else [])]
+LOOKS = [(1280, "light"), (390, "dark")]
 """Widths of the window, and colours."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from screen import FULL, Screen, piece, stream
+from screen import Screen, piece, stream
 
 from dovetail_server.testing import ScriptedServer
 
@@ -48,12 +48,16 @@ def test_text_that_reorders_what_follows(screen: Screen, server: ScriptedServer)
     assert "\u202e" not in screen.page.inner_text("#app")
 
 
-@pytest.mark.parametrize("kind", ["markdown", *(["one line", "quotes"] if FULL else [])])
-def test_two_megabytes(screen: Screen, replying: Callable[[str], None], kind: str) -> None:
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "# Title\n\n* a *b* `c` [d](e)\n\n",
+        pytest.param("word **x** ", marks=pytest.mark.full),
+        pytest.param("> " * 50 + "x\n", marks=pytest.mark.full),
+    ],
+)
+def test_two_megabytes(screen: Screen, replying: Callable[[str], None], unit: str) -> None:
     """A very long reply is shown as plain text and said to be, all of it; the page stays usable."""
-    unit = {"markdown": "# Title\n\n* a *b* `c` [d](e)\n\n", "one line": "word **x** ", "quotes": "> " * 50 + "x\n"}[
-        kind
-    ]
     text = (unit * (2_000_000 // len(unit) + 1))[:2_000_000]
     parts = [text[i : i + 100_000] for i in range(0, len(text), 100_000)]
     replying(stream(*(piece(content=part) for part in parts)))

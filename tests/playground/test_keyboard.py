@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from screen import FULL, Screen
+from screen import Screen
 
 from dovetail_server.testing import ScriptedServer
 
@@ -57,7 +57,7 @@ def go(screen: Screen, name: str) -> None:
         screen.page.get_by_role("heading", level=1, name=PAGES[name]).wait_for()
 
 
-@pytest.mark.parametrize("width", [1280, 390] if FULL else [390])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.full)])
 def test_everything_is_reached_and_nothing_holds_fast(
     new_screen: Callable[..., Screen], server: ScriptedServer, width: int
 ) -> None:

@@ -10,17 +10,20 @@ import copy
 import dataclasses
 import gc
 import json
+import os
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from harness import Harness
 from wire import JSON_TYPE, Wire, request
 
+from dovetail import imports
 from dovetail_server.bodies.wire import Job, Outcome
 from dovetail_server.bodies.work import do
 from dovetail_server.examples import BODIES, fill
@@ -93,6 +96,13 @@ TASK_OF = {
     "/v1/messages/batches": "message_batch",
 }
 """What is done with a large body of a route."""
+SMALL, BIG = 10 * KIB, MIB
+FLOOR_S = 0.01
+"""Below this, processor time is noise."""
+MORE_THAN_LINEAR = 5
+TRIES = 3
+MOST_STALL_S = float(os.environ.get("DOVETAIL_MOST_STALL_S", "0.05"))
+REFUSED = (400, 404, 413, 422, 501)
 LARGE = ("text", "escapes", "numbers", "empty objects", "messages", "names")
 """Shapes that are tried at the limit as well."""
 
@@ -104,6 +114,10 @@ class Case:
     path: str
     field: str
     shape: str
+
+    def __str__(self) -> str:
+        """Write it in short."""
+        return f"{self.path}-{self.field}-{self.shape}"
 
     def body(self, size: int) -> bytes:
         """Return the request's body, of about `size` bytes."""
@@ -263,3 +277,46 @@ def cases(fields: Iterable[tuple[str, str]], shapes: Sequence[str] | None = None
         return [Case(path, field, shape) for path, field in fields for shape in shapes]
     names = list(SHAPES)
     return [Case(path, field, names[at % len(names)]) for at, (path, field) in enumerate(fields)]
+
+
+@contextmanager
+def meter_of(folder: Path) -> Iterator[Meter]:
+    """Yield a server that looks at prompts of any size, with the parsers of a Qwen3 model."""
+    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.tools.hermes import Hermes
+
+    harness = Harness(folder, reasoning=Qwen3(), tools=Hermes(), max_prompt_bytes=1 << 30)
+    found = Meter(harness)
+    for path in BODIES:  # what is imported and made at the first request
+        found.send(path, Case(path, "user", "text").body(10))
+    thresholds = gc.get_threshold()
+    imports.started()  # as a server does when it has started
+    yield found
+    gc.set_threshold(*thresholds)
+    harness.close()
+
+
+def check(case: Case, small: Cost, big: Cost) -> str | None:
+    """Say what is wrong with what a case costs."""
+    times = big.num_bytes / max(small.num_bytes, SMALL // 2)
+    if big.cpu_s > MORE_THAN_LINEAR * times * max(small.cpu_s, FLOOR_S):
+        return f"{case}: {small.cpu_s:.3f} s for {small.num_bytes} bytes, {big.cpu_s:.3f} s for {big.num_bytes}"
+    if big.stall_s > MOST_STALL_S:
+        return f"{case}: the event loop stood still for {big.stall_s:.3f} s of processor time"
+    if big.status != 200 and big.status not in REFUSED:
+        return f"{case}: status {big.status}"
+    return None
+
+
+def measure(meter: Meter, case: Case, size: int) -> Cost:
+    return meter.send(case.path, case.body(size))
+
+
+def wrong_with(meter: Meter, case: Case) -> str | None:
+    """Say what a case costs too much, each time that it is measured."""
+    found = None
+    for _ in range(TRIES):
+        found = check(case, measure(meter, case, SMALL), measure(meter, case, BIG))
+        if found is None:
+            break
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 BENCH = Path(__file__).parents[1] / "benchmarks" / "body_memory.py"
 MOST = 10
 """Times the body."""
-MIB = "1" if os.environ.get("DOVETAIL_FULL") else "0.5"
+MIB = "0.5"
 """The body; of a quarter, what every body takes would be as much as what grows with it."""
 
 
 def test_a_body_of_half_a_megabyte_takes_a_few_times_its_size() -> None:
-    """Texts, conversations, ids and items of each route that reads prompts; `DOVETAIL_FULL=1` takes a megabyte."""
+    """Texts, conversations, ids and items of each route that reads prompts."""
     ran = subprocess.run(
         [sys.executable, str(BENCH), "--mib", MIB, "--most", str(MOST)],
         capture_output=True,

@@ -161,6 +161,7 @@ class Load:
             thread.join(120)
 
 
+@pytest.mark.full
 def test_replicas_come_and_go_with_the_load(served: RayServed) -> None:
     """1, 2, 1 replicas while requests go on: none fails, by the tokens of the prompts that are held."""
     assert len(served.replicas()) == 1
@@ -181,8 +182,8 @@ def test_replicas_come_and_go_with_the_load(served: RayServed) -> None:
 
 
 def test_no_stream_is_cut_by_the_death_of_a_replica(served: RayServed) -> None:
-    """0 of 12 by `kill -9` of the only replica, `DOVETAIL_FULL=1` of 24, and each says what it would have said."""
-    bodies = [story(number, 60) for number in range(24 if os.environ.get("DOVETAIL_FULL") else 12)]
+    """0 of 12 by `kill -9` of the only replica, and each says what it would have said."""
+    bodies = [story(number, 60) for number in range(12)]
     with ThreadPoolExecutor(6) as pool:
         unbroken = list(pool.map(lambda body: told(served, body), bodies))
         assert not [text for text in unbroken if text.startswith("broken")]

@@ -175,6 +175,21 @@ def actors(temp: str) -> list[int]:
     return [pid for pid in mine if temp in environment_of(pid)]
 
 
+def test_every_line_is_answered_once_and_in_order(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """Of one file, by an actor of Ray; a request that is refused makes the exit code 1."""
+    log, source, target = tmp_path / "log", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(
+        source, [*(line(f"a-{number}") for number in range(40)), line("wrong", body={"prompt": "x", "max_tokens": -1})]
+    )
+    running = run_on_ray(cluster, log, "-i", source, "-o", target)
+    assert running.wait(200) == 1, log.read_text()[-3000:]
+    assert "41/41" in log.read_text()
+    rows = [json.loads(row) for row in target.read_text().splitlines()]
+    assert [row["custom_id"] for row in rows] == [*(f"a-{number}" for number in range(40)), "wrong"]
+    assert [row["response"]["status_code"] for row in rows] == [*[200] * 40, 400]
+
+
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_every_line_is_answered_once_whatever_ends(tmp_path: Path, cluster: dict[str, str]) -> None:
     """An actor is killed, then the command itself, and the same command goes on: all lines, once, in order."""

@@ -98,6 +98,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "stand-in"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_rays_own_front_answers(path: Path, tmp_path: Path) -> None:
     """Whole replies, streams, the models' list, and errors in Ray's words."""

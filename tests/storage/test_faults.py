@@ -1,7 +1,6 @@
 """One error at a time at each call to the disk and the database: a batch ends as it would have, once the error is over.
 
-In CI half of the kinds of calls fail once, with errors in turn; `DOVETAIL_FULL=1` takes every kind, error and
-length.
+A third of the kinds of calls fail once, with errors in turn; `make test-all` takes every kind, error and length.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from dovetail_server.batches import pause, processes, runner, service, writer
 from .conftest import Api, Harness, jsonl, line
 from .steps import Steps, watch_database, watched_disk
 
-TAKES_ALL = bool(os.environ.get("DOVETAIL_FULL"))
-LIMIT_S = 120 if TAKES_ALL else 30
+LIMIT_S = 30
 IDS = [f"id-{i}" for i in range(6)]
 DISK = [OSError(number, os.strerror(number)) for number in (errno.EMFILE, errno.EIO, errno.ENOSPC)]
 DATABASE = [
@@ -113,15 +111,15 @@ def sites_of(api: Api, steps: Steps) -> list[str]:
     return sorted(steps.seen)
 
 
-@pytest.mark.timeout(7200 if TAKES_ALL else 300)
-def test_one_error_at_every_call_costs_time_and_nothing_else(api: Api, steps: Steps) -> None:
+@pytest.mark.parametrize("takes_all", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
+def test_one_error_at_every_call_costs_time_and_nothing_else(api: Api, steps: Steps, takes_all: bool) -> None:
     """EMFILE, EIO, ENOSPC, a locked, full or broken database, before a commit and after it: each id once, in order."""
-    lengths = (1, 3) if TAKES_ALL else (1,)
+    lengths = (1, 3) if takes_all else (1,)
     turns = {"disk": itertools.cycle(DISK), "db": itertools.cycle(DATABASE)}
     num = 0
-    for site in sites_of(api, steps)[:: 1 if TAKES_ALL else 2]:
+    for site in sites_of(api, steps)[:: 1 if takes_all else 3]:
         kind = site.split()[0]
-        errors = (DISK if kind == "disk" else DATABASE) if TAKES_ALL else [next(turns[kind])]
+        errors = (DISK if kind == "disk" else DATABASE) if takes_all else [next(turns[kind])]
         for error, times in itertools.product(errors, lengths):
             steps.arm(site, failing(steps, site, error, times))
             try:
