@@ -27,7 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -120,19 +121,29 @@ def same(name: str, ways: list[str], wish: argparse.Namespace, note: Note) -> No
     usual = {"device": wish.device, "max_total_tokens": 8192, "context_length": 512, **wish.settings}
     with tempfile.TemporaryDirectory(dir=wish.scratch) as folder:
         changes = shape(name, (TINY if wish.tiny else {}) | TRUNCATED)
-        model = write_checkpoint(Path(folder) / name, name, wish.device, **changes)
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # which leaves none of a GPU's memory taken
+            model = pool.submit(write_checkpoint, Path(folder) / name, name, wish.device, **changes).result()
 
-        def alone(dtype: str, at: int) -> ranked_engine.Said:
-            alone = usual if wish.tiny else usual | {"devices": (at,)}
-            return ranked_engine.said(model, 1, PROMPTS, dtype=dtype, **alone)[0]
+        def said(told: str, num: int, **more: Any) -> ranked_engine.Said | None:
+            try:
+                return ranked_engine.said(model, num, PROMPTS, **usual, **more)[0]
+            except Exception as error:  # what one does not serve is no reason to leave out the others
+                note(**{told: f"{type(error).__name__}: {error}"[:300]})
+                return None
+
+        def alone(dtype: str, at: int) -> ranked_engine.Said | None:
+            return said(f"one_{dtype}", 1, dtype=dtype, **({} if wish.tiny else {"devices": (at,)}))
 
         with ThreadPoolExecutor(2) as pool:
             exact, rounded = pool.map(alone, ("float32", "bfloat16"), (0, min(1, wish.ranks - 1)))
-        note(tokens=sum(map(len, exact)), one_bfloat16=off(rounded, exact))
+        if (base := exact or rounded) is None:
+            return
+        note(tokens=sum(map(len, base)), **({} if rounded is None else {"one_bfloat16": off(rounded, base)}))
         for whole in (whole for whole in (False, True) if is_divided(SHAPES[name], wish.ranks, whole=whole)):
-            for dtype in ("float32", "bfloat16"):
-                found, _ = ranked_engine.said(model, wish.ranks, PROMPTS, dtype=dtype, expert_parallel=whole, **usual)
-                note(**{f"{'whole' if whole else 'by_width'}_{dtype}": off(found, exact)})
+            for dtype in ("float32", "bfloat16") if exact else ("bfloat16",):
+                told = f"{'whole' if whole else 'by_width'}_{dtype}"
+                found = said(told, wish.ranks, dtype=dtype, expert_parallel=whole)
+                note(**({} if found is None else {told: off(found, base)}))
 
 
 def off(found: Any, exact: Any) -> dict[str, float]:
@@ -140,7 +151,7 @@ def off(found: Any, exact: Any) -> dict[str, float]:
     from ranked_engine import errors
 
     far = errors(found, exact)
-    return {"tokens": len(far), "mean": statistics.fmean(far), "most": max(far)}
+    return {"tokens": len(far), "mean": statistics.fmean(far) if far else 0.0, "most": max(far, default=0.0)}
 
 
 def sums(name: str, ways: list[str], wish: argparse.Namespace, note: Note) -> None:
