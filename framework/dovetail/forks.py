@@ -155,10 +155,14 @@ class ForkTemplate:
     """Keeps one `ForkServer`: started when it is first wanted, and again when it has died. Thread-safe.
 
     It starts in a thread of its own, so that whoever waits for it may stop waiting. All wait for the same start.
+
+    Attributes:
+        failure: Why the last attempt to start it failed; None where it did not.
     """
 
     def __init__(self, module: str, start: msgspec.Struct) -> None:
         """Start nothing yet; the arguments are those of `ForkServer`."""
+        self.failure: str | None = None
         self._module, self._start = module, start
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
@@ -229,8 +233,10 @@ class ForkTemplate:
             with self._lock:
                 if self._attempt is attempt:
                     self._attempt = None
+                self.failure = str(error) or repr(error)
             attempt.set_exception(error if isinstance(error, ForkStartError) else ForkStartError(repr(error)))
         else:
+            self.failure = None
             attempt.set_result(made)
 
     def _make(self) -> ForkServer:

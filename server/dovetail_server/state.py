@@ -98,6 +98,8 @@ class ServerState(ReadingContext):
             return f"files and batches: {self.storage.problem}"
         if self.tasks.problem is not None:
             return self.tasks.problem
+        if (problem := self.bodies.problem()) is not None:
+            return problem
         return self.hooks.why_not_healthy()
 
 

@@ -25,9 +25,8 @@ from dovetail.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
 from dovetail_server.bodies import tasks
 from dovetail_server.bodies.child import NICE
-from dovetail_server.bodies.pool import LARGE
 from dovetail_server.bodies.turns import Turns
-from dovetail_server.bodies.wire import Job
+from dovetail_server.bodies.wire import LARGE, Job
 from dovetail_server.bodies.work import do
 
 JSON = {"content-type": "application/json"}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail_server import errors
+from dovetail_server.json_lines import one_line
 from dovetail_server.openai.errors import ErrorBody
 
 
@@ -81,13 +82,14 @@ def result_line(custom_id: str, status: int, body: bytes) -> bytes:
         status,
         encode(f"req_{uuid.uuid4().hex}"),
     )
-    return head + body + b'},"error":null}\n'
+    return one_line(head + body) + b'},"error":null}\n'
 
 
 def lost_line(custom_id: str, code: str, message: str) -> bytes:
     """Write the line of a request that got no reply."""
     error = {"code": code, "message": message}
-    return encode({"id": new_request_id(), "custom_id": custom_id, "response": None, "error": error}) + b"\n"
+    line = {"id": new_request_id(), "custom_id": custom_id, "response": None, "error": error}
+    return one_line(encode(line)) + b"\n"
 
 
 def refusal(custom_id: str, error: Exception) -> Result:

@@ -17,12 +17,14 @@ from types import FrameType
 
 import msgspec
 
+from dovetail import log
 from dovetail.errors import DovetailError
 from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, most_own_bytes, return_large_blocks
+from dovetail.process_limits import lower
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.threads import set_threads
-from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, WorkerStart, too_costly
+from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, Refusal, WorkerStart, too_costly
 from dovetail_server.bodies.work import do
 from dovetail_server.responses.references import Answer
 from dovetail_server.serving.parsing import installed
@@ -35,6 +37,13 @@ MEMORY_FACTOR = 48
 THREAD_BYTES = 130 << 20
 """Of address space, while a thread's heap and stack are laid out; it takes a few megabytes of memory."""
 GRACE_S = 2.0
+LIMITED = Refusal(
+    message="the server's own limit of address space (ulimit -v, LimitAS) leaves too little to read this request",
+    param=None,
+    code="server_limits",
+    status=503,
+)
+"""Not the client's fault: the operator allows less than a job is meant to have."""
 WARM_UP = "The quick brown fox jumps over the lazy dog. " * 500
 """Long enough for every thread."""
 
@@ -55,11 +64,22 @@ def main(argv: list[str]) -> int:
             return 1
     except GoneError:
         return 0
+    warn_of_limits()
     return_large_blocks()
     gc.collect()
     gc.freeze()
     gc.disable()  # a copy ends with its job, and a round over all that it makes takes longer than the rest
     return serve_forks(control, worker.serve)
+
+
+def warn_of_limits() -> None:
+    """Say at the start what an operator's limit of address space takes from the jobs to come."""
+    soft, wanted = resource.getrlimit(resource.RLIMIT_AS)[0], address_space() + MEMORY_BYTES + MEMORY_FACTOR * LARGE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        log.complain(
+            f"dovetail: this process may have {soft >> 20} MiB of address space (ulimit -v, LimitAS), and reading a "
+            f"large request may take {wanted >> 20}: requests that do not fit are refused with 503"
+        )
 
 
 class Worker:
@@ -82,7 +102,7 @@ class Worker:
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, Begun(pid=os.getpid()))
-        set_limits(job, addresses, self._num_threads)
+        has_memory = set_limits(job, addresses, self._num_threads)
 
         def ask(question: Question) -> Answer:
             send(channel, question)
@@ -92,20 +112,28 @@ class Worker:
             outcome = do(job, body.pop, self._text, self._served, ask)
         except OutOfTimeError:
             outcome = Outcome(refusal=too_costly("time"))
+        if not has_memory and outcome.refusal == too_costly("memory"):
+            outcome = Outcome(refusal=LIMITED)
         signal.setitimer(signal.ITIMER_PROF, 0)
         took_s, grown = time.process_time() - began, most_own_bytes() - before
         send(channel, msgspec.structs.replace(outcome, cpu_s=took_s, grown_bytes=grown))
 
 
-def set_limits(job: Job, addresses: int, num_threads: int) -> None:
-    """Bound what this process takes, given the address space that it had before its threads."""
+def set_limits(job: Job, addresses: int, num_threads: int) -> bool:
+    """Bound what this process takes; return whether it may take all the memory that a job is meant to have.
+
+    Args:
+        job: What it does.
+        addresses: Bytes of address space that it had before its threads.
+        num_threads: Threads of its tokenizer.
+    """
     memory = addresses + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes + num_threads * THREAD_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    cpu_s = int(time.process_time() + job.cpu_s + GRACE_S) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.RLIM_INFINITY))
+    has_memory = lower(resource.RLIMIT_AS, memory)
+    lower(resource.RLIMIT_CORE, 0)
+    lower(resource.RLIMIT_CPU, int(time.process_time() + job.cpu_s + GRACE_S) + 1)
     signal.signal(signal.SIGPROF, _out_of_time)
     signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
+    return has_memory
 
 
 def _out_of_time(number: int, frame: FrameType | None) -> None:

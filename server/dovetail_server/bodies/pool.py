@@ -22,7 +22,7 @@ from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
 from dovetail_server.bodies.turns import Turns
-from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, WorkerStart, too_costly
+from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.errors import ServiceError
 from dovetail_server.responses.references import Answer
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 MODULE = "dovetail_server.bodies.child"
-LARGE = 1 << 16
-"""Bodies above this many bytes go to another process: what is smaller is read in less time than that takes."""
 SLOWER = 20
 """On a busy machine a job may take so many times its processor time before it counts as hanging."""
 DIED = "body_process_died"
@@ -66,6 +64,14 @@ class BodyPool:
     def num_waiting(self) -> int:
         """Bodies that wait for their turn."""
         return self._turns.num_waiting
+
+    def problem(self) -> str | None:
+        """Return why no large body can be read now, or None. Where there is a reason, another start is tried."""
+        template = self._template
+        if not self._is_on or template is None or (failure := template.failure) is None:
+            return None
+        template.ready()
+        return f"the process that reads large requests could not be started: {failure}"
 
     def ready_with(self, start: WorkerStart | None) -> None:
         """Set what the processes load; None where only this process can have it."""

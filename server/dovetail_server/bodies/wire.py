@@ -10,6 +10,8 @@ from dovetail.processing.processor import ProcessorStart
 from dovetail.text.tokenizer.cuts import shared
 from dovetail_server.serving.prompts import Prompt, Prompts
 
+LARGE = 1 << 16
+"""Bodies above this many bytes go to another process: what is smaller is read in less time than that takes."""
 ID = "i"
 """Token ids travel as packed numbers: as msgpack they would take Python's lock for as long as parsing them."""
 

@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from dovetail.errors import EngineDeadError
 from dovetail_server.errors import DRAINING, ClientGoneError, describe
 from dovetail_server.journal import JOURNAL, MovedError
+from dovetail_server.json_lines import one_line
 from dovetail_server.openai.errors import ErrorBody
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._is_writing = False
             journal = JOURNAL.get()
-            async for made in self._chunks:
+            async for events in self._chunks:
+                made = one_line(events)  # clients that split lines as Python does read whole events
                 chunk = made if journal is None else journal.written(made)
                 self._moved, self._is_writing = time.monotonic(), True
                 await direct({"type": "http.response.body", "body": chunk, "more_body": True})

@@ -38,6 +38,7 @@ from dovetail.grammar.spec.wire import (
 )
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
+from dovetail.process_limits import lower
 
 NICE = 10
 """Jobs yield to the engine: they must not delay anybody's tokens. Loading does not yield, or it may take minutes."""
@@ -45,6 +46,7 @@ NOISE_BYTES = 8 << 20
 """What a process takes for anything: of what it is seen to hold, less is not the grammar's."""
 SEARCH_SHARE = 0.6
 """Of a job's time, for finding out what to leave out."""
+LIMITED = "the server's own limit of address space (ulimit -v, LimitAS) leaves too little to compile the grammar"
 FIRST = {
     Kind.REGEX: GrammarSpec(kind=Kind.REGEX, source="a"),
     Kind.JSON: GrammarSpec(kind=Kind.JSON, source='{"type":"null"}'),
@@ -138,16 +140,18 @@ class Compiler:
         """Compile within the memory limit; what a backend raises becomes the reply's error."""
         if isinstance(job, ChildCheck):
             return ChildReply(error="this process only compiles grammars")
+        has_memory = True
         try:
             backend = self._backend(job.step.backend)
-            limit = address_space() + self._max_bytes
-            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-            resource.setrlimit(resource.RLIMIT_CPU, (_cpu_limit(job.timeout_s), resource.RLIM_INFINITY))
+            has_memory = lower(resource.RLIMIT_AS, address_space() + self._max_bytes)
+            lower(resource.RLIMIT_CPU, _cpu_limit(job.timeout_s))
             limits = GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
             return self._compile(backend, job.step, limits)
         except RequestError as error:
             return ChildReply(error=error.message, code=error.code or "invalid_grammar")
         except MemoryError:
+            if not has_memory:
+                return ChildReply(error=LIMITED)
             return ChildReply(error="the grammar needs too much memory to compile", code="grammar_too_complex")
         except DovetailError as error:
             return ChildReply(error=str(error))

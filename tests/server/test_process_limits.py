@@ -1,0 +1,76 @@
+"""Limits that an operator has set are kept, and what they prevent is said; nothing tries to raise them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness import Harness
+
+from dovetail.forks import ForkServer, ForkStartError
+from dovetail_server.bodies.wire import LARGE
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x" * (LARGE + 1000)}]}
+UNDER_LIMITS = """
+import json, os, resource, signal
+from dovetail_server.bodies.child import set_limits
+from dovetail_server.bodies.wire import Job
+from dovetail.grammar.compile.memory import address_space
+addresses = address_space()
+resource.setrlimit(resource.RLIMIT_AS, (addresses + {soft}, {hard}))
+resource.setrlimit(resource.RLIMIT_CPU, (3, 3))
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may raise a hard limit
+fits = set_limits(Job(task="", num_bytes=1 << 20, is_line=False, cpu_s=60.0), addresses, 1)
+signal.setitimer(signal.ITIMER_PROF, 0)
+print(json.dumps([fits, addresses, resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "is_hard", "fits"),
+    [(1 << 27, True, False), (1 << 27, False, False), (1 << 42, False, True)],
+    ids=["ulimit -v", "soft", "wide"],
+)
+def test_a_body_s_process_only_lowers_limits(soft: int, is_hard: bool, fits: bool) -> None:
+    """Under hard limits an unprivileged process reads on, and knows whether it has the memory that is meant."""
+    code = UNDER_LIMITS.format(soft=soft, hard=f"addresses + {soft}" if is_hard else 1 << 43)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found, addresses, memory, cpu = json.loads(done.stdout)
+    assert found == fits
+    assert memory[1] == (addresses + soft if is_hard else 1 << 43)
+    assert memory[0] == addresses + soft if not fits else memory[0] < addresses + soft
+    assert cpu == [3, 3]
+
+
+def test_a_server_that_cannot_read_large_bodies_is_not_ready(
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the process for them does not start, probes say so and why; each tries again, and the server recovers."""
+    harness = make_harness(context_len=1 << 20)
+
+    def fails(self: ForkServer, start: Any) -> None:
+        self.kill()
+        raise ForkStartError("it has no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ForkServer, "load", fails)
+        assert harness.post(CHAT, BODY).status_code == 503
+        probe = harness.get("/readyz")
+        assert probe.status_code == 503
+        assert probe.json()["reason"] == "the process that reads large requests could not be started: it has no memory"
+        assert harness.get("/livez").status_code == 200
+        small = {**BODY, "messages": [{"role": "user", "content": "hi"}]}
+        assert harness.post(CHAT, small).status_code == 200
+    until = time.monotonic() + 60
+    while harness.get("/readyz").status_code != 200 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert harness.get("/readyz").status_code == 200
+    assert harness.post(CHAT, BODY).status_code == 200
