@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-FILE = Path(__file__).parents[1] / "bench/cluster.py"
+FILE = Path(__file__).parents[1] / "benchmarks/cluster.py"
 
 
 @pytest.fixture(scope="module")
