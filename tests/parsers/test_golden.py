@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from importlib import metadata
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,14 @@ SEPARATORS = {
 """What a template puts between an answer and its calls."""
 BRACKETED = {("apriel", "pythonic"), ("apriel", "xlam")}
 """Formats that cannot stand beside each other: the one's marker begins with the character that is the other's call."""
-ALL = [*product(TAGS, [name for name in CALLS if name not in MACHINES]), ("gpt-oss", "gpt-oss")]
+WITHOUT_HEADERS = [name for name in CALLS if name not in MACHINES]
+IN_TURN = {*zip(cycle(TAGS), WITHOUT_HEADERS), ("gpt-oss", "gpt-oss")}
+"""Pairs in which every format stands."""
 PAIRS = [
-    pair
-    for number, pair in enumerate(pair for pair in ALL if pair not in BRACKETED)
-    if os.environ.get("CI_FULL") or number % 3 == 0 or pair[0] == "gpt-oss"
+    pytest.param(*pair, marks=() if pair in IN_TURN else pytest.mark.full)
+    for pair in [*product(TAGS, WITHOUT_HEADERS), ("gpt-oss", "gpt-oss")]
+    if pair not in BRACKETED
 ]
-"""A third of all pairs, every format among them; with `CI_FULL=1` all."""
 HEADER = "<|start|>assistant"
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 
@@ -90,12 +90,11 @@ def run(stream: OutputStream, ids: list[int], size: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("reasoning", "tool"), PAIRS)
-@pytest.mark.parametrize("state", STATES)
-def test_a_reply_and_its_calls(reasoning: str, tool: str, state: str, tokenizer: Tokenizer) -> None:
-    """With and without calls, with tools allowed or not, in one piece, in single tokens and in threes."""
+def test_a_reply_and_its_calls(reasoning: str, tool: str, tokenizer: Tokenizer) -> None:
+    """In every state, with and without calls, with tools allowed or not, in one piece, in single tokens, in threes."""
     thinker, caller = plugin("reasoning_parsers", reasoning), plugin("tool_parsers", tool)
-    tail, thought, reasoned = written(reasoning, state)
-    for has_calls, allowed, size in product((True, False), (True, False), (1, 3, 1 << 20)):
+    for state, has_calls, allowed, size in product(STATES, (True, False), (True, False), (1, 3, 1 << 20)):
+        tail, thought, reasoned = written(reasoning, state)
         text, answer = output(reasoning, tool, state, thought, calls=has_calls)
         ids = tokenizer.encode(text, add_special_tokens=False)
         stream = OutputStream(

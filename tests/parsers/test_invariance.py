@@ -29,9 +29,10 @@ def bench() -> ModuleType:
     return module
 
 
-def test_random_pairs() -> None:
+@pytest.mark.parametrize("num", [4_000, pytest.param(20_000, marks=pytest.mark.full)])
+def test_random_pairs(num: int) -> None:
     """Broken replies of two formats, markers cut anywhere, half characters: no mismatch, no error, no word lost."""
-    assert next(output_pairs.mismatches(12_000, 7), None) is None
+    assert next(output_pairs.mismatches(num, 7), None) is None
 
 
 def test_the_pairs_hold_what_they_should() -> None:

@@ -10,20 +10,13 @@ import pytest
 from dovetail.plugins import Registry
 
 PEERS = tomllib.loads((Path(__file__).parent / "peers.toml").read_text(encoding="utf-8"))
-CASES = [
-    (kind, name, peer)
-    for peer, facts in PEERS.items()
-    for kind in ("reasoning_parser", "tool_parser")
-    for name in facts[kind]
-]
 
 
-@pytest.fixture(scope="module")
-def registry() -> Registry:
-    return Registry.scan()
-
-
-@pytest.mark.parametrize(("kind", "name", "peer"), CASES)
-def test_a_name_of_a_peer_names_a_parser(kind: str, name: str, peer: str, registry: Registry) -> None:
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("kind", ["reasoning_parser", "tool_parser"])
+def test_a_name_of_a_peer_names_a_parser(kind: str, peer: str) -> None:
     """Whoever comes from there types the same name."""
-    assert registry.resolve(kind, name).builtin, f"{peer} {PEERS[peer]['version']} calls a format {name}"
+    registry = Registry.scan()
+    assert PEERS[peer][kind]
+    for name in PEERS[peer][kind]:
+        assert registry.resolve(kind, name).builtin, f"{peer} {PEERS[peer]['version']} calls a format {name}"

@@ -299,6 +299,7 @@ def test_what_max_tokens_cuts(
     check(name, text, content, calls, tokenizer, "length")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(CONTENT_FIRST))
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek-v3", "minimax-m2"])
 def test_calls_inside_thinking(name: str, reasoning: str, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.contracts.output import FormatSpec
@@ -154,7 +154,6 @@ def read_back(
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60)
 @given(
     reasoning=st.none() | plain,
     content=st.none() | plain,

@@ -54,7 +54,7 @@ LOOK_ALIKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*OWN, *LOOK_ALIKES])
+@pytest.mark.parametrize("name", [*LOOK_ALIKES, *(pytest.param(name, marks=pytest.mark.full) for name in OWN)])
 def test_no_wrong_parser(name: str, tmp_path: Path) -> None:
     """Every reply that the template shows is read back, or no other parsers would read back more of them."""
     source = OWN.get(name) or LOOK_ALIKES[name]

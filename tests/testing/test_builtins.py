@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +17,10 @@ import pytest
 
 from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
-from dovetail.testing import Sample, conformance_class
+from dovetail.testing import Sample, check_class, conformance_class
+from dovetail.testing.conformance.base import Conformance
 
 TESTS = Path(__file__).parents[1]
-NUM_SAMPLES = 3 if os.environ.get("DOVETAIL_FULL") else 1
 
 
 def beside(name: str, file: str) -> Any:
@@ -45,8 +46,8 @@ def quantised(name: str) -> dict[str, Any]:
 
 
 def samples(rows: list[Any]) -> list[Sample]:
-    """One of the golden table's rows as a sample, or a few: all stand in the parsers' own tests."""
-    return [Sample(row.text, row.reasoning, row.content, row.calls, prompt_tail=row.tail) for row in rows[:NUM_SAMPLES]]
+    """One of the golden table's rows as a sample: all stand in the parsers' own tests."""
+    return [Sample(row.text, row.reasoning, row.content, row.calls, prompt_tail=row.tail) for row in rows[:1]]
 
 
 TEMPLATE = (
@@ -156,28 +157,37 @@ def seeing(architecture: str) -> dict[str, Any]:
     return {"make_checkpoint": make_checkpoint, "reference_logits": reference_logits, "configs": [{}]}
 
 
-SAMPLE = TESTED | {
+SAMPLE = {
+    "LlamaForCausalLM",
     "DeepseekV3ForCausalLM",
     "GptOssForCausalLM",
     "Gemma3ForConditionalGeneration",
     "BertForSequenceClassification",
 }
-"""Models that take the kit at every run; `DOVETAIL_FULL=1` for all. Each has its parity test in any case."""
-BUILTINS = [
-    (kind.name, entry.name)
+"""Models that take the kit at every run. Each other has its parity test in any case."""
+WHOLE = {
+    *("qwen3", "gpt-oss", "hermes", "glm45", "pythonic"),  # one parser for each way in which formats are read
+    *("LlamaForCausalLM", "torch_native", "llguidance", "fp8", "fcfs", "ngram", "no-repeat-ngram"),
+}
+"""Built-ins that take all of the kit at every run: one of each kind."""
+OF_THE_PACKAGE = "listing or child_process or loads_twice or core_is or left_behind or no_torch"
+"""Each is a process, and all built-ins are of one package."""
+OF_THE_TABLES = "linear or keeps_nothing or never_raises or interleaved or splits or split_in or single_tokens"
+"""Of the parsers' formats, each is cut and counted in tests/parsers: in tables, and in random pairs of formats."""
+BUILTINS = {
+    f"{kind.name}-{entry.name}": (kind.name, entry.name)
     for kind in KINDS.values()
     for entry in entry_points(group=kind.entry_point_group)
     if entry.dist is not None and entry.dist.name == DISTRIBUTION
-    if os.environ.get("DOVETAIL_FULL") or kind.name != "model" or entry.name in SAMPLE
-]
+}
 
 
 ABSENT = find_spec("flash_attn_interface") is None and os.path.exists("/dev/nvidiactl")
-MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
-    ("attention_backend", "fa3"): pytest.mark.skipif(
+MARKS = {
+    "attention_backend-fa3": pytest.mark.skipif(
         ABSENT, reason="FlashAttention-3 is not installed; tests/backends/test_fa3.py runs the kit on a stand-in"
     ),
-    ("attention_backend", "fa4"): pytest.mark.skipif(
+    "attention_backend-fa4": pytest.mark.skipif(
         find_spec("flash_attn") is None,
         reason="FlashAttention-4 is not installed; tests/backends/test_fa4.py runs the kit on a stand-in",
     ),
@@ -185,22 +195,58 @@ MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
 """Built-ins that cannot run everywhere."""
 
 
-def builtin_class(kind: str, name: str) -> type:
+def cases(keys: Iterable[str]) -> list[Any]:
+    return [pytest.param(key, marks=MARKS.get(key, ())) for key in keys]
+
+
+def builtin_class(kind: str, name: str) -> type[Conformance]:
     """Return the conformance class of a built-in."""
     is_family = kind == "model" and name not in TESTED
-    cls = conformance_class(kind, name, **(family(name) if is_family else ATTRS.get((kind, name), {})))
-    members: dict[str, Any] = {"__module__": __name__}
-    made = type(cls.__name__, (cls,), members)
-    mark = MARKS.get((kind, name))
-    return made if mark is None else mark(made)
+    return conformance_class(kind, name, **(family(name) if is_family else ATTRS.get((kind, name), {})))
 
 
-for kind, name in BUILTINS:
-    globals()[f"Test_{kind}_{name}"] = builtin_class(kind, name)
+def left_out(kind: str, name: str) -> str:
+    """Return what `make test` leaves out for a built-in, as an expression of pytest's `-k`."""
+    if name in WHOLE:
+        return ""
+    return f"{OF_THE_PACKAGE} or {OF_THE_TABLES}" if kind.endswith("_parser") else OF_THE_PACKAGE
 
 
-def test_every_builtin_is_tested() -> None:
-    """A plugin cannot be added to the distribution without passing the kit, and a parser not without samples."""
-    tested = {(cls.kind, cls.name) for name, cls in globals().items() if name.startswith("Test")}
-    assert set(BUILTINS) == tested
-    assert {key for key in tested if key[0].endswith("_parser")} <= ATTRS.keys()
+def check_builtin(kind: str, name: str, select: str) -> None:
+    report = check_class(builtin_class(kind, name), select)
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize(
+    "key", cases(key for key, found in BUILTINS.items() if found[0] != "model" or found[1] in SAMPLE)
+)
+def test_a_builtin_passes_the_kit(key: str) -> None:
+    """All of it for one built-in of each kind, for others what is not the same for all."""
+    select = left_out(*BUILTINS[key])
+    check_builtin(*BUILTINS[key], f"not ({select})" if select else "")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", cases(key for key, found in BUILTINS.items() if found[1] not in WHOLE))
+def test_a_builtin_passes_what_is_left(key: str) -> None:
+    """The rest of the kit for each other one, and all of it for the models that `make test` leaves out."""
+    kind, name = BUILTINS[key]
+    check_builtin(kind, name, left_out(kind, name) if kind != "model" or name in SAMPLE else "")
+
+
+def test_every_parser_has_samples() -> None:
+    """A parser cannot be added to the distribution without them."""
+    assert {found for found in BUILTINS.values() if found[0].endswith("_parser")} <= ATTRS.keys()
+
+
+def test_parsers_import_no_torch() -> None:
+    """All of them together: a parser author's tests start at once."""
+    groups = [KINDS[kind].entry_point_group for kind in ("reasoning_parser", "tool_parser")]
+    code = (
+        "import sys\nfrom importlib.metadata import entry_points\n"
+        f"for group in {groups}:\n"
+        "    for entry in entry_points(group=group):\n"
+        "        entry.load() if entry.value.startswith('dovetail_parsers') else None\n"
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -80,13 +82,17 @@ ROWS: list[tuple[dict[str, Any], str, SampleReply]] = [
 ]  # fmt: skip
 
 
+@cache
+def derived(template: str) -> Any:
+    return derive(ChatTemplate({"default": PLAIN}, response_template=json.loads(template)))
+
+
 def read(
     template: dict[str, Any], chunks: list[Any], tail: str = "<|a|>", reason: str = "stop", **kwargs: Any
 ) -> SampleReply:
     """Read a reply's pieces: text, or ids of a vocabulary."""
     tools, vocabulary = kwargs.pop("tools", TOOLS), kwargs.pop("vocabulary", None)
-    found = derive(ChatTemplate({"default": PLAIN}, response_template=template))
-    parser = make_parser(found.spec(tools), vocabulary, **kwargs)
+    parser = make_parser(derived(json.dumps(template)).spec(tools), vocabulary, **kwargs)
     parser.prime(tail)
     events = [e for c in chunks for e in (parser.feed((), c) if isinstance(c, str) else parser.feed(c))]
     reply = fold([*events, *parser.finish(reason)])
