@@ -8,16 +8,23 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from script_executor import ScriptExecutor
 
 from dovetail.contracts.cache import FULL, Window
+from dovetail.demo import MODEL_DIR
 from dovetail.engine import kv_cache_checker
-from dovetail.engine.kv_cache_checker import KVCacheChecker
+from dovetail.engine.core import EngineCore
+from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
 from dovetail.engine.request import Request
+from dovetail.messages import SamplingParams, Submit
+from dovetail.plugins import load
+from dovetail.testing.engine import make_plans
 
 spec = importlib.util.spec_from_file_location("scheduler_world", Path(__file__).parent / "test_scheduler.py")
 assert spec is not None
@@ -214,3 +221,22 @@ def test_requests_that_shared_a_page_are_handed_to_the_engine(monkeypatch: pytes
     assert all(pages in innocent for pages in kept)
     end(world, victims)
     world.drain()
+
+
+def test_the_engine_ends_requests_that_shared_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both finish with the reason after the next step; a third request gets all its tokens."""
+    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 1)
+    options, plan = make_plans(MODEL_DIR, page_size=4, max_running_requests=3)
+    core = EngineCore(options, load(plan, "engine"), ScriptExecutor(num_pages=40, page_size=4))
+    for handle in (1, 2, 3):
+        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        core.handle(Submit(rid="", handle=handle, prompt_ids=[handle] * 9, params=params))
+    core.step()
+    hold_twice(SimpleNamespace(scheduler=core.scheduler, group=0))
+    core.pages.allocators[0].allocate(1)  # so that the counts show it
+    deltas = [delta for _ in range(2) for delta in core.step().deltas]
+    assert {delta.handle: delta.finish for delta in deltas if delta.finish} == {1: SHARED_PAGE, 2: SHARED_PAGE}
+    while core.has_work:
+        deltas += core.step().deltas
+    assert sum(len(delta.ids) for delta in deltas if delta.handle == 3) == 12
+    assert core.pages.num_used == 0

@@ -138,6 +138,19 @@ def test_a_full_pool_retracts_the_latest_and_logs_it(caplog: pytest.LogCaptureFi
     )
 
 
+def test_a_retracted_request_is_not_admitted_before_its_pending_token_is_read() -> None:
+    """Its next prefill includes the token that an unread step has sampled for it, although it fits right away."""
+    world = World(depth=1)
+    request = world.add([1, 2, 3], 9)
+    world.step()
+    world.step()
+    world.scheduler.retract([request])
+    assert (request.num_output, request.in_flight) == (1, 1)
+    assert world.step().requests == []
+    [chunk] = world.step().chunks
+    assert (request.num_output, chunk.start + chunk.num_new) == (2, 5)
+
+
 def test_priority_goes_first_and_preempts_only_under_its_policy() -> None:
     """A higher priority is admitted first; it pushes out a running request only with `priority`."""
     for policy, retracted in (("fcfs", 0), ("priority", 1)):

@@ -45,6 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 1.2,
         **ORIGINAL,
     },
+    "yarn, mscale alone": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, **ORIGINAL},
     "yarn, not truncated": {"rope_type": "yarn", "factor": 32.0, "truncate": False, **ORIGINAL},
     "yarn, factor from lengths": {"rope_type": "yarn", "factor": None, "attention_factor": 1.3, **ORIGINAL},
     "longrope": {"rope_type": "longrope", **FACTORS, **ORIGINAL},

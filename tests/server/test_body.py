@@ -18,6 +18,7 @@ from dovetail_server.density import FREE_OBJECTS, MAX_VALUES, check_density
 from dovetail_server.examples import BODIES, fill
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
+from dovetail_server.openai.early import PIECE
 from dovetail_server.openapi import body_models
 from dovetail_server.reading import parse
 
@@ -176,3 +177,14 @@ def test_what_holds_no_prompt_may_hold_few_objects(harness: Harness) -> None:
     reply = harness.post("/abort_request", body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "body_too_dense")
     assert harness.post("/abort_request", {"rid": "x"}).status_code == 200
+
+
+@pytest.mark.parametrize("place", [0, PIECE - 1, PIECE, 2 * PIECE])
+def test_every_entry_of_a_long_list_is_checked(place: int) -> None:
+    """Also where it is the first or the last of the part that is checked at once; the error has its index."""
+    messages: list[Any] = [*GOOD["messages"]] * (2 * PIECE + 1)
+    ChatRequest.model_validate({"model": "m", "messages": messages})
+    messages[place] = {"role": "user", "content": 5}
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"model": "m", "messages": messages})
+    assert {error["loc"][1] for error in caught.value.errors()} == {place}
