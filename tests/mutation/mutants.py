@@ -15,10 +15,10 @@ ROOTS = ("framework/dovetail", "plugins/*/*", "server/dovetail_server")
 PAIRS = (
     (ast.Eq, ast.NotEq),
     (ast.Is, ast.IsNot),
-    (ast.In, ast.NotIn),
+    (ast.In, ast.NotIn),  # codespell:ignore notin
     (ast.Lt, ast.GtE),
     (ast.Gt, ast.LtE),
-)  # codespell:ignore notin
+)
 NEGATED = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
 EDGE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
