@@ -13,6 +13,7 @@ MEDIA_TYPES = {
     "js": "text/javascript",
     "css": "text/css",
     "svg": "image/svg+xml",
+    "woff2": "font/woff2",
 }
 """Of what is served; files with other endings (licences, notes) stay where they are."""
 INDEX = "index.html"

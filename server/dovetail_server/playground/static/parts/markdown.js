@@ -2,11 +2,13 @@
 import { html, useMemo, useRef } from "../core/html.js";
 import { Lexer, defaults } from "../vendor/marked.js";
 import { Code } from "./code.js";
+import { Formula, extensions, hooks } from "./math.js";
 import { Long, plain } from "./text.js";
 import { Reading } from "./reading.js";
 
 export const MOST = 200_000; // characters; a longer reply is shown as plain text
 const MOST_INLINE = 4_000; // of one paragraph: the lexer takes quadratic time on some
+const IN_TEX = /^\\[,;:!(){}[\]]$/;
 const LINKS = /^(https?:|mailto:)/i;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", mdash: "—", ndash: "–" };
 Object.assign(ENTITIES, { hellip: "…", times: "×", rarr: "→", larr: "←", deg: "°", euro: "€", le: "≤", ge: "≥", ne: "≠" });
@@ -22,7 +24,7 @@ class Bounded extends Lexer {
 /** Blocks of Markdown, or null where it cannot be read as such. */
 export function lex(text) {
   try {
-    return new Bounded({ ...defaults, gfm: true }).lex(text);
+    return new Bounded({ ...defaults, gfm: true, extensions, hooks }).lex(text);
   } catch (error) {
     if (error instanceof RangeError) return null; // nested deeper than the stack
     throw error;
@@ -105,6 +107,8 @@ function block(token) {
       return table(token);
     case "hr":
       return html`<hr />`;
+    case "formula":
+      return html`<p>${formula(token)}</p>`;
     case "text":
       return token.tokens ? inlines(token.tokens) : plain(decoded(token.text));
     case "html":
@@ -149,8 +153,10 @@ function inline(token) {
       return link(token, ["image: ", plain(token.text || token.href)]);
     case "checkbox":
       return token.checked ? "☑ " : "☐ ";
-    case "escape":
-      return plain(token.text);
+    case "escape": // TeX without its marks stays what it was
+      return plain(IN_TEX.test(token.raw) ? token.raw : token.text);
+    case "formula":
+      return formula(token);
     case "html":
       return plain(token.raw);
     case "text":
@@ -158,6 +164,10 @@ function inline(token) {
     default:
       return plain(token.raw ?? "");
   }
+}
+
+function formula({ text, raw, isDisplay }) {
+  return html`<${Formula} text=${text} raw=${raw.trim()} isDisplay=${isDisplay} />`;
 }
 
 function link(token, inside) {
