@@ -87,8 +87,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     paths: list[tuple[str, set[str]]] = []
     for family in (
-        render,
         chat,
+        render,  # before the routes that take any id in the place of its name
         stored_completions,
         completions,
         responses,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -53,7 +54,8 @@ class HttpServer(uvicorn.Server):
         """Stop serving. uvicorn leaves the application running at a second signal, to die with the event loop."""
         await super().shutdown(sockets=sockets)  # type: ignore[arg-type]
         if self.force_exit:
-            await self.lifespan.shutdown()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lifespan.shutdown(), LINGER_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""

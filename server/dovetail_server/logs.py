@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 from dovetail import log
+from dovetail.log_json import NUM_ACCESS_ARGS
 
 SHOWN = frozenset(
     (
@@ -17,6 +19,8 @@ SHOWN = frozenset(
 )
 """Query parameters whose values are logged: those of this server's own routes. Others may be anybody's secret."""
 HIDDEN = "***"
+STATIC = re.compile(r"^[^?]*/(?:playground|docs)/")
+"""Paths of files: those of the playground and of Swagger UI."""
 
 
 def without_secrets(target: str) -> str:
@@ -46,6 +50,17 @@ class SkipCancelled(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep what is no cancellation."""
         return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+class SkipStatic(logging.Filter):
+    """Drops access lines of the page's and the documentation's files that were sent: a page load is fifty of them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep what failed, and all other paths."""
+        if not isinstance(record.args, tuple) or len(record.args) != NUM_ACCESS_ARGS:
+            return True
+        _, _, path, _, status = record.args
+        return not (isinstance(status, int) and status < 400 and STATIC.search(str(path)))
 
 
 class SkipEarlyProbes(logging.Filter):
@@ -82,7 +97,7 @@ def uvicorn_config(level: str, is_ready: Callable[[], bool]) -> dict[str, Any]:
     }
     if log.is_json():
         handlers = {name: {"class": "dovetail.log_json.JsonHandler"} for name in formatters}
-    handlers["access"]["filters"] = ["skip_early_probes"]
+    handlers["access"]["filters"] = ["skip_early_probes", "skip_static"]
     quiet = "warning" if level == "info" else level  # uvicorn's own start-up chatter is replaced by the phase table
     return {
         "version": 1,
@@ -91,6 +106,7 @@ def uvicorn_config(level: str, is_ready: Callable[[], bool]) -> dict[str, Any]:
         "filters": {
             "skip_early_probes": {"()": SkipEarlyProbes, "is_ready": is_ready},
             "hide_secrets": {"()": HideSecrets},
+            "skip_static": {"()": SkipStatic},
             "skip_cancelled": {"()": SkipCancelled},
         },
         "handlers": handlers,

@@ -40,7 +40,7 @@ def test_chat_has_no_obstacles(
     server.reply = RICH
     if width < 1000:
         page.get_by_label("Settings", exact=True).first.click()
-    page.get_by_label("Probabilities of tokens").check()
+    page.get_by_label("Token probabilities").check()
     page.locator("summary", has_text="More sampling").click()
     page.get_by_label("Output").select_option("regex")
     page.get_by_label("Output").select_option("")
@@ -55,7 +55,7 @@ def test_chat_has_no_obstacles(
     page.get_by_label("Tokens", exact=True).click()
     page.locator(".alternatives").wait_for()
     assert screen.obstacles() == []
-    screen.last().get_by_label("As a program").click()
+    screen.last().get_by_label("Show code").click()
     page.locator("dialog pre").wait_for()
     assert screen.obstacles() == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -79,7 +79,7 @@ def test_the_keyboard_is_enough(screen: Screen, server: ScriptedServer) -> None:
     screen.until("document.querySelector('.bubble')?.innerText === 'Hello again'")
     screen.done()
     names = walk(screen, 80)
-    for name in ("New conversation", "Hello", "Settings", "Try again", "Copy reply", "As a program", "Dark"):
+    for name in ("New conversation", "Hello", "Settings", "Try again", "Copy reply", "Show code", "Dark"):
         assert name in names, (name, names)
     screen.reach("Dark")
     keys.press("Enter")

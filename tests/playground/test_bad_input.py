@@ -94,7 +94,7 @@ def test_a_tool_call_that_is_not_json(screen: Screen, replying: Callable[[str], 
     screen.ask("Look it up")
     assert '{"city": <b>' in screen.last().locator("pre").inner_text()
     assert "These arguments are not JSON" in screen.last().inner_text()
-    assert page.get_by_label("What lookup gives back").count() == 1
+    assert page.get_by_label("Result of lookup").count() == 1
 
 
 def test_a_server_that_dies_while_it_replies(

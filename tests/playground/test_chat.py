@@ -56,7 +56,7 @@ def test_a_conversation(screen: Screen, server: ScriptedServer) -> None:
     assert not reply.locator(".reasoning strong").is_visible()
     summary.click()
     assert reply.locator(".reasoning strong").inner_text() == "think"
-    assert re.search(r"\d+ tokens · first after .* · [\d.]+ a second", reply.locator(".figures").inner_text())
+    assert re.search(r"\d+ tokens · first token after .* · [\d.]+ tokens/s", reply.locator(".figures").inner_text())
     screen.shot("chat")
     screen.kept().page.reload()
     page.wait_for_selector(".reply ol")
@@ -119,7 +119,7 @@ def test_the_whole_conversation_is_sent(screen: Screen, server: ScriptedServer) 
     """System prompt, sampling and the earlier messages reach the engine."""
     screen.set("System prompt", "Be brief.")
     screen.set("Temperature", "0.5")
-    screen.set("Most tokens", "77")
+    screen.set("Max tokens", "77")
     screen.set("Seed", "5")
     server.reply = "One."
     screen.ask("First")
@@ -157,7 +157,7 @@ def test_a_tool_is_called_and_answered(screen: Screen, server: ScriptedServer) -
     assert screen.last().locator(".call h2").inner_text().strip() == "get_weather"
     assert json.loads(screen.last().locator(".call pre").inner_text()) == {"city": "Paris"}
     screen.shot("chat-tool")
-    page.get_by_label("What get_weather gives back").fill('{"temperature": 21}')
+    page.get_by_label("Result of get_weather").fill('{"temperature": 21}')
     server.reply = "It is 21 degrees."
     page.get_by_role("button", name="Send the result").click()
     page.wait_for_selector(".reply >> text=21 degrees")
@@ -165,7 +165,7 @@ def test_a_tool_is_called_and_answered(screen: Screen, server: ScriptedServer) -
     called, result = screen.bodies[-1]["messages"][-2:]
     assert called["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     assert result == {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": '{"temperature": 21}'}
-    assert page.get_by_label("What get_weather gives back").count() == 0
+    assert page.get_by_label("Result of get_weather").count() == 0
 
 
 def test_structured_output_and_its_report(screen: Screen, replying: Callable[[str], None]) -> None:
@@ -193,7 +193,7 @@ def test_structured_output_and_its_report(screen: Screen, replying: Callable[[st
 def test_tokens_with_probabilities(screen: Screen, server: ScriptedServer) -> None:
     """Each token tells its probability and what else might have stood there, to pointer and keys alike."""
     page = screen.page
-    page.get_by_label("Probabilities of tokens").check()
+    page.get_by_label("Token probabilities").check()
     server.reply = "Hi there"
     screen.ask("Hello")
     page.get_by_label("Tokens", exact=True).click()
@@ -221,7 +221,7 @@ def test_the_same_request_as_a_program(screen: Screen, server: ScriptedServer) -
     page.locator("summary", has_text="More sampling").click()
     screen.set("Repetition penalty", "1.1")
     screen.ask("It's a 'quoted' question")
-    screen.last().get_by_label("As a program").click()
+    screen.last().get_by_label("Show code").click()
     dialog = page.locator("dialog")
     curl = dialog.locator("pre").inner_text()
     text = re.search(r"-d '(.*)'", curl.replace("'\\''", "\0"), re.S)

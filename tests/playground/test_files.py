@@ -36,7 +36,7 @@ def closure(name: str) -> set[str]:
 
 
 def test_the_page_is_small() -> None:
-    """All its files together, those of libraries too, stay under 320 KB, but for what typesets formulas once there is one."""
+    """All its files, those of libraries too, stay under 320 KB, but for what is loaded with the first formula."""
     sizes = {name: len(asset.data) for name, asset in assets().items()}
     formulas = {name: size for name, size in sizes.items() if name.startswith("vendor/katex/")}
     assert sum(sizes.values()) - sum(formulas.values()) < MOST_BYTES

@@ -71,7 +71,7 @@ def test_everything_is_reached_and_nothing_holds_fast(
         if name == "Live":
             screen.page.get_by_role("button", name="Pause").focus()
             screen.page.keyboard.press("Space")
-            screen.page.get_by_role("button", name="Go on").wait_for()
+            screen.page.get_by_role("button", name="Resume").wait_for()
         elif name == "Model":
             screen.page.locator("table.rows tbody tr").first.wait_for()
         names = screen.page.evaluate(MARK, USABLE)
@@ -166,7 +166,7 @@ def test_live(screen: Screen, server: ScriptedServer) -> None:
     page.get_by_text("nothing yet").first.wait_for()
     screen.reach("Pause")
     keys.press("Space")
-    page.get_by_role("button", name="Go on").wait_for()
+    page.get_by_role("button", name="Resume").wait_for()
 
 
 def test_conversations_dialogs_and_tools(screen: Screen, server: ScriptedServer) -> None:
@@ -179,13 +179,13 @@ def test_conversations_dialogs_and_tools(screen: Screen, server: ScriptedServer)
     screen.reach("The first one")
     keys.press("Enter")
     page.locator(".bubble", has_text="The first one").wait_for()
-    screen.reach("As a program")
+    screen.reach("Show code")
     keys.press("Enter")
     page.locator("dialog pre").wait_for()
     screen.until("document.activeElement.closest('dialog') !== null")
     keys.press("Escape")
     page.locator("dialog").wait_for(state="detached")
-    screen.until("document.activeElement.getAttribute('aria-label') === 'As a program'")
+    screen.until("document.activeElement.getAttribute('aria-label') === 'Show code'")
     server.reply = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
     screen.reach("Tools")
     keys.press("Enter")
@@ -194,7 +194,7 @@ def test_conversations_dialogs_and_tools(screen: Screen, server: ScriptedServer)
     keys.insert_text(json.dumps([tool]))
     screen.ask("Look")
     server.reply = "Seen."
-    screen.reach("What look gives back")
+    screen.reach("Result of look")
     keys.type("there")
     screen.reach("Send the result")
     keys.press("Enter")

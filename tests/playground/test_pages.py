@@ -128,11 +128,11 @@ def test_the_server_at_work(screen: Screen, server: ScriptedServer) -> None:
     page.locator(".charts figure").first.wait_for()
     server.chat("Some more text")
     screen.until("document.querySelectorAll('.bars tr').length > 3")
-    assert "half within" in page.inner_text("main")
+    assert "p50 " in page.inner_text("main")
     page.get_by_role("button", name="Histograms from now on").click()
     page.get_by_text("nothing yet").first.wait_for()
     page.get_by_role("button", name="Pause").click()
-    page.get_by_role("button", name="Go on").wait_for()
+    page.get_by_role("button", name="Resume").wait_for()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(1500)

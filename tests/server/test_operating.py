@@ -13,7 +13,7 @@ from harness import Harness
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.contracts.observers import ChoiceTimes, LoadStats, RequestEnd
-from dovetail_server.logs import SkipCancelled
+from dovetail_server.logs import SkipCancelled, SkipStatic
 from dovetail_server.metrics.exposition import Metrics
 
 LOAD: dict[str, Any] = dict.fromkeys(
@@ -96,3 +96,27 @@ def test_only_cancelled_requests_leave_no_traceback(error: BaseException, is_kep
     exc_info: Any = (type(error), error, None)
     record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "Exception in ASGI application", (), exc_info)
     assert SkipCancelled().filter(record) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "is_kept"),
+    [
+        ("/playground/app.js", 200, False),
+        ("/proxy/playground/app.js?x=1", 304, False),
+        ("/docs/swagger-ui.css", 200, False),
+        ("/playground/none.js", 404, True),
+        ("/playground", 200, True),
+        ("/v1/models?after=/docs/", 200, True),
+    ],
+)
+def test_files_that_were_sent_are_not_in_the_access_log(path: str, status: int, is_kept: bool) -> None:
+    """A page is fifty of them; one that is missing is a fault."""
+    args = ("127.0.0.1:1", "GET", path, "1.1", status)
+    record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', args, None)
+    assert SkipStatic().filter(record) is is_kept
+
+
+def test_the_document_opens_with_chat(make_harness: Callable[..., Harness]) -> None:
+    """Paths stand in their order on `/docs`."""
+    paths = make_harness().get("/openapi.json").json()["paths"]
+    assert next(iter(paths)) == "/v1/chat/completions"

@@ -9,6 +9,7 @@ import { KeyDialog } from "./parts/key.js";
 // Each with what loads it when it is first opened.
 const PAGES = {
   chat: ["Chat"],
+  complete: ["Complete", async () => (await import("./complete/page.js")).CompletePage],
   compare: ["Compare", async () => (await import("./compare/page.js")).ComparePage],
   model: ["Model", async () => (await import("./model/page.js")).ModelPage],
   batches: ["Batches", async () => (await import("./batches/page.js")).BatchesPage],

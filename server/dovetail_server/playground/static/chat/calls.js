@@ -1,4 +1,4 @@
-// Tool calls: what the model wants called with what, and a place for what the tool gives back.
+// Tool calls: what the model wants called with what, and a place for its result.
 import { html, useState } from "../core/html.js";
 import { Code } from "../parts/code.js";
 import { Icon } from "../parts/icons.js";
@@ -28,7 +28,7 @@ export function Calls({ node, canAnswer, answer }) {
         <h2><${Icon} name="tool" /> ${plain(call.name)}</h2>
         <${Code} text=${text} language=${isJson ? "json" : ""} label="arguments" />
         ${!isJson && node.state !== "writing" && html`<p class="note">These arguments are not JSON; they are shown as they came.</p>`}
-        ${canAnswer && html`<label>What ${call.name} gives back
+        ${canAnswer && html`<label>Result of ${call.name}
           <textarea rows="2" placeholder='{"temperature": 21}' value=${answers[i] ?? ""}
             onInput=${({ target }) => setAnswers((all) => ({ ...all, [i]: target.value }))}></textarea></label>`}
       </section>`;
@@ -38,7 +38,7 @@ export function Calls({ node, canAnswer, answer }) {
 }
 
 export function Result({ node }) {
-  return html`<details class="result"><summary><${Icon} name="tool" /> ${plain(node.name)} gave back</summary>
+  return html`<details class="result"><summary><${Icon} name="tool" /> Result of ${plain(node.name)}</summary>
     <${Code} text=${laidOut(node.content).text} language=${laidOut(node.content).isJson ? "json" : ""} label="result" />
   </details>`;
 }

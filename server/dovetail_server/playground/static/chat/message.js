@@ -7,9 +7,10 @@ import { Report } from "../parts/report.js";
 import { Long, plain } from "../parts/text.js";
 import { Tokens } from "../parts/tokens.js";
 import { Calls, Result } from "./calls.js";
+import { canContinue } from "./session.js";
 
 const ENDS = {
-  length: "The reply has reached the most tokens that it may have.",
+  length: "The response reached its token limit.",
   abort: "The server has ended this reply.",
 };
 const LONG = 20_000;
@@ -76,10 +77,11 @@ function Reply({ node, branches, isLast, actions }) {
     ${node.state === "done" && ENDS[node.finish] && html`<p class="note">${ENDS[node.finish]}</p>`}
     ${node.state === "done" && isEmpty && html`<p class="note">The reply is empty.</p>`}
     ${!isWriting && html`<footer>${branches}
+      ${isLast && canContinue(node) && html`<${IconButton} icon="play" label="Continue" onClick=${() => actions.resume(node)} />`}
       <${IconButton} icon="retry" label="Try again" onClick=${() => actions.retry(node)} />
       <${CopyButton} text=${node.content} what="reply" />
       ${node.tokens.length > 0 && html`<${IconButton} icon="grid" label="Tokens" aria-pressed=${showsTokens} onClick=${() => setShowsTokens(!showsTokens)} />`}
-      <${IconButton} icon="code" label="As a program" onClick=${() => actions.program(node)} />
+      <${IconButton} icon="code" label="Show code" onClick=${() => actions.program(node)} />
       <${IconButton} icon="branch" label="Go on in a new conversation" onClick=${() => actions.branch(node)} />
       <span class="figures">${figures(node).join(" · ")}</span>
     </footer>`}

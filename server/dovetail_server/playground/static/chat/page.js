@@ -9,7 +9,7 @@ import { plain, unordered } from "../parts/text.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./list.js";
 import { Message } from "./message.js";
-import { answerCalls, find, fresh, isRunning, reply, requestOf, send, stop } from "./session.js";
+import { answerCalls, find, fresh, isRunning, reply, requestOf, resume, send, stop } from "./session.js";
 import { SettingsForm } from "./settings.js";
 
 const IDEAS = ["What is the capital of France?", "Tell me a joke about programming", "9.11 and 9.8, which is greater?", "List 3 countries and their capitals."];
@@ -18,7 +18,8 @@ const GONE = "This conversation is not in this browser any more. What you type b
 export function ChatPage({ id }) {
   const [conversation, setConversation] = useState(() => fresh());
   const [notice, setNotice] = useState("");
-  const [draft, setDraft] = useDraft();
+  const [draft, setDraft] = useUnsent("draft");
+  const [files, setFiles] = useUnsent("files");
   const [panel, setPanel] = useState(null); // of the two at the sides, the one that is open on a small screen
   const [hasSettings, setHasSettings] = useState(innerWidth > 1100);
   const [program, setProgram] = useState(null);
@@ -60,6 +61,7 @@ export function ChatPage({ id }) {
   const actions = {
     choose: (node) => (conversation.choose(node), save(conversation)),
     edit: (node, text) => begin(() => send(conversation, text, node.parent)),
+    resume: (node) => begin(() => resume(conversation, node)),
     retry: (node) => begin(() => reply(conversation, node.parent)),
     answer: (node, answers) => begin(() => answerCalls(conversation, node, answers)),
     program: (node) => setProgram(requestOf(conversation, path.slice(0, path.indexOf(node))).body),
@@ -77,8 +79,10 @@ export function ChatPage({ id }) {
     if (path.length) save(conversation);
     redraw();
   };
-  const onSend = (text) => {
-    if (begin(() => send(conversation, text, path.at(-1)?.id ?? ""))) setDraft("");
+  const onSend = (text, words) => {
+    if (!begin(() => send(conversation, text, path.at(-1)?.id ?? "", words))) return;
+    setDraft("");
+    setFiles([]);
   };
   const onNew = () => {
     setPanel(null);
@@ -95,15 +99,15 @@ export function ChatPage({ id }) {
     <main id="page" class="talk" aria-label="Conversation">
       <div class="bar">
         <${IconButton} icon="menu" label="Conversations" class="quiet small-only" aria-expanded=${panel === "list"} onClick=${() => setPanel(panel === "list" ? null : "list")} />
-        <h1 dir="auto">${plain(conversation.title) || "New conversation"}</h1>
-        <${IconButton} icon="code" label="As a program" disabled=${!path.length} onClick=${() => setProgram(requestOf(conversation, path).body)} />
+        <h1 dir="auto" title=${conversation.title}>${plain(conversation.title) || "New conversation"}</h1>
+        <${IconButton} icon="code" label="Show code" disabled=${!path.length} onClick=${() => setProgram(requestOf(conversation, path).body)} />
         <${IconButton} icon="sliders" label="Settings" aria-expanded=${panel === "settings" || hasSettings}
           onClick=${() => (innerWidth <= 1100 ? setPanel(panel === "settings" ? null : "settings") : setHasSettings(!hasSettings))} />
       </div>
-      <${Messages} conversation=${conversation} path=${path} actions=${latest} onIdea=${onSend} />
+      <${Messages} conversation=${conversation} path=${path} actions=${latest} onIdea=${(idea) => onSend(idea)} />
       <div class="foot">
         ${notice && html`<p class="problem" role="alert">${notice}</p>`}
-        <${Composer} draft=${draft} setDraft=${setDraft} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
+        <${Composer} draft=${draft} setDraft=${setDraft} files=${files} setFiles=${setFiles} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
           onStop=${() => stop(conversation)} onEditLast=${editLast} />
       </div>
       <p class="unseen" role="status">${said}</p>
@@ -117,12 +121,12 @@ export function ChatPage({ id }) {
   </div>`;
 }
 
-let unsent = ""; // outlives a look at another page
+const unsent = { draft: "", files: [] }; // outlives a look at another page
 
-function useDraft() {
-  const [draft, setDraft] = useState(unsent);
-  const set = (text) => setDraft((unsent = text));
-  return [draft, set];
+function useUnsent(name) {
+  const [value, setValue] = useState(unsent[name]);
+  const set = (next) => setValue((unsent[name] = typeof next === "function" ? next(unsent[name]) : next));
+  return [value, set];
 }
 
 function spoken(node) {
@@ -171,7 +175,7 @@ function Kept({ conversation, node, siblings, isLast, actions, onGrown }) {
   useEffect(() => conversation.watch(node, redraw), [conversation, node]);
   useLayoutEffect(onGrown, [node.version]);
   const call = (name) => (...given) => actions.current[name](...given);
-  const stable = useMemo(() => Object.fromEntries(["choose", "edit", "retry", "answer", "program", "branch"].map((name) => [name, call(name)])), []);
+  const stable = useMemo(() => Object.fromEntries(["choose", "edit", "resume", "retry", "answer", "program", "branch"].map((name) => [name, call(name)])), []);
   return useMemo(
     () => html`<${Message} node=${node} siblings=${siblings} isLast=${isLast} actions=${stable} />`,
     [node, node.version, siblings.length, isLast],

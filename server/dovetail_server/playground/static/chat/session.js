@@ -32,6 +32,15 @@ export function forget(id) {
   open.delete(id);
 }
 
+/** Give a conversation another title. */
+export async function rename(id, title) {
+  const conversation = await find(id);
+  if (!conversation) return;
+  Object.assign(conversation, { title, renamed: Date.now() });
+  conversation.notify();
+  await save(conversation);
+}
+
 export function isRunning(conversation) {
   return running.has(conversation.id);
 }
@@ -48,9 +57,9 @@ export function requestOf(conversation, path) {
   return { body: { model, messages: asMessages(path, settings.system), ...body }, problems };
 }
 
-/** Add what somebody typed after `parent`, and have it answered. */
-export function send(conversation, text, parent) {
-  if (!conversation.title) conversation.title = titleOf(text);
+/** Add what somebody typed after `parent`, and have it answered; a conversation without a title gets one of `words`. */
+export function send(conversation, text, parent, words = text) {
+  if (!conversation.title) conversation.title = titleOf(words);
   const node = conversation.add(parent, { role: "user", content: text });
   return reply(conversation, node.id);
 }
@@ -65,14 +74,34 @@ export function answerCalls(conversation, node, answers) {
 }
 
 /** Have the messages up to `parent` answered, on a branch of its own where there is a reply already. */
-export async function reply(conversation, parent) {
-  open.set(conversation.id, conversation);
+export function reply(conversation, parent) {
   const path = conversation.path();
   const upTo = path.slice(0, path.findIndex((node) => node.id === parent) + 1);
   const { body } = requestOf(conversation, upTo);
+  return follow(conversation, body, () => conversation.add(parent, emptyReply(body.model)));
+}
+
+/** Whether a reply ended before the model had finished, and can go on. */
+export function canContinue(node) {
+  const isCut = node.state === "stopped" || node.state === "failed" || (node.state === "done" && node.finish === "length");
+  return isCut && node.content !== "" && node.calls.length === 0;
+}
+
+/** Have the model go on behind what came of the conversation's last reply. */
+export function resume(conversation, node) {
+  const { body } = requestOf(conversation, conversation.path());
+  const going = { ...body, continue_final_message: true, add_generation_prompt: false };
+  const again = { state: "writing", error: null, finish: null, report: null, isContinued: true };
+  return follow(conversation, going, () => Object.assign(node, again));
+}
+
+/** Write into the message that `begin` returns, keeping it now and then. */
+async function follow(conversation, body, begin) {
+  open.set(conversation.id, conversation);
   const stopper = new AbortController();
   running.set(conversation.id, stopper);
-  const node = conversation.add(parent, emptyReply(body.model));
+  const node = begin();
+  conversation.changed();
   let saved = 0;
   const changed = () => {
     conversation.touch(node);

@@ -17,17 +17,17 @@ export function SettingsForm({ settings, change, isCompared = false }) {
   return html`<div class="settings">
     ${facts.names.length > 1 && html`<${Choice} label="Model" options=${facts.names.map((name) => [name, name])} ...${bind("model")} value=${settings.model || facts.names[0]} />`}
     <${TextField} label="System prompt" rows=${3} ...${bind("system")} />
-    <${Choice} label="Thinking" options=${THINKING} ...${bind("thinking")} />
+    <${Choice} label="Reasoning effort" options=${THINKING} ...${bind("thinking")} />
     <div class="pairs">${numbers(USUAL.filter((field) => !(isCompared && field.name === "seed")))}</div>
     <details class="section"><summary>More sampling</summary>
       <div class="pairs">${numbers(MORE)}</div>
-      <${TextField} label="Stop at (one text a line)" rows=${2} isCode ...${bind("stop")} />
+      <${TextField} label="Stop sequences, one per line" rows=${2} isCode ...${bind("stop")} />
     </details>
-    <${Check} label="Probabilities of tokens" hint="Shown for each reply; it then takes longer." ...${bind("probabilities")} />
+    <${Check} label="Token probabilities" hint="Returned with each response, which then takes longer." ...${bind("probabilities")} />
     <${Structure} settings=${settings} change=${change} problems=${problems} />
     ${!isCompared && html`<${Tools} settings=${settings} bind=${bind} problems=${problems} change=${change} />`}
     <details class="section"><summary>More fields</summary>
-      <${TextField} label="JSON object, sent as it is" rows=${3} isCode ...${bind("extra")} placeholder='{"ignore_eos": true}' />
+      <${TextField} label="JSON object, added to the request" rows=${3} isCode ...${bind("extra")} placeholder='{"ignore_eos": true}' />
     </details>
   </div>`;
 }
@@ -40,7 +40,7 @@ function Structure({ settings, change, problems }) {
     const isNew = EXAMPLES[value] && !(texts[value] ?? "").trim();
     change({ output: value, ...(isNew ? { grammar: { ...texts, [value]: EXAMPLES[value] } } : {}) });
   };
-  return html`<${Choice} label="Output" options=${OUTPUTS} value=${kind} onChange=${choose} />
+  return html`<${Choice} label="Output format" options=${OUTPUTS} value=${kind} onChange=${choose} />
     ${EXAMPLES[kind] !== undefined && html`<${TextField} label=${kind === "json_schema" ? "JSON schema" : kind === "regex" ? "Regular expression" : "Grammar"}
       rows=${kind === "regex" ? 2 : 10} isCode isJson=${kind === "json_schema"} value=${texts[kind] ?? ""} problem=${problems.grammar} onChange=${set} />`}`;
 }
@@ -49,7 +49,7 @@ function Tools({ settings, bind, problems, change }) {
   return html`<details class="section" open=${Boolean(settings.tools)}><summary>Tools</summary>
     <${TextField} label="Functions, as a JSON list" rows=${8} isCode isJson ...${bind("tools")} />
     ${!settings.tools && html`<button type="button" class="plain" onClick=${() => change({ tools: EXAMPLES.tools })}>Use an example</button>`}
-    ${settings.tools && !problems.tools && html`<${Choice} label="When to call" ...${bind("tool_choice")}
-      options=${[["", "As the model likes"], ["required", "Always"], ["none", "Never"]]} />`}
+    ${settings.tools && !problems.tools && html`<${Choice} label="Tool choice" ...${bind("tool_choice")}
+      options=${[["", "Auto"], ["required", "Required"], ["none", "None"]]} />`}
   </details>`;
 }

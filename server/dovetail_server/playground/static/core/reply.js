@@ -22,10 +22,10 @@ export function emptyReply(model) {
   };
 }
 
-/** Stream a chat completion into `reply`, calling `changed` after each piece. Never throws. */
-export async function write(reply, body, signal, changed) {
+/** Stream a chat completion, or a completion, into `reply`, calling `changed` after each piece. Never throws. */
+export async function write(reply, body, signal, changed, path = "v1/chat/completions") {
   try {
-    const response = await call("v1/chat/completions", {
+    const response = await call(path, {
       method: "POST",
       json: { ...body, stream: true, stream_options: { include_usage: true } },
       signal,
@@ -57,7 +57,7 @@ export function fold(reply, chunk) {
   if (chunk.usage) reply.usage = chunk.usage;
   const choice = chunk.choices?.[0];
   if (!choice) return;
-  const { delta } = choice;
+  const delta = choice.delta ?? { content: choice.text };
   if (delta.content || delta.reasoning_content || delta.tool_calls) reply.times.first ??= Date.now();
   if (delta.reasoning_content) reply.reasoning += delta.reasoning_content;
   if (delta.content) {
@@ -86,14 +86,15 @@ function foldCall(reply, piece) {
   call.arguments += piece.function?.arguments ?? "";
 }
 
-/** Seconds, tokens and pace of a reply, as short sentences. */
+/** Tokens, time to the first and rate of a reply, in words. */
 export function figures(reply) {
+  if (reply.isContinued) return ["continued"]; // what a part of it took says nothing of the whole
   const { sent, first, end } = reply.times;
   const found = [];
   const tokens = reply.usage?.completion_tokens;
   if (tokens !== undefined) found.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
-  if (first) found.push(`first after ${seconds(first - sent)}`);
-  if (tokens > 1 && end > first) found.push(`${(((tokens - 1) * 1000) / (end - first)).toFixed(1)} a second`);
+  if (first) found.push(`first token after ${seconds(first - sent)}`);
+  if (tokens > 1 && end > first) found.push(`${(((tokens - 1) * 1000) / (end - first)).toFixed(1)} tokens/s`);
   return found;
 }
 

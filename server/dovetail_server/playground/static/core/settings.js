@@ -4,11 +4,11 @@ const LAST = "dovetail-settings";
 
 /** Numbers of a request, by the API's name. */
 export const NUMBERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0 always takes the likeliest token." },
-  { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.05, hint: "Only the likeliest tokens that make up this share." },
-  { name: "top_k", label: "Top k", min: -1, step: 1, hint: "Only so many of the likeliest tokens; 0 for all." },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "Only tokens with this share of the likeliest one's probability." },
-  { name: "max_tokens", label: "Most tokens", min: 1, step: 1, hint: "The reply ends there." },
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "Higher is more random; 0 always takes the most likely token." },
+  { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.05, hint: "Sample from the most likely tokens whose probabilities add up to this." },
+  { name: "top_k", label: "Top k", min: -1, step: 1, hint: "Sample from this many of the most likely tokens; 0: all." },
+  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "Minimum probability of a token, relative to the most likely one." },
+  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "Maximum length of the response." },
   { name: "seed", label: "Seed", step: 1, hint: "The same seed gives the same reply." },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
@@ -17,19 +17,19 @@ export const NUMBERS = [
 const WHOLE = new Set(["top_k", "max_tokens", "seed"]);
 
 export const THINKING = [
-  ["", "As the model does"],
+  ["", "Model default"],
   ["none", "Off"],
-  ["low", "A little"],
-  ["medium", "Some"],
-  ["high", "Much"],
+  ["low", "Low"],
+  ["medium", "Medium"],
+  ["high", "High"],
 ];
 
 export const OUTPUTS = [
   ["", "Text"],
   ["json_object", "Any JSON object"],
-  ["json_schema", "JSON of a schema"],
-  ["regex", "Text of a regular expression"],
-  ["ebnf", "Text of a grammar (EBNF)"],
+  ["json_schema", "JSON schema"],
+  ["regex", "Regular expression"],
+  ["ebnf", "Grammar (EBNF)"],
 ];
 
 export const EXAMPLES = {

@@ -50,14 +50,20 @@ export async function load(id) {
   return kept(() => get(id, WHOLE), () => memory.get(id));
 }
 
+/** The data of every conversation, the newest first. */
+export async function loadAll() {
+  const found = await kept(async () => (await entries(WHOLE)).map(([, data]) => data), () => [...memory.values()]);
+  return found.sort((a, b) => b.updated - a.updated);
+}
+
 export async function save(conversation) {
   const data = conversation.toJSON();
-  const row = { title: data.title, updated: data.updated };
   memory.set(data.id, data);
   await kept(
     async () => {
-      await update(data.id, (stored) => merged(stored, data), WHOLE);
-      await set(data.id, row, LIST);
+      let whole = data;
+      await update(data.id, (stored) => (whole = merged(stored, data)), WHOLE);
+      await set(data.id, { title: whole.title, updated: whole.updated }, LIST);
     },
     () => undefined,
   );

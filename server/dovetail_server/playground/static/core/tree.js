@@ -8,6 +8,7 @@ export class Conversation {
   constructor(data = {}) {
     this.id = data.id ?? newId();
     this.title = data.title ?? "";
+    this.renamed = data.renamed ?? 0; // when somebody gave it its title
     this.updated = data.updated ?? Date.now();
     this.settings = data.settings ?? {};
     this.nodes = data.nodes ?? {}; // in the order in which they were added
@@ -17,8 +18,8 @@ export class Conversation {
   }
 
   toJSON() {
-    const { id, title, updated, settings, nodes, chosen } = this;
-    return { id, title, updated, settings, nodes, chosen };
+    const { id, title, renamed, updated, settings, nodes, chosen } = this;
+    return { id, title, renamed, updated, settings, nodes, chosen };
   }
 
   children(parent) {
@@ -100,7 +101,8 @@ export function merged(stored, ours) {
   for (const [id, node] of Object.entries(ours.nodes)) {
     if (!nodes[id] || nodes[id].version <= node.version) nodes[id] = node;
   }
-  return { ...ours, nodes, chosen: { ...stored.chosen, ...ours.chosen } };
+  const { title, renamed } = (stored.renamed ?? 0) > (ours.renamed ?? 0) ? stored : ours;
+  return { ...ours, title, renamed, nodes, chosen: { ...stored.chosen, ...ours.chosen } };
 }
 
 function groups(nodes) {

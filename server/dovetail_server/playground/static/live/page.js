@@ -85,28 +85,28 @@ export function LivePage() {
   const column = (name) => looks.map((one) => one[name]);
   return html`<${Page} title="Live" problem=${problem}>
     <div class="line">
-      <button type="button" class="plain" aria-pressed=${isPaused} onClick=${() => setIsPaused(!isPaused)}>${isPaused ? "Go on" : "Pause"}</button>
+      <button type="button" class="plain" aria-pressed=${isPaused} onClick=${() => setIsPaused(!isPaused)}>${isPaused ? "Resume" : "Pause"}</button>
       <button type="button" class="plain" aria-pressed=${fromNow !== null} onClick=${() => setFromNow(fromNow ? null : now)}>${fromNow ? "Histograms since the start" : "Histograms from now on"}</button>
       <span class="note">Once a second, from <code>/metrics</code>; the lines show two minutes.</span>
     </div>
     ${now && html`
       <section class="charts" aria-label="Now">
-        <${Line} title="Requests that run" values=${column("running")} size=${SIZE} show=${count} />
-        <${Line} title="Requests that wait" values=${column("queued")} size=${SIZE} show=${count} />
-        <${Line} title="Tokens a second" values=${column("throughput")} size=${SIZE} show=${(value) => count(value.toFixed(1))} />
-        <${Line} title="Steps a second" values=${column("steps")} size=${SIZE} show=${(value) => count(value.toFixed(1))} />
-        <${Line} title="KV cache held by requests" values=${column("usage")} size=${SIZE} most=${1} show=${share} />
-        <${Line} title="Prompt tokens found in the cache" values=${column("hits")} size=${SIZE} most=${1} show=${share} />
+        <${Line} title="Running requests" values=${column("running")} size=${SIZE} show=${count} />
+        <${Line} title="Queued requests" values=${column("queued")} size=${SIZE} show=${count} />
+        <${Line} title="Tokens/s" values=${column("throughput")} size=${SIZE} show=${(value) => count(value.toFixed(1))} />
+        <${Line} title="Steps/s" values=${column("steps")} size=${SIZE} show=${(value) => count(value.toFixed(1))} />
+        <${Line} title="KV cache usage" values=${column("usage")} size=${SIZE} most=${1} show=${share} />
+        <${Line} title="Prefix cache hit rate" values=${column("hits")} size=${SIZE} most=${1} show=${share} />
       </section>
       <${Timeline} rows=${steps.current} now=${now.at} />
       <section class="charts" aria-label="Histograms">
-        <${Times} title="To the first token" rows=${since(fromNow?.first ?? [], now.first)} />
-        <${Times} title="Between tokens" rows=${since(fromNow?.gap ?? [], now.gap)} />
-        <${Times} title="Whole requests" rows=${since(fromNow?.whole ?? [], now.whole)} />
+        <${Times} title="Time to first token" rows=${since(fromNow?.first ?? [], now.first)} />
+        <${Times} title="Inter-token latency" rows=${since(fromNow?.gap ?? [], now.gap)} />
+        <${Times} title="End-to-end latency" rows=${since(fromNow?.whole ?? [], now.whole)} />
       </section>
       <p class="note">Requests: ${count(now.counters.requests ?? 0)}, tokens: ${count(now.counters.tokens ?? 0)}, since the start.
         ${now.finished.filter(({ value }) => value).map(({ labels, value }) => ` ${labels.reason}: ${count(value)}.`)}
-        ${now.restarts > 0 && ` The engine was started again ${count(now.restarts)} times.`}</p>
+        ${now.restarts > 0 && ` Engine restarts: ${count(now.restarts)}.`}</p>
     `}
   <//>`;
 }
@@ -114,7 +114,7 @@ export function LivePage() {
 function Times({ title, rows }) {
   const [half, most] = [quantile(rows, 0.5), quantile(rows, 0.99)];
   return html`<${Bars} title=${title} rows=${rows} show=${(bound) => seconds(bound * 1000)}>
-    ${half !== null && html`<b>half within ${seconds(half * 1000)}, 99 % within ${seconds(most * 1000)}</b>`}
+    ${half !== null && html`<b>p50 ${seconds(half * 1000)}, p99 ${seconds(most * 1000)}</b>`}
   <//>`;
 }
 

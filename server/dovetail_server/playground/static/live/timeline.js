@@ -31,10 +31,10 @@ export function Timeline({ rows, now }) {
   return html`<figure class="chart steps" aria-label="Steps">
     <figcaption><span>Steps of the last ten seconds</span><b>${words}</b></figcaption>
     <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`Steps: ${words}`}>${shown.map((row) => bar(row, now, top))}</svg>
-    <p class="note"><i class="part-k"></i>tokens only <i class="part-w"></i>with prompts. Width is time, height is tokens, up to ${count(top)}.</p>
+    <p class="note"><i class="part-k"></i>decode only <i class="part-w"></i>with prefill. Width is time, height is tokens, up to ${count(top)}.</p>
     ${slowest.length > 0 && html`<details class="section"><summary>Slowest steps</summary>
       <div class="scrolls" tabindex="0" role="region" aria-label="Table of the slowest steps"><table class="rows">
-        <thead><tr><th>Step</th><th>Took</th><th>Requests that got a token</th><th>Prompt tokens</th><th>Requests that waited</th></tr></thead>
+        <thead><tr><th>Step</th><th>Duration</th><th>Sampled requests</th><th>Prompt tokens</th><th>Queued requests</th></tr></thead>
         <tbody>${slowest.map((row) => html`<tr key=${row.step}><td>${count(row.step)}</td><td>${seconds(row.seconds * 1000)}</td><td>${count(row.num_decode)}</td><td>${count(row.num_prefill_tokens)}</td><td>${count(row.num_queued)}</td></tr>`)}</tbody>
       </table></div></details>`}
   </figure>`;

@@ -26,14 +26,14 @@ function About({ server, info }) {
       ["Other names", info.served_model_names.slice(1).join(", ")],
       ["From", info.model_path],
       ["Architecture", info.architecture],
-      ["Numbers", engine.dtype],
+      ["dtype", engine.dtype],
       ["Device", engine.device],
       ["Context", `${count(info.context_length)} tokens`],
       ["Vocabulary", `${count(info.vocab_size)} tokens`],
       ["Attention backend", engine.attention_backend],
       ["Reasoning parser", info.reasoning_parser ?? "none"],
       ["Tool-call parser", info.tool_call_parser ?? "none"],
-      ["Sampling, if not asked otherwise", defaults.join(", ") || "as the API says"],
+      ["Default sampling parameters", defaults.join(", ") || "the API's"],
       ["Loaded in", `${engine.load_s.toFixed(1)} s`],
       ["Dovetail", `${server.version}, ${server.status}`],
     ]} />
@@ -50,8 +50,8 @@ function Memory({ server }) {
   const total = parts.reduce((sum, [, size]) => sum + size, 0);
   const free = load.max_total_tokens - load.num_used_tokens - load.num_cached_tokens;
   const pages = [
-    ["Held by requests", load.num_used_tokens, "k"],
-    ["Kept for prefixes", load.num_cached_tokens, "w"],
+    ["In use", load.num_used_tokens, "k"],
+    ["Prefix cache", load.num_cached_tokens, "w"],
     ["Free", free, "f"],
   ];
   return html`<section class="card" aria-label="Memory">

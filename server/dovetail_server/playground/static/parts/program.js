@@ -8,7 +8,7 @@ const LANGUAGES = { curl: "bash", Python: "python", JavaScript: "javascript" };
 
 export function ProgramDialog({ body, onClose }) {
   const [name, setName] = useState("curl");
-  return html`<${Dialog} title="The same request as a program" kind="broad" onClose=${onClose}>
+  return html`<${Dialog} title="Code for this request" kind="broad" onClose=${onClose}>
     <div class="tabs" role="group" aria-label="Language">
       ${Object.keys(SNIPPETS).map((one) => html`<button type="button" key=${one} aria-pressed=${one === name} onClick=${() => setName(one)}>${one}</button>`)}
     </div>

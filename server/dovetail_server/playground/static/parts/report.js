@@ -3,14 +3,14 @@ import { html } from "../core/html.js";
 
 const HOW = {
   full: "Every token conforms.",
-  approximate: "All but what is named below was enforced.",
-  validate_only: "Any JSON could come; it was checked at the end.",
+  approximate: "Everything was enforced except what is named below.",
+  validate_only: "Any JSON was allowed; it was validated at the end.",
 };
 
 function verdict(valid, enforcement) {
   if (valid === true) return "It conforms.";
   if (valid === false) return "It does not conform.";
-  return enforcement === "full" ? "" : "It was cut off before it could be checked.";
+  return enforcement === "full" ? "" : "It was cut off before it could be validated.";
 }
 
 export function Report({ report }) {

@@ -1,4 +1,4 @@
-// The tokens of a reply: each one's probability as a shade, and what else might have stood there.
+// The tokens of a reply: each one's probability as a shade, and the top alternatives.
 import { html, useRef, useState } from "../core/html.js";
 import { plain } from "./text.js";
 
@@ -46,7 +46,7 @@ export function Tokens({ tokens }) {
 
 function Alternatives({ token: [token, logprob, top] }) {
   const rows = top.some(([other]) => other === token) ? top : [[token, logprob], ...top];
-  return html`<table class="alternatives" aria-label="Probabilities at this place">
+  return html`<table class="alternatives" aria-label="Top alternatives">
     <tbody>${rows.map(
       ([other, score], i) => html`<tr key=${i} class=${other === token ? "taken" : ""}>
         <td><code>${plain(visible(other))}</code></td>
