@@ -135,13 +135,13 @@ def test_bad_settings_are_named_and_nothing_is_lost(screen: Screen, server: Scri
     """A setting that is wrong is named where it stands, nothing is sent, and what was typed stays."""
     page = screen.page
     page.get_by_text("More fields").click()
-    screen.set("JSON object, sent as it is", "{oops")
+    screen.set("JSON object, added to the request", "{oops")
     page.fill("#composer", "Hello?")
     page.keyboard.press("Enter")
     page.get_by_text("Not sent. What else to send is not JSON").wait_for()
     assert page.input_value("#composer") == "Hello?"
     assert server.engine.submits == []
-    screen.set("JSON object, sent as it is", '{"nonsense": 1}')
+    screen.set("JSON object, added to the request", '{"nonsense": 1}')
     page.keyboard.press("Tab")
     screen.ask("Hello?")
     assert "nonsense" in screen.last().locator(".problem").inner_text()
@@ -172,7 +172,7 @@ def test_structured_output_and_its_report(screen: Screen, replying: Callable[[st
     """A schema is edited with its mistakes named; the server's report on it stands under the reply."""
     page = screen.page
     page.get_by_label("Output").select_option("json_schema")
-    schema = page.get_by_label("JSON schema")
+    schema = page.get_by_role("textbox", name="JSON schema")
     screen.until(f"{SCHEMA}.value.includes('object')")
     schema.fill('{"type": "object",')
     page.get_by_text("The schema is not JSON").wait_for()
@@ -244,7 +244,7 @@ def test_the_same_request_as_a_program(screen: Screen, server: ScriptedServer) -
 
 
 def test_images_are_refused_politely(screen: Screen) -> None:
-    """A pasted image is left out, and the page says so; a pasted text file is taken in."""
+    """A pasted image is left out, and the page says so; a pasted text file is attached."""
     page = screen.page
     paste = """(kind) => {
       const data = new DataTransfer();
@@ -255,7 +255,7 @@ def test_images_are_refused_politely(screen: Screen) -> None:
     page.evaluate(paste, "image/png")
     page.get_by_text("This model reads text only, so the image was left out.").wait_for()
     page.evaluate(paste, "text/plain")
-    screen.until("document.getElementById('composer').value === 'some text'")
+    page.get_by_label("Remove a.txt").wait_for()
 
 
 def test_two_windows_of_one_conversation(screen: Screen, server: ScriptedServer) -> None:

@@ -68,7 +68,7 @@ export function CompletePage() {
   return html`<${Page} title="Complete" lead="The model continues a text, without a chat template. For base models, and to see what a template adds.">
     <form class="compare-form" onSubmit=${submit}>
       <label class="field" for="complete-text">Text</label>
-      <textarea ref=${area} id="complete-text" class="whole" rows="14" value=${form.text} readonly=${runs} aria-busy=${runs} dir="auto"
+      <textarea ref=${area} id="complete-text" rows="14" value=${form.text} readonly=${runs} aria-busy=${runs} dir="auto"
         placeholder="Once upon a time" onInput=${(event) => change({ text: event.target.value })} onKeyDown=${key}></textarea>
       <div class="line">
         ${
@@ -81,7 +81,7 @@ export function CompletePage() {
       </div>
       ${(notice || reply?.state === "failed") && html`<p class="problem" role="alert">${plain(notice || reply.error)}</p>`}
     </form>
-    <section class="card" aria-label="Settings"><h2>Settings</h2><div class="settings">
+    <section class="card complete" aria-label="Settings"><h2>Settings</h2><div class="settings">
       ${facts.names.length > 1 && html`<${Choice} label="Model" options=${facts.names.map((name) => [name, name])} ...${bind("model")} value=${form.settings.model || facts.names[0]} />`}
       <div class="pairs">${NUMBERS.map((field) => html`<${NumberField} key=${field.name} field=${field} standard=${defaults[field.name]} ...${bind(field.name)} />`)}</div>
       <${TextField} label="Stop sequences, one per line" rows=${2} isCode ...${bind("stop")} />
