@@ -3,7 +3,7 @@ import { html, useLayoutEffect, useRef } from "../core/html.js";
 
 const MOST = 4_000; // characters; a longer formula is shown as it was written
 const LIMITS = { maxSize: 20, maxExpand: 500, strict: "ignore", trust: false, throwOnError: true };
-const ENVIRONMENTS = "equation|align|alignat|gather|multline";
+const ENVIRONMENTS = "equation|align|alignat|gather";
 // A dollar opens beside a character and closes behind one, and no digit follows: `$5 and $6` are prices.
 const INLINE = [/^\\\(([^]+?)\\\)/, /^\\\[([^]+?)\\\]/, /^\$\$([^]+?)\$\$/, /^\$(?![\s$])((?:\\[^]|[^\\$\n])*?)(?<![\s\\])\$(?!\d)/];
 const BLOCK = [
