@@ -434,7 +434,8 @@ def beyond_samples(items: list[pytest.Item]) -> set[pytest.Item]:
     """
     grids: dict[str, list[Any]] = {}
     for item in items:
-        if item.get_closest_marker("sampled") and hasattr(item, "callspec"):
+        is_left_out = item.get_closest_marker("full") is not None
+        if item.get_closest_marker("sampled") and hasattr(item, "callspec") and not is_left_out:
             grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out: set[pytest.Item] = set()
     for grid in grids.values():

@@ -33,6 +33,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return heads
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "changes",
     [{}, {"sinks": True}, {"soft_cap": 2.0}, {"head_dim": 24}, {"head_dim": 32, "v_dim": 16}, {"page_size": 3}],

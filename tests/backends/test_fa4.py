@@ -71,7 +71,11 @@ class TestFlashAttention4(AttentionBackendConformance):
     page_sizes: ClassVar[tuple[int, ...]] = (3, 16, 128)
 
 
-@pytest.mark.parametrize("features", [{}, {"window": 5}, {"soft_cap": 0.7}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "features",
+    [{"window": 5}, *(pytest.param(x, marks=pytest.mark.full) for x in ({}, {"soft_cap": 0.7}, {"sinks": True}))],
+    ids=str,
+)
 def test_no_step_launches_a_kernel_that_was_not_prepared(features: dict[str, Any], fake: FakeFA4) -> None:
     """All that a step launches was launched when the backend was made: rows, chunks, both, more than 256 of them."""
     case = replace(HALF, **features)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.cache.allocator import PageAllocator
@@ -102,7 +102,6 @@ def test_a_cut_takes_all_below_it_and_nothing_else() -> None:
     assert sorted(tree.evict([9])[0]) == [1, 4]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
 def test_random_histories_agree_with_a_plain_model(seed: int) -> None:
     """After any mix of insert, match, lock, unlock and evict: right matches, and no page lost or owned twice."""

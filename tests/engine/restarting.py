@@ -20,8 +20,6 @@ from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
-"""Set it for the whole sizes; without it, what every run can afford."""
 JSON_STEP = GrammarOption(
     backend="llguidance",
     kind="json",

@@ -99,7 +99,13 @@ def test_a_hit_has_the_bits_of_what_was_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "int8"}, {"speculator": "ngram"}], ids=str
+    "more",
+    [
+        {"kv_cache_dtype": "fp8"},
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.full),
+        {"speculator": "ngram"},
+    ],
+    ids=str,
 )
 def test_it_holds_with_other_features(more: dict[str, Any]) -> None:
     """A cache in 8 bits, and drafts that are verified several tokens a step."""
@@ -128,7 +134,9 @@ OTHERS = {"MistralForCausalLM": {}, "MixtralForCausalLM": {}, "Qwen3MoeForCausal
 """Models that claim it and do not take the kit at every run, with changes of their configurations."""
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "MixtralForCausalLM" else pytest.mark.full) for name in OTHERS]
+)
 def test_a_model_that_claims_it_passes_the_kit(name: str) -> None:
     """The kit's check of the layers between attention runs for each of them, and is not skipped."""
     assert claiming(name)

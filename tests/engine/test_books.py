@@ -1,6 +1,6 @@
 """Random operations on scheduler, pages and tree against plain sets: who owns a page, and what was cut stays gone.
 
-DOVETAIL_BOOKS is the number of operations, 10,000 if not given; 100,000 take some minutes.
+DOVETAIL_BOOKS is the number of operations, 5,000 if not given; 100,000 take some minutes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUPS: tuple[tuple[Reach, ...], ...] = (
     (FULL, Recurrent()),
     (FULL, Window(5), Recurrent(3), Recurrent(2)),
 )
-NUM_OPERATIONS = int(os.environ.get("DOVETAIL_BOOKS", "10000"))
+NUM_OPERATIONS = int(os.environ.get("DOVETAIL_BOOKS", "5000"))
 
 
 class Books:

@@ -32,10 +32,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "without a tree": {"disable_radix_cache": True},
     "hardly any room": {"max_total_tokens": 220, "chunked_prefill_size": 16},
 }
+OFTEN = ("short chunks", "overlapped", "pages as wide as the window", "hardly any room")
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in SCHEDULES]
+)
 def test_tokens_equal_the_reference(schedule: str, folder: Path) -> None:
     """In any schedule, with prefixes that are shared, requests longer than the window, and retractions."""
     core = make_engine(folder, **SCHEDULES[schedule])

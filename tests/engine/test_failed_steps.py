@@ -23,6 +23,10 @@ from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+OVERLAPPED = pytest.mark.parametrize(
+    "overlap", [pytest.param(False, marks=pytest.mark.full), True], ids=["in turn", "overlapped"]
+)
+"""Both in `make test-all`."""
 MARK = 177
 
 
@@ -170,7 +174,7 @@ def test_a_step_that_fails_now_and_then_costs_nobody_a_token(
     assert found == want
 
 
-@BOTH
+@OVERLAPPED
 def test_chunks_shrink_until_the_step_fits(model: Path, overlap: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Steps of more than 10 tokens do not fit: prompts go on in smaller chunks, all are served, and it is said."""
     want = undisturbed(model)
@@ -183,7 +187,7 @@ def test_chunks_shrink_until_the_step_fits(model: Path, overlap: bool, caplog: p
     assert "Out of memory in a step of" in caplog.text
 
 
-@BOTH
+@OVERLAPPED
 def test_fewer_requests_take_part_where_small_chunks_do_not_help(model: Path, overlap: bool) -> None:
     """Steps of more than two requests do not fit: all are served, two at a time."""
     want = undisturbed(model)
@@ -192,7 +196,7 @@ def test_fewer_requests_take_part_where_small_chunks_do_not_help(model: Path, ov
     assert serve(core, mixed()) == want
 
 
-@BOTH
+@OVERLAPPED
 def test_larger_steps_come_back(model: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a lack of memory that has passed, the limits grow to what was asked for."""
     monkeypatch.setattr("dovetail.engine.recovery.PATIENCE", 2)
@@ -206,7 +210,7 @@ def test_larger_steps_come_back(model: Path, overlap: bool, monkeypatch: pytest.
     assert core.scheduler.limits == asked
 
 
-@BOTH
+@OVERLAPPED
 def test_a_request_that_fits_in_no_step_ends_alone(model: Path, overlap: bool) -> None:
     """It gets the code of a lack of memory; everybody else gets all tokens."""
     loads = mixed()
@@ -220,6 +224,7 @@ def test_a_request_that_fits_in_no_step_ends_alone(model: Path, overlap: bool) -
     assert {i: t for i, t in tokens.items() if i != 4} == {i: t for i, t in want.items() if i != 4}
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("culprits", [[4], [0, 1], [2, 7, 8]], ids=str)
 def test_who_makes_a_plugin_raise_ends_alone(model: Path, overlap: bool, culprits: list[int]) -> None:
@@ -252,7 +257,7 @@ def test_a_plugin_that_always_raises_ends_every_request_and_not_the_engine(model
     assert serve(core, mixed()) == undisturbed(model)
 
 
-@BOTH
+@OVERLAPPED
 def test_a_grammar_that_raises_when_it_fills_its_mask_ends_its_request(overlap: bool) -> None:
     """Sampling waits for masks in a step of its own right; the neighbours, constrained and not, go on."""
     steps = (GrammarOption(backend="llguidance", kind="regex", source="[a-z ]{20,40}"),)

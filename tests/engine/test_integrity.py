@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from script_executor import ScriptExecutor
 
@@ -141,7 +141,6 @@ def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], 
         assert own.num_free == own.num_pages == len(set(own.free_pages))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([fault for fault, _ in FAULTS]), min_size=1, max_size=4))
 def test_any_mix_of_faults_is_repaired_in_one_go(seed: int, faults: list[Callable[[Any], None]]) -> None:
     """After one repair the book is right, whatever was wrong with it."""

@@ -24,11 +24,15 @@ from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Subm
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
-NUM_SEEDS = int(os.environ.get("DOVETAIL_POISON", "6"))
+NUM_SEEDS = int(os.environ.get("DOVETAIL_POISON", "3"))
 MARK = 177
 """A token whose first computing goes wrong."""
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+OVERLAPPED = pytest.mark.parametrize(
+    "overlap", [pytest.param(False, marks=pytest.mark.full), True], ids=["in turn", "overlapped"]
+)
+"""Both in `make test-all`."""
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +163,7 @@ LONG = [*prompt_of(0, 30), MARK, *prompt_of(1, 40)]
 """A prompt whose mark is in the second of three chunks of 24 tokens."""
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("at", [30, 47, 24, 70], ids=["middle", "end of a chunk", "begin of one", "last token"])
 def test_a_fault_in_a_prompts_chunk_ends_that_request_alone(model: Path, overlap: bool, at: int) -> None:
@@ -186,7 +191,7 @@ def test_a_fault_in_a_prompts_chunk_ends_that_request_alone(model: Path, overlap
     assert run.cached[4] == 68
 
 
-@BOTH
+@OVERLAPPED
 def test_who_hit_the_pages_in_the_next_step_is_computed_again(model: Path, overlap: bool) -> None:
     """Followers of a poisoned prefix, admitted while nobody knew, give what they give without it."""
     clean, run = start(model, overlap, chunked_prefill_size=400), start(model, overlap, chunked_prefill_size=400)
@@ -228,7 +233,7 @@ def test_a_fault_while_decoding_ends_that_request_alone(model: Path, overlap: bo
     assert run.tokens[3] == clean.tokens[3]
 
 
-@BOTH
+@OVERLAPPED
 def test_a_request_that_left_in_the_step_of_its_fault_leaves_nothing_behind(model: Path, overlap: bool) -> None:
     """It is aborted before anybody knows; the pages that it gave back are clean, for whoever has them by now."""
     clean, run = (start(model, overlap, max_total_tokens=160) for _ in range(2))
@@ -245,7 +250,7 @@ def test_a_request_that_left_in_the_step_of_its_fault_leaves_nothing_behind(mode
     assert {h: run.tokens[h] for h in (2, 3, 4)} == {h: clean.tokens[h] for h in (2, 3, 4)}
 
 
-@BOTH
+@OVERLAPPED
 def test_forced_tokens_go_on_behind_a_poisoned_prefix(model: Path, overlap: bool) -> None:
     """Requests with a grammar that jumps, some of them followers, end as they do without the fault."""
     grammar = (GrammarOption(backend="llguidance", kind="regex", source="The answer is [0-9]{2}, and no other number"),)

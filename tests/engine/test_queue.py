@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.cache.radix import RadixTree
@@ -216,7 +216,6 @@ def test_removing_a_request_does_not_search_for_it() -> None:
     assert costs[1] < costs[0] + 200
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32))
 def test_counting_finds_what_matching_finds_and_changes_nothing(seed: int) -> None:
     """`count` says how long a match would be, without splitting a node."""

@@ -36,10 +36,17 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "hardly any room": {"max_total_tokens": 200, "chunked_prefill_size": 16},
     "overlapped, hardly any room": {"max_total_tokens": 200, "chunked_prefill_size": 16, "overlap_on_cpu": True},
 }
+OFTEN = (
+    "pages that are no multiple",
+    "without a tree",
+    "overlapped, hardly any room",
+    "chunks shorter than what is folded at once",
+)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in SCHEDULES]
+)
 def test_tokens_equal_the_reference(schedule: str, folder: Path) -> None:
     """In any schedule, with prefixes that are shared, and retractions."""
     core = EXAMPLE.make_engine(folder, **SCHEDULES[schedule])

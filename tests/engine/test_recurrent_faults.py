@@ -21,6 +21,10 @@ EXAMPLE = Example("recurrent", "RecurrentForCausalLM")
 LONG = prompt(200, 3)
 MARK = 195
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+OVERLAPPED = pytest.mark.parametrize(
+    "overlap", [pytest.param(False, marks=pytest.mark.full), True], ids=["in turn", "overlapped"]
+)
+"""Both in `make test-all`."""
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,7 @@ def test_a_step_that_fails_is_computed_again_from_what_held(folder: Path, overla
     assert copies_are_finite(core)
 
 
-@BOTH
+@OVERLAPPED
 def test_requests_that_lose_their_rows_go_on(folder: Path, overlap: bool) -> None:
     """Retracted at any place, several times: their tokens are what they would have been."""
     core, rng = start(folder, overlap, chunked_prefill_size=16), random.Random(5)
@@ -144,7 +148,7 @@ def test_requests_that_lose_their_rows_go_on(folder: Path, overlap: bool) -> Non
     assert retracted[0] > 10
 
 
-@pytest.mark.parametrize("num", [1, 7, 8, 9, 25])
+@pytest.mark.parametrize("num", [8, 25, *(pytest.param(num, marks=pytest.mark.full) for num in (1, 7, 9))])
 def test_a_request_goes_on_in_another_engine(num: int, folder: Path) -> None:
     """With the tokens that it has: as it would have."""
     [want] = run(EXAMPLE.make_engine(folder), [LONG[:33]], 40)
@@ -155,7 +159,7 @@ def test_a_request_goes_on_in_another_engine(num: int, folder: Path) -> None:
     assert found == want[num:]
 
 
-@BOTH
+@OVERLAPPED
 def test_forced_tokens_are_folded_in_once(folder: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that a grammar forces come as a chunk behind what a step in flight has computed."""
     given = [LONG[:33], prompt(20, 7)]
@@ -169,7 +173,7 @@ def test_forced_tokens_are_folded_in_once(folder: Path, overlap: bool, monkeypat
     assert run(start(folder, overlap), given, 40) == want
 
 
-@BOTH
+@OVERLAPPED
 def test_what_waits_for_its_grammar_is_folded_in_once(folder: Path, overlap: bool) -> None:
     """The last token of such a prompt waits: a state that has taken it in could not take it in again."""
     [want] = run(start(folder, overlap), [LONG[:41]], 10)

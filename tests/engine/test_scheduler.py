@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
@@ -226,7 +226,6 @@ def test_background_requests_give_way_where_room_is_short(policy: str) -> None:
     assert set(world.done) == {other, *background}
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(POLICIES), st.integers(1, 5))
 def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, page_size: int) -> None:
     """Whatever arrives, is aborted or retracted: every request ends, and all pages are free or cached in the end."""

@@ -1,6 +1,6 @@
 """Long random loads through a real engine: aborts at every stage, and memory that nobody owns is poison.
 
-DOVETAIL_SOAK is the number of requests of the first test, 240 if not given; 10,000 take some minutes.
+DOVETAIL_SOAK is the number of requests of the first test, 140 if not given; 10,000 take some minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
 
-NUM_REQUESTS = int(os.environ.get("DOVETAIL_SOAK", "240"))
+NUM_REQUESTS = int(os.environ.get("DOVETAIL_SOAK", "140"))
 STAGES = ("waiting", "prefill", "decode", "retracted", "compiling", "constrained")
 
 

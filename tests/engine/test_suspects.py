@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from restarting import FULL, Reading, kill, make_engine, make_scripted, mixed, plain, ready
+from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
 from dovetail.engine.entry import Entry
 from dovetail.engine.process import Restarts
@@ -28,9 +28,12 @@ def deadly(self, token):
 request.Request.take = deadly
 sys.exit(main.main(sys.argv[1:]))
 """
-CASES = [("exit", "deadly"), ("hang", "deadly"), ("crash", "prompt"), ("kill", "prompt")]
-if FULL:
-    CASES = [(way, rid) for way in ("exit", "crash", "kill", "hang") for rid in ("deadly", "prompt")]
+OFTEN = (("exit", "deadly"), ("hang", "prompt"))
+CASES = [
+    pytest.param(way, rid, marks=() if (way, rid) in OFTEN else pytest.mark.full)
+    for way in ("exit", "crash", "kill", "hang")
+    for rid in ("deadly", "prompt")
+]
 
 
 @pytest.mark.parametrize(("way", "rid"), CASES)
@@ -60,7 +63,9 @@ def test_a_request_that_kills_the_engine_is_refused_alone(way: str, rid: str) ->
     asyncio.run(asyncio.wait_for(main(), 200))
 
 
-@pytest.mark.parametrize(("way", "spread"), [("exit", 0), ("crash", 3), ("kill", 0)])
+@pytest.mark.parametrize(
+    ("way", "spread"), [("crash", 3), *(pytest.param(way, 0, marks=pytest.mark.full) for way in ("exit", "kill"))]
+)
 def test_many_poisoned_requests_do_not_end_the_server(way: str, spread: int) -> None:
     """Eight culprits at once, or some tokens apart, are found one by one within a limit of eight deaths.
 
@@ -91,7 +96,7 @@ def test_many_poisoned_requests_do_not_end_the_server(way: str, spread: int) -> 
     asyncio.run(asyncio.wait_for(main(), 280))
 
 
-@pytest.mark.skipif(not FULL, reason="takes minutes; DOVETAIL_FULL=1 runs it")
+@pytest.mark.full
 def test_a_real_engine_and_kills_from_elsewhere(tmp_path: Path) -> None:
     """With the demo model, and kills in between: eight poisoned requests alone are refused, nothing lost or doubled."""
 

@@ -21,7 +21,7 @@ from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.testing.vocabularies import byte_level
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["steps", "overlap"])
+@pytest.fixture(scope="session", params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["steps", "overlap"])
 def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
     """The demo model, one engine for all tests; its steps one after another, and overlapped."""
     made = Demo(overlap_on_cpu=request.param)

@@ -21,7 +21,7 @@ from dovetail.grammar.spec.wire import spec_of
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 from dovetail_server.bench.grammar_schemas import schemas
 
-NUM = int(os.environ.get("DOVETAIL_RANDOM_PLAIN", "400"))
+NUM = int(os.environ.get("DOVETAIL_RANDOM_PLAIN", "200"))
 NEWEST = "https://json-schema.org/draft/2020-12/schema"
 SAID = frozenset(("title", "description", "default", "examples"))
 

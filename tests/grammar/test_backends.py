@@ -206,7 +206,7 @@ def test_masks_equal_brute_force(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_accept_rollback_and_fork_laws(
     backends: Mapping[str, GrammarBackend], small: Vocabulary, name: str, data: st.DataObject

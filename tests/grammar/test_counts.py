@@ -50,6 +50,7 @@ def vocabulary() -> Vocabulary:
     return small_vocabulary()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("beside", BESIDE, ids=json.dumps)
 @pytest.mark.parametrize("counts", COUNTS, ids=json.dumps)
 def test_the_normal_form_means_the_same(counts: dict[str, int], beside: dict[str, Any]) -> None:
@@ -61,6 +62,7 @@ def test_the_normal_form_means_the_same(counts: dict[str, int], beside: dict[str
         assert jsonschema.Draft202012Validator(made).is_valid(value) == expected, (value, made)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("beside", BESIDE[:2] + BESIDE[3:5], ids=json.dumps)
 @pytest.mark.parametrize("counts", [COUNTS[0], COUNTS[1], COUNTS[3], COUNTS[5], COUNTS[6]], ids=json.dumps)
 def test_counts_of_open_objects_are_enforced(
@@ -97,6 +99,7 @@ def test_what_becomes_of_a_count_is_named_by_it() -> None:
     assert form.place("/properties/n/anyOf/0/required") == "/properties/n/minProperties"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", [2**31, 2**40, 10**15, 2**64])
 @pytest.mark.parametrize("more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}])
 def test_huge_counts_cost_nothing(count: int, more: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ def test_what_needs_every_token_sampled_does_not_jump(
         assert sum(len(delta.logprobs or ()) for delta in one.deltas) == len(one.ids)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.full), True])
 def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overlap: bool) -> None:
     """With pages for few requests and others leaving midway, every text still matches, and no page is lost."""
     demo = make_demo(max_total_tokens=330, page_size=4, disable_radix_cache=True, overlap_on_cpu=overlap)
@@ -199,7 +199,7 @@ def test_forced_text_longer_than_a_step_is_computed_in_several(
     assert beside.ids == alone.ids
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.full), True])
 def test_retraction_between_jumps_changes_no_token(
     make_demo: Callable[..., Demo], monkeypatch: pytest.MonkeyPatch, jumps: list[Jump], overlap: bool
 ) -> None:
@@ -220,7 +220,7 @@ def test_retraction_between_jumps_changes_no_token(
     assert all(re.fullmatch(source, result.text) for result in crowded)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("page_size", [1, pytest.param(16, marks=pytest.mark.full), 64])
 def test_text_of_jumps_is_a_prefix_like_any_other(
     make_demo: Callable[..., Demo], jumps: list[Jump], page_size: int
 ) -> None:

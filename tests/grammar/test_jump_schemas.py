@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +71,7 @@ SCHEMAS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64] if os.environ.get("DOVETAIL_FULL") else [16, 64])
+@pytest.mark.parametrize("page_size", [*(pytest.param(size, marks=pytest.mark.full) for size in (1, 16)), 64])
 def test_greedy_replies_are_the_same_with_jumps_and_without(
     make_demo: Callable[..., Demo], monkeypatch: pytest.MonkeyPatch, jumps: list[Jump], page_size: int
 ) -> None:

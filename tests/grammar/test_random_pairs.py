@@ -28,7 +28,7 @@ from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 
-NUM = int(os.environ.get("DOVETAIL_RANDOM_PAIRS", "2500"))
+NUM = int(os.environ.get("DOVETAIL_RANDOM_PAIRS", "1200"))
 SEED = int(os.environ.get("DOVETAIL_RANDOM_SEED", "0"))
 MANY = 10_000
 PER_SCHEMA = 10

@@ -17,7 +17,7 @@ from served import Served
 
 from dovetail_server.bench.grammar_schemas import schemas
 
-NUM = int(os.environ.get("DOVETAIL_RANDOM_SCHEMAS", "16"))
+NUM = int(os.environ.get("DOVETAIL_RANDOM_SCHEMAS", "12"))
 ASK = [{"role": "user", "content": "Tell me about France as JSON."}]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from collections.abc import Sequence
@@ -47,7 +46,6 @@ NAMES = [name for name in BUILT_IN if name != "template"]
 """`template` has the format that a chat template writes, and none without one."""
 
 
-LONG = bool(os.environ.get("DOVETAIL_FULL"))
 MARKERS = (
     *muse.MARKS,
     *inkling.MARKS,
@@ -220,7 +218,7 @@ def test_no_way_to_write_a_call_gets_past_strict(name: str, tokenizer: Tokenizer
         return  # such a format's markers are tokens, or thinking cannot be told from calls
     texts = temptations(name, spec, tokenizer, vocabulary)
     num_calls = 0
-    for seed in range(4 * len(texts) if LONG else len(texts) + 8):
+    for seed in range(len(texts) + 8):
         rng = random.Random(seed)
         forced = texts[seed] if seed < len(texts) else "".join(rng.choices([*texts, "so ", "\n"], k=3))
         ids = tokenizer.encode(ANSWERS.get(name, "") * (seed % 2) + forced, add_special_tokens=False)

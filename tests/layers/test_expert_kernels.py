@@ -132,6 +132,7 @@ ROUTINGS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_routes_equal_the_plain_choice(dtype: torch.dtype, name: str) -> None:

@@ -29,6 +29,7 @@ def close(found: Tensor, want: Tensor) -> None:
     assert error < TOLERANCE[want.dtype]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [63, 256, 896])
 @pytest.mark.parametrize("with_residual", [False, True])
@@ -43,6 +44,7 @@ def test_add_rms_norm(dtype: torch.dtype, width: int, with_residual: bool) -> No
         close(found, want)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 64, 80, 128])
 @pytest.mark.parametrize("with_norm", [False, True])
@@ -54,6 +56,7 @@ def test_norm_rotate(dtype: torch.dtype, dim: int, with_norm: bool) -> None:
     close(fused.norm_rotate(x, weight, 1e-6, cos, sin), reference.norm_rotate(x, weight, 1e-6, cos, sin))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 4, 8, 32, 16), (3, 17, 0, 20, 6), (2, 5, 3, 96, 64)], ids=str)
 def test_latent_rows(dtype: torch.dtype, shape: tuple[int, int, int, int, int]) -> None:
@@ -110,6 +113,7 @@ def test_skinny(dtype: torch.dtype, rows: int, block_m: int, tile: Tile, with_bi
     close(skinny(x, weight, bias, (block_m, tile)), reference.linear(x, weight, bias))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [63, 1024, 2000])
 def test_silu_and_mul(dtype: torch.dtype, width: int) -> None:
@@ -133,6 +137,7 @@ def test_gemv_with_its_surroundings(dtype: torch.dtype, tile: tuple[int, int, in
     close(gemv(x, weight, bias, residual=residual, tile=tile), reference.linear_add(x, weight, bias, residual.clone()))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize("tile", [(32, 64, 2, 3, 4), (16, 512, 2, 1, 1)])
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -13,14 +13,14 @@ import pytest
 BENCH = Path(__file__).parents[1] / "benchmarks" / "quant_compiled.py"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler is there for Linux")
 def test_no_kernel_spills_or_converts_slowly() -> None:
     """Hundreds of rows, and experts: Hopper's matrix instructions, hardly any local memory in loops, no F2F."""
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     rows, gates = ["fp8-blocks 256 rows", "mxfp4 256 rows"], ["int4 gate 64", "int4 gate 128"]
     experts = ["gpt-oss-20b 512 tokens", "Qwen3-30B-A3B 512 tokens"]
-    num = 2 if os.environ.get("DOVETAIL_FULL") else 1  # both kinds, rows and experts
-    cases = [*rows[:num], *gates, *experts[:num]]
+    cases = [*rows, *gates, *experts]
     done = subprocess.run(
         [sys.executable, BENCH, "--json", "--only", *cases],
         env=environment,

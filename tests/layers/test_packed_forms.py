@@ -94,6 +94,7 @@ def test_rows_are_quantised_alike_alone_and_together(form: Form) -> None:
     assert float((back - weight.float()).norm() / weight.float().norm()) < 0.2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_in", [1, 8, 24, 33, 40, 64, 72, 1000])
 def test_rows_of_any_width_times_int8(num_in: int, dtype: torch.dtype) -> None:
@@ -110,6 +111,7 @@ def test_rows_of_any_width_times_int8(num_in: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.float(), want, rtol=0.02, atol=0.02 * float(want.abs().max()))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_number_that_is_not_finite_is_seen(bad: float, dtype: torch.dtype) -> None:

@@ -358,7 +358,15 @@ def test_scales_of_mxfp4_that_kernels_do_not_hold() -> None:
     close(written(weight, torch.float32), form.dequantise(tensors, torch.float32), 1e-7)
 
 
-@pytest.mark.parametrize("form", [Scaled(FLOAT8, 32), Int4(32, has_zero=True), Mxfp4()], ids=str)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(Scaled(FLOAT8, 32), marks=pytest.mark.full),
+        Int4(32, has_zero=True),
+        pytest.param(Mxfp4(), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
 def test_experts_written_out(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some at a time, of which the last are fewer: with biases, and an expert that nobody chose."""
     plain, weights = experts(form, act="clamped_silu_and_mul", bias=True, weigh="output")

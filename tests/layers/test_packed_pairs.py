@@ -49,6 +49,7 @@ def stored(want: Tensor) -> Tensor:
     return (want.float().view(torch.int32) & -0x10000).view(torch.float32).bfloat16()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(("rows", "k", "splits"), [(70, 512, 2), (17, 384, 1), (65, 256, 1)])
 def test_products(form: Form, rows: int, k: int, splits: int) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(torch.cuda.is_available(), reason="plays a GPU"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's: bfloat16 products are not those of numbers there
 ]

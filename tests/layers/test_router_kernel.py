@@ -77,6 +77,7 @@ def test_one_kernel_equals_the_steps(name: str, tokens: int, hidden: int, tile: 
         torch.testing.assert_close(found.rows, rows, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("words", [Words("mxfp4", True), Words("int4", True), Words("int4", False)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hidden", [64, 200, 1100])

@@ -44,6 +44,7 @@ def check(conversion: Conversion, tensors: Mapping[str, Tensor], right: Tensor) 
         same(made[result.name], right[some])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("is_in_blocks", [False, True])
 @pytest.mark.parametrize("stays", [False, True])
@@ -73,6 +74,7 @@ def test_nvfp4(whole: tuple[int, ...]) -> None:
     check(fp4.nvfp4(module(tensors), "", "_scale", "_scale_2", TARGET, divides=False), tensors, right)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(E, 2, 2), (E, 2, 1, 2, 1), (E, N, 1), (E, N), (E,), (E, 1), (E, 1, 1)])
 @pytest.mark.parametrize("stays", [False, True])
 def test_fp8(shape: tuple[int, ...], stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:

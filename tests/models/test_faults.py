@@ -57,6 +57,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder, TENSORS[request.param]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("change", [deleted, renamed, shortened, poisoned])
 @pytest.mark.parametrize("model_impl", ["dovetail", "transformers"])
 def test_a_faulty_tensor_is_named(checkpoint: Any, model_impl: str, change: Change, tmp_path: Path) -> None:

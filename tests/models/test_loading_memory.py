@@ -89,7 +89,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is Linux's")
 @pytest.mark.parametrize(
-    ("method", "fault", "most"), [("plain", "", 1.2), ("int8", "", 0.8), ("plain", "pages are kept", 0)]
+    ("method", "fault", "most"),
+    [pytest.param("plain", "", 1.2, marks=pytest.mark.full), ("int8", "", 0.8), ("plain", "pages are kept", 0)],
 )
 def test_no_second_copy_of_a_model_is_held(method: str, fault: str, most: float, folders: tuple[Path, Path]) -> None:
     """The peak while a file loads is the model and a fifth of the file; the test sees pages that are not let go of."""
@@ -139,7 +140,10 @@ def stacked(root: Path, method: str) -> tuple[Path, Path]:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is Linux's")
 @pytest.mark.parametrize(
     ("method", "fault"),
-    [("mxfp4", ""), ("fp8", ""), ("plain", ""), ("mxfp4", "all at once"), ("plain", "pages are kept")],
+    [
+        *(("mxfp4", ""), ("mxfp4", "all at once")),
+        *(pytest.param(*x, marks=pytest.mark.full) for x in (("fp8", ""), ("plain", ""), ("plain", "pages are kept"))),
+    ],
 )
 def test_experts_in_one_tensor_are_not_held_twice(method: str, fault: str, tmp_path: Path) -> None:
     """While they are read, memory holds the model and a few experts for each thread, and the test sees it else."""

@@ -1,6 +1,6 @@
 """Every family gives transformers' logits and tokens in every schedule, by its own plugin and through transformers.
 
-In CI a sample, of one plugin each; `DOVETAIL_FULL=1` takes them all, for ten minutes.
+A sample, of one plugin each; `make test-all` takes them all, for ten minutes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from dovetail.plugins import Registry
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.testing.engine import make_core
 
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
-only_full = pytest.mark.skipif(not FULL, reason="DOVETAIL_FULL=1 runs it")
-
 REFUSED = {
     "mamba2": "recurrent states alone",
     "deepseek_v32": "layers of type indexed_attention",
@@ -37,14 +34,11 @@ ON_TRITON = {"gemma4_text", "mimo_v2_flash", "deepseek_v2"}
 """Two widths of heads; values of another width than keys, sinks; latent rows."""
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in SAMPLE else only_full) for k in SERVED])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in SAMPLE else pytest.mark.full) for k in SERVED])
 def test_through_transformers(kind: str, tmp_path: Path) -> None:
     """Transformers' own modules over the paged cache."""
     model = make_checkpoint(tmp_path, kind)
-    if FULL:
-        check(tmp_path, model, model_impl="transformers")
-    else:
-        check_schedules(tmp_path, model, model_impl="transformers")
+    check_schedules(tmp_path, model, model_impl="transformers")
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -113,27 +107,29 @@ def test_by_its_own_plugin(kind: str, tmp_path: Path) -> None:
     """Dovetail's layers over the paged cache."""
     model = make_checkpoint(tmp_path, kind)
     assert type(model).__name__ in {record.name for record in Registry.scan().of_kind("model")}
-    if FULL:
-        check(tmp_path, model, model_impl="dovetail")
-    else:
-        check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
+    check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [*OWN, *SEEING])
+def test_every_schedule_by_its_own_plugin(kind: str, tmp_path: Path) -> None:
+    """Chunks of several sizes, decode, prefixes that are hit, and retractions."""
+    model = (make_seeing if kind in SEEING else make_checkpoint)(tmp_path, kind)
+    check(tmp_path, model, model_impl="dovetail")
 
 
 @pytest.mark.parametrize(("kind", "changes"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_other_configurations(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """What a family's checkpoints may say otherwise."""
     model = make_checkpoint(tmp_path, kind, **changes)
-    check_logits(tmp_path, model, chunk=7, num_new=30 if FULL else 8, model_impl="dovetail")
+    check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
 
 
 @pytest.mark.parametrize("kind", SEEING)
 def test_the_text_part_of_models_that_see(kind: str, tmp_path: Path) -> None:
     """It is found under its prefix, and what belongs to images is left out."""
     model = make_seeing(tmp_path, kind)
-    if FULL:
-        check(tmp_path, model, model_impl="dovetail")
-    else:
-        check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
+    check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
     runner: Any = make_core(tmp_path, page_size=4, max_total_tokens=64).executor.runner  # type: ignore[attr-defined]
     planned = weight_size(tmp_path, runner.config, "float32", "cpu").num_bytes
     assert planned == pytest.approx(runner.weight_bytes, rel=0.02)  # norms of heads are repeated
@@ -178,7 +174,7 @@ def test_older_spellings(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="without a GPU, Triton runs in its interpreter")
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ON_TRITON else only_full) for k in SERVED])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ON_TRITON else pytest.mark.full) for k in SERVED])
 def test_on_triton(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the other built-in backend, in its interpreter: every family, by its own plugin where it has one."""
     from dovetail_backends.triton import TritonBackend

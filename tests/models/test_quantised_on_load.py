@@ -27,6 +27,7 @@ FORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3", "phi3"])
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_quantised_while_it_loads(name: str, family: str, tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ SEVERAL: dict[str, tuple[str, dict[str, Any], dict[str, Method]]] = {
 """Matrices whose parts are stored in several ways: the plugin, its configuration, and the ways by names."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", SEVERAL)
 @pytest.mark.parametrize("stays", [False, True])
 def test_parts_in_several_forms_are_written_out(

@@ -1,12 +1,11 @@
 """Configurations that nobody wrote down: random sizes of each family give transformers' logits.
 
-In CI a few families with one seed each; `DOVETAIL_FULL=1` takes all of them with four.
+A few families with one seed each; `make test-all` takes all of them with four.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -20,7 +19,6 @@ from parity import check_logits
 from dovetail.contracts.config import ModelConfig, RopeConfig
 from dovetail.runtime.checkpoint.config_keys import translate
 
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
 KINDS = ["llama", "qwen2", "qwen3", *OWN]
 SAMPLE = ["qwen3_moe", "gemma3_text", "gemma4_text", "olmo3", "deepseek_v3"]
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -61,8 +59,8 @@ def random_changes(kind: str, rng: random.Random) -> dict[str, Any]:
     return changes
 
 
-@pytest.mark.parametrize("seed", range(4 if FULL else 1))
-@pytest.mark.parametrize("kind", KINDS if FULL else SAMPLE)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in SAMPLE else pytest.mark.full) for k in KINDS])
 def test_random_sizes(kind: str, seed: int, tmp_path: Path) -> None:
     """A prompt in chunks and some decoded tokens."""
     changes = random_changes(kind, random.Random(f"{kind} {seed}"))
@@ -96,7 +94,7 @@ def in_older_words(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_spellings_of_every_renamed_key(kind: str, seed: int) -> None:
     """Transformers' own second names, and the words of transformers 4, mean the same in every random configuration."""

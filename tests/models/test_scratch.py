@@ -86,6 +86,7 @@ def test_results_for_several_layers_have_memory_of_their_own(
         assert not SCRATCH._lent
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["nf4", "ct-int4-asymmetric", "awq", "gptq-8", "fp8-blocks", "ct-int8"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_a_model_is_the_same_in_memory_used_again(

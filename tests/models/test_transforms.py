@@ -77,6 +77,7 @@ def packed_as(values: Tensor, zeros: Tensor, scale: Tensor, found: dict[str, Ten
     same(found["_zero"].long(), zeros)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("order", ["neighbours", "desc_act"])
@@ -153,6 +154,7 @@ def test_words_of_compressed_tensors(num_out: int, num_in: int, group: int, has_
             same(found[""], numbers(values, zeros, tensors[".weight_scale"], groups, dtype))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_out", "num_in"), [(1, 32), (3, 96), (1031, 320), (5, 4864)])
 def test_tables_of_four_bits(num_out: int, num_in: int, dtype: torch.dtype) -> None:
@@ -183,6 +185,7 @@ def test_tables_of_four_bits(num_out: int, num_in: int, dtype: torch.dtype) -> N
     same(Mxfp4().dequantise({"weight_packed": packed, "weight_scale": powers}, dtype), right)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("group", [None, 40, 32])
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("num_out", [1, 7, 2051])
@@ -209,6 +212,7 @@ def test_integers_in_four_bits_keep_their_tensors() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", gguf_blocks.READERS)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 2), (700, 8), (2, 5, 3)])
 def test_blocks_of_gguf(kind: str, shape: tuple[int, ...]) -> None:

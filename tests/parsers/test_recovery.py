@@ -299,9 +299,10 @@ def test_what_max_tokens_cuts(
     check(name, text, content, calls, tokenizer, "length")
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(CONTENT_FIRST))
-@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek-v3", "minimax-m2"])
+@pytest.mark.parametrize(
+    "reasoning", ["qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("deepseek-v3", "minimax-m2"))]
+)
 def test_calls_inside_thinking(name: str, reasoning: str, tokenizer: Tokenizer) -> None:
     """A call that is made without closing the thinking is a call."""
     text = f"<think>Let me check\n{CALLS[name]}"

@@ -92,7 +92,7 @@ def test_doctor_explains_everything_that_is_wrong(
     info = site.add("needy", "1.0", {PARSERS: {"needy": "acme_parser:Parser"}}, manifest={"model": {"gone": {}}})
     with (info / "METADATA").open("a") as file:
         file.write("Requires-Dist: no-such-thing>=2\nRequires-Dist: optional; extra == 'x'\n")
-    lines = run(capsys, "doctor", "--timeout", "4", code=1).splitlines()
+    lines = run(capsys, "doctor", "--timeout", "2.5", code=1).splitlines()
     problems = [line.removeprefix("problem: ") for line in lines[:-1]]
     expected = [
         "needy 1.0: manifest describes model 'gone', which has no entry point",
@@ -103,7 +103,7 @@ def test_doctor_explains_everything_that_is_wrong(
         "needy needs no-such-thing>=2, which is not installed; run: pip install 'no-such-thing>=2'",
         "reasoning_parser 'broken' of broken 1.0: importing broken_parser raised ZeroDivisionError: division by zero; ",
         "reasoning_parser 'drifty' of drifty 1.0 changed dovetail.errors.ModelError of Dovetail itself",
-        "reasoning_parser 'slow' of slow 1.0: importing slow_parser did not end within 4 s; ",
+        "reasoning_parser 'slow' of slow 1.0: importing slow_parser did not end within 2.5 s; ",
     ]
     for start in expected:
         assert [line for line in problems if line.startswith(start)], (start, "\n".join(problems))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from dovetail.plugins.files import add_file
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import State
 from dovetail.testing import FakeSite
+from dovetail_server.cli import serve
 
 PARSER = """
 from dovetail.contracts import FormatSpec, Markers, ReasoningParser
@@ -91,22 +89,15 @@ def test_a_class_that_needs_a_later_minor_version_is_refused(site: FakeSite) -> 
         ([], PARSER.replace("needs_minor = 0", "needs_minor = 7"), "it needs API 1.7 of reasoning_parser"),
     ],
 )
-def test_the_start_ends_with_one_line(site: FakeSite, requires: list[str], source: str, said: str) -> None:
+def test_the_start_ends_with_one_line(
+    site: FakeSite, requires: list[str], source: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`dovetail serve` with such a plugin: exit code 2, and one line that says why, before anything is loaded."""
     add(site, *requires, source=source)
-    path = os.pathsep.join([str(site.root), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-m", "dovetail_server", "serve", "--reasoning-parser", "acme", "--port", "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-        timeout=120,
-    )
-    errors = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert (done.returncode, len(errors)) == (2, 1), done.stderr
-    assert said in errors[0]
-    assert done.stderr.count(said) == 1
+    assert serve.main(["--reasoning-parser", "acme", "--port", "0"]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert errors[0].count(said) == 1
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.contract])
@@ -130,19 +121,14 @@ def test_a_file_whose_class_needs_a_later_minor_version_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("by_folder", [False, True])
-def test_such_a_file_ends_the_start_with_one_line(tmp_path: Path, by_folder: bool) -> None:
+def test_such_a_file_ends_the_start_with_one_line(
+    tmp_path: Path, by_folder: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`dovetail serve` with it, unnamed: exit code 2 and nothing on standard error beside the line."""
     file = tmp_path / "late.py"
     file.write_text(PARSER.replace("needs_minor = 0", "needs_minor = 99"))
     given = ["--plugins-dir", str(tmp_path)] if by_folder else ["--plugin-file", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-m", "dovetail_server", "serve", *given, "--port", "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    assert serve.main([*given, "--port", "0"]) == 2
     where = f"--plugins-dir {str(tmp_path)!r}: late.py" if by_folder else f"--plugin-file {str(file)!r}"
     said = f"{where}: reasoning_parser 'acme': it needs API 1.99 of reasoning_parser, "
-    assert done.returncode == 2, done.stderr
-    assert [said in line for line in done.stderr.splitlines()] == [True], done.stderr
+    assert [said in line for line in capsys.readouterr().err.splitlines()] == [True]

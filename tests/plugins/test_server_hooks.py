@@ -20,6 +20,7 @@ from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS, hookspecs
 from dovetail.plugins.kinds import normalise
 from dovetail.testing.site import FakeSite
+from dovetail_server.cli import main
 
 SOURCE = """
 import json, os, sys, time
@@ -285,23 +286,25 @@ def test_stop_is_called_in_each_process(server: Running) -> None:
     assert sorted(line for line in lines if line.startswith("stop")) == ["stop api", "stop engine"]
 
 
-def test_commands_of_an_enabled_plugin_run(site: FakeSite, tmp_path: Path) -> None:
+def test_commands_of_an_enabled_plugin_run(
+    site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`dovetail --plugin acme acme-tune` runs the plugin's command and returns its code; `--help` lists it."""
     install(site)
-    env = environment(site, tmp_path / "log")
+    monkeypatch.setenv("ACME_LOG", str(tmp_path / "log"))
 
-    def dovetail(*argv: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from dovetail_server.cli import main; raise SystemExit(main())", *argv]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    def dovetail(*argv: str) -> tuple[int, str, str]:
+        code = main(list(argv))
+        return code, *capsys.readouterr()
 
-    done = dovetail("--plugin", "acme", "acme-tune", "a", "b")
-    assert (done.returncode, done.stdout) == (3, "tuned a b\n")
-    assert "  acme-tune  Tune something. (acme)" in dovetail("--plugin=acme", "--help").stdout
-    done = dovetail("acme-tune")
-    assert done.returncode == 2
-    assert done.stderr.startswith("dovetail: 'acme-tune' is no command; commands: serve, gateway, chat, top, plugin, ")
-    done = dovetail("--plugin", "acme", "acme-tun")
-    assert done.stderr == "dovetail: 'acme-tun' is no command; did you mean 'acme-tune'?\n"
+    assert dovetail("--plugin", "acme", "acme-tune", "a", "b") == (3, "tuned a b\n", "")
+    assert "  acme-tune  Tune something. (acme)" in dovetail("--plugin=acme", "--help")[1]
+    code, _, said = dovetail("acme-tune")
+    assert code == 2
+    assert said.startswith("dovetail: 'acme-tune' is no command; commands: serve, gateway, chat, top, plugin, ")
+    assert (
+        dovetail("--plugin", "acme", "acme-tun")[2] == "dovetail: 'acme-tun' is no command; did you mean 'acme-tune'?\n"
+    )
 
 
 def test_an_unhealthy_plugin_makes_the_server_unready(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,10 @@ SETTINGS: dict[str, Any] = {
     "dtype": "float32",
 }
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
-BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+OVERLAPPED = pytest.mark.parametrize(
+    "overlap", [pytest.param(False, marks=pytest.mark.full), True], ids=["in turn", "overlapped"]
+)
+"""Both in `make test-all`."""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def test_replayed_steps_give_what_eager_steps_give(
     assert adjusted(core) > 5
 
 
-@BOTH
+@OVERLAPPED
 def test_masks_and_counts_are_applied_in_graphs(
     overlap: bool, make: Callable[..., EngineCore], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +130,7 @@ def test_masks_and_counts_are_applied_in_graphs(
     assert adjusted(core) > 6
 
 
-@BOTH
+@OVERLAPPED
 @pytest.mark.parametrize("rivals", [MAX_TOP, MAX_TOP + 1], ids=["in a graph", "outside"])
 def test_masks_that_the_device_keeps_are_given_up_when_a_step_fails(
     rivals: int, overlap: bool, make: Callable[..., EngineCore], folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +183,7 @@ def test_half_of_a_step_without_its_graph_is_run_eagerly(
     assert serve(make(True, **kinds), asked) == want
 
 
-@BOTH
+@OVERLAPPED
 def test_grammars_that_come_late_keep_their_requests_silent(
     overlap: bool, make: Callable[..., EngineCore], folder: Path
 ) -> None:
@@ -191,7 +194,7 @@ def test_grammars_that_come_late_keep_their_requests_silent(
     assert any(constrained for _, _, constrained in asked)
 
 
-@BOTH
+@OVERLAPPED
 def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
     overlap: bool, make: Callable[..., EngineCore]
 ) -> None:
@@ -249,7 +252,7 @@ def test_replayed_steps_of_two_groups_give_what_eager_steps_give(
     assert prefills
 
 
-@BOTH
+@OVERLAPPED
 def test_hidden_states_are_pooled_between_replays(make: Callable[..., EngineCore], folder: Path, overlap: bool) -> None:
     """Such steps run eagerly; tokens and numbers are those of an engine without graphs."""
     asked = loads(5, 8, grammars=False, logprobs=False)

@@ -30,6 +30,7 @@ class OnCpu(TritonBackend):
     caps = replace(TritonBackend.caps, devices=frozenset({"cpu"}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("check", ["test_batch_invariance", "test_invariance_of_chunks"])
 def test_the_kit_finds_equal_bits(check: str) -> None:
     """Beside others, in chunks, as decode rows; with windows, soft caps and sinks."""

@@ -62,6 +62,7 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 @pytest.mark.parametrize("candidates", [8, 1024])
 def test_draws_follow_the_reference_distribution(

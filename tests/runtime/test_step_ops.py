@@ -37,6 +37,7 @@ def test_a_steps_inputs_are_gathered(num: int, page_size: int) -> None:
     assert found.slots[0] == -1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("vocab", [7, 4096, 10_001])
 def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) -> None:
@@ -64,6 +65,7 @@ def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) ->
     assert states[1].next_ids[-1] == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("hidden_size", [5, 1024, 2500])
 def test_a_token_that_is_not_finite_breaks_its_request(hidden_size: int, dtype: torch.dtype) -> None:

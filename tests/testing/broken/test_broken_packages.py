@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from dovetail.testing import FakeSite, check_class, conformance_class
@@ -122,6 +125,19 @@ FAULTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packages")
+
+
+@pytest.fixture
+def tmp_path(place: Path) -> Path:
+    """One folder for all tests, emptied: the kit's processes, which begin with `sys.path`, serve all of them."""
+    shutil.rmtree(place)
+    place.mkdir()
+    return place
+
+
 def install(site: FakeSite, files: dict[str, str]) -> None:
     site.add("acme", "1.0", {GROUP: {"acme": "acme_parser:Parser"}}, files)
 
@@ -138,6 +154,9 @@ def test_the_kit_names_the_fault(fault: str, dovetail_site: FakeSite, monkeypatc
     """An installed package with one fault fails the test for it, with a message that names it."""
     monkeypatch.delenv("ACME_PID", raising=False)
     files, test, message = FAULTS[fault]
+    if "sitecustomize.py" in files:  # which a process reads when it starts
+        dovetail_site = FakeSite(dovetail_site.root / "another")
+        monkeypatch.syspath_prepend(str(dovetail_site.root))
     install(dovetail_site, files)
     attrs = {"options": {"top_k": 9}} if fault == "options lost" else {}
     # Only where the fault is about it: what this process loads stays, a changed core too.
