@@ -101,7 +101,6 @@ def test_a_grammar_that_is_ready_in_time_costs_no_step(
 
 
 @pytest.mark.sampled
-@pytest.mark.sampled
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17])
 @pytest.mark.parametrize("company", [0, 2])
 def test_a_grammar_that_comes_late_changes_nothing_but_the_time(

@@ -42,14 +42,14 @@ def test_the_pairs_hold_what_they_should() -> None:
     assert len(pairs) > 24 * 30
     assert sum(pair.name.startswith("derived") for pair in pairs) > 15
     thinking = calling = 0
-    for number in range(2000):
+    for number in range(800):
         pair = pairs[number % len(pairs)]
         given = output_pairs.Given(pair.spec, None, None, "stop")
         reasoning, _, calls, _ = output_pairs.outcome(given, [writer.text(pair)])
         thinking += reasoning is not None
         calling += bool(calls)
-    assert thinking > 300
-    assert calling > 300
+    assert thinking > 120
+    assert calling > 120
 
 
 def test_a_mismatch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,7 @@ def test_gemma_has_no_space_in_front_and_merges_in_the_order_of_its_tokens(tmp_p
         assert made.decode(want, skip_special_tokens=False) == text
 
 
+@pytest.mark.full
 def test_merges_of_a_large_vocabulary_take_seconds() -> None:
     """Its size is Gemma's: 256,000 pieces."""
     import time
