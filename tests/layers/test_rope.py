@@ -78,7 +78,6 @@ def config(**changes: Any) -> dict[str, Any]:
     return {**base, **changes}
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 @pytest.mark.parametrize("length", [None, 40, POSITIONS, 1000])
 @pytest.mark.parametrize("kind", KINDS)
