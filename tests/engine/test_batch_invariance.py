@@ -42,8 +42,8 @@ def prompts_of(vocab: int) -> list[list[int]]:
 
 def asked(num: int) -> list[SamplingParams]:
     """Greedy and sampled requests, which tell their log probabilities."""
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
-    sampled = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "max_tokens": 12, "ignore_eos": True, "logprobs": 3}
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
+    sampled = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "max_tokens": 8, "ignore_eos": True, "logprobs": 3}
     return [greedy if i % 2 == 0 else SamplingParams(seed=11 + i, **sampled) for i in range(num)]
 
 
