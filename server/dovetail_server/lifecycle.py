@@ -31,7 +31,18 @@ LAST_WORDS_S = 5.0
 """Time for replies to leave after their requests were cut off."""
 
 
-class HttpServer(uvicorn.Server):
+class ForcedServer(uvicorn.Server):
+    """Ends the application at a second signal, too, where uvicorn leaves it running, to die with the event loop."""
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Stop serving."""
+        await super().shutdown(sockets=sockets)  # type: ignore[arg-type]
+        if self.force_exit:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lifespan.shutdown(), LINGER_S)
+
+
+class HttpServer(ForcedServer):
     """Drains at the first SIGTERM or SIGINT; a second one ends at once.
 
     After SIGTERM new requests are still served for `--drain-grace` seconds while health says that none should come:
@@ -49,13 +60,6 @@ class HttpServer(uvicorn.Server):
         """Remember the event loop, for signals."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)  # type: ignore[arg-type]
-
-    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Stop serving. uvicorn leaves the application running at a second signal, to die with the event loop."""
-        await super().shutdown(sockets=sockets)  # type: ignore[arg-type]
-        if self.force_exit:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.lifespan.shutdown(), LINGER_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,12 @@ from harness import Harness
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.contracts.observers import ChoiceTimes, LoadStats, RequestEnd
+from dovetail.supervisor import Supervisor
+from dovetail_server.gateway.child import Child
+from dovetail_server.gateway.fleet import Worker
 from dovetail_server.logs import SkipCancelled, SkipStatic
 from dovetail_server.metrics.exposition import Metrics
+from dovetail_server.settings import ServeSettings
 
 LOAD: dict[str, Any] = dict.fromkeys(
     ("step", "num_running", "num_queued", "num_used_tokens", "num_cached_tokens", "max_total_tokens"), 1
@@ -120,3 +125,29 @@ def test_the_document_opens_with_chat(make_harness: Callable[..., Harness]) -> N
     """Paths stand in their order on `/docs`."""
     paths = make_harness().get("/openapi.json").json()["paths"]
     assert next(iter(paths)) == "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(("at_once", "sent"), [(False, ["SIGTERM"]), (True, ["SIGTERM", "SIGINT"])])
+def test_a_second_signal_reaches_the_workers_of_a_gateway(at_once: bool, sent: list[str]) -> None:
+    """Each gets a second one, too, of another kind, for two of one kind may become one."""
+
+    class Process:
+        """One that ends when it is waited for."""
+
+        pid, returncode = 1, None
+        signals: list[str] = []
+
+        def send_signal(self, number: signal.Signals) -> None:
+            self.signals.append(signal.Signals(number).name)
+
+        async def wait(self) -> int:
+            return 0
+
+    async def end() -> list[str]:
+        child = Child(Worker(0, "http://127.0.0.1:9"), ServeSettings(), 9, {}, Supervisor())
+        child._process = Process()  # type: ignore[assignment]
+        Process.signals = []
+        await child.end(at_once=at_once)
+        return Process.signals
+
+    assert asyncio.run(end()) == sent

@@ -165,10 +165,12 @@ class Child:
         """End it by force; it is started again."""
         self._signal(signal.SIGKILL)
 
-    async def end(self) -> None:
-        """Have it end, and wait for that; by force if it takes too long."""
+    async def end(self, *, at_once: bool = False) -> None:
+        """Have it end, with its requests finished unless it shall be `at_once`; by force if it takes too long."""
         self._is_ending = True
         self._signal(signal.SIGTERM)
+        if at_once:
+            self._signal(signal.SIGINT)  # its second signal; two of one kind that come together are one
         process = self._process
         if process is None:
             return

@@ -232,7 +232,8 @@ class Gateway:
         """End the workers, smg and the session."""
         self.tasks.exit_after(self.settings.drain_timeout + LAST_RESORT_S)
         await asyncio.gather(*(lookout.stop() for lookout in self._lookouts))
-        await asyncio.gather(*(child.end() for child in self.children))
+        is_forced = state.server is not None and state.server.force_exit
+        await asyncio.gather(*(child.end(at_once=is_forced) for child in self.children))
         await self.tasks.close()
         await state.placement.close()
         await state.session.close()

@@ -9,18 +9,17 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from dovetail.supervisor import LAST_RESORT_S
 from dovetail_server.gateway.state import GatewayState
-from dovetail_server.lifecycle import uvicorn_options
+from dovetail_server.lifecycle import ForcedServer, uvicorn_options
 
 logger = logging.getLogger("dovetail.server")
 LINGER_S = 2.0
 
 
-class GatewayServer(uvicorn.Server):
+class GatewayServer(ForcedServer):
     """Drains at the first SIGTERM or SIGINT, and ends at once at a second; SIGHUP starts the workers anew, in turn.
 
     Its workers end after it has drained: until then each of them serves what it has.
@@ -67,7 +66,7 @@ class GatewayServer(uvicorn.Server):
             logger.info("Stopping: %d requests get up to %g s to finish.", num, left_s)
             await self._wait(lambda: bool(self.server_state.tasks), left_s)
             if num := len(self.server_state.tasks):
-                logger.warning("Cutting off %d requests after %g s.", num, limit_s)
+                logger.warning("Cutting off %d requests after %.1f s.", num, time.monotonic() - began)
         await self._wait(lambda: bool(self.server_state.connections), LINGER_S)
         self.should_exit = True
 
