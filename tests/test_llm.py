@@ -12,6 +12,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, RequestError
+from dovetail.processing.bounds import MAX_TOOL_NAME
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 
@@ -230,3 +231,17 @@ def test_a_prompt_that_cannot_be_embedded_is_refused(llm: LLM, wrong: str | list
     """By its place among the prompts; nothing of the call is computed."""
     with pytest.raises(RequestError, match="prompt 1"):
         llm.embed(["a", wrong], use_tqdm=False)
+
+
+def test_limits_are_the_last_values_that_are_taken(llm: LLM) -> None:
+    """A prompt may fill the context, and a tool's name all of its characters; one more is rejected."""
+    most = llm.info.context_len
+    assert len(llm.embed([5] * most, use_tqdm=False)[0].prompt_token_ids) == most
+    with pytest.raises(RequestError, match=f"possible are 1 to {most}"):
+        llm.embed([5] * (most + 1), use_tqdm=False)
+    one = SamplingParams(max_tokens=1)
+    tool = {"type": "function", "function": {"name": "f" * MAX_TOOL_NAME}}
+    llm.chat(ask("hello"), one, tools=[tool], use_tqdm=False)
+    tool["function"] = {"name": "f" * (MAX_TOOL_NAME + 1)}
+    with pytest.raises(RequestError, match=f"up to {MAX_TOOL_NAME} letters"):
+        llm.chat(ask("hello"), one, tools=[tool], use_tqdm=False)

@@ -151,6 +151,13 @@ def test_a_retracted_request_is_not_admitted_before_its_pending_token_is_read() 
     assert (request.num_output, chunk.start + chunk.num_new) == (2, 5)
 
 
+def test_no_step_is_planned_behind_the_last_token() -> None:
+    """Steps whose tokens are not read yet count: a request of two tokens is in two steps."""
+    world = World(depth=3)
+    world.add([1, 2, 3], 2)
+    assert [len(world.step().requests) for _ in range(3)] == [1, 1, 0]
+
+
 def test_priority_goes_first_and_preempts_only_under_its_policy() -> None:
     """A higher priority is admitted first; it pushes out a running request only with `priority`."""
     for policy, retracted in (("fcfs", 0), ("priority", 1)):

@@ -300,6 +300,7 @@ class GrammarBackendConformance(Conformance):
         for eos in sorted(vocabulary.eos_ids):
             check(accept(matcher, [eos]) == 1, f"the end token {eos} is refused where the text is complete {where}")
             check(matcher.terminated, f"not terminated after the end token {eos} {where}")
+            check(matcher.fork().terminated, f"a fork is not terminated after the end token {eos} {where}")
             check(accept(matcher, [ord("a")]) == 0, f"a token is accepted after the end token {where}")
             rollback(matcher, 1)
             check(state_of(matcher, vocabulary) == before, f"rollback over the end token does not restore {where}")
