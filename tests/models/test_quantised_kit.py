@@ -16,6 +16,7 @@ ONE_OF = {method.plugin: name for name, method in METHODS.items()}
 """Those which tests/testing/test_builtins.py runs."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE_OF.values()])
 def test_each_method_passes_the_kit(name: str) -> None:
     """Products, parts, ranks and experts are those of the matrix that was packed."""
@@ -23,6 +24,5 @@ def test_each_method_passes_the_kit(name: str) -> None:
     attrs: dict[str, Any] = {"config": method.config, **method.kit}
     attrs |= {"pack": lambda self, weight: method.pack(weight), "unpack": lambda self, tensors: method.unpack(tensors)}
     attrs["plugin_class"] = import_planned(as_planned(Registry.scan().resolve("quantization", method.plugin)))
-    cls = type("TestMethod", (QuantizationConformance,), {**attrs, "__module__": __name__})
-    report = check_class(cls, "product or parts or ranks or experts")
+    report = check_class(type("TestMethod", (QuantizationConformance,), {**attrs, "__module__": __name__}))
     assert report.passed, report.text()
