@@ -102,8 +102,7 @@ def test_a_hit_has_the_bits_of_what_was_computed() -> None:
     "more",
     [
         {"kv_cache_dtype": "fp8"},
-        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.full),
-        {"speculator": "ngram"},
+        *(pytest.param(more, marks=pytest.mark.full) for more in ({"kv_cache_dtype": "int8"}, {"speculator": "ngram"})),
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from restarting import make_scripted
 
 from dovetail.engine.life import BACKLOG_BYTES, EngineLife, Link
 from dovetail.engine.process import ProcessClient, Restarts
@@ -24,11 +25,11 @@ from dovetail.settings import EngineSettings
 from dovetail.testing.engine import collect, tokens
 
 
-def process_client(folder: Path, restarts: Restarts | None = None, **changes: object) -> ProcessClient:
+def process_client(folder: Path, **changes: object) -> ProcessClient:
     """A client of an engine process for a tiny Qwen3."""
     settings = EngineSettings.model_validate({"model_path": str(folder), "max_total_tokens": 4096, **changes})
     plan = make_plan(Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", device="cpu")
-    return ProcessClient(settings, plan, log_level="warning", restarts=restarts)
+    return ProcessClient(settings, plan, log_level="warning")
 
 
 def long_request(rid: str = "a") -> Submit:
@@ -70,11 +71,11 @@ def test_requests_run_in_the_engine_process_and_close_ends_it(qwen3: Path) -> No
     assert gone(asyncio.run(main()))
 
 
-def test_without_restarts_a_killed_engine_ends_every_stream_with_an_error(qwen3: Path) -> None:
+def test_without_restarts_a_killed_engine_ends_every_stream_with_an_error() -> None:
     """After `kill -9` of the engine, open streams and later calls raise, none hangs."""
 
     async def main() -> None:
-        client = process_client(qwen3, restarts=Restarts(max_restarts=0))
+        client = make_scripted(Restarts(max_restarts=0))
         await client.start()
         stream = client.submit(long_request())
         await anext(stream)
