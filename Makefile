@@ -25,7 +25,7 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all dev check ruff format spelling layers mypy types docs results pins links release golden bench soak clean
+.PHONY: help setup serve test test-all dev check ruff format spelling layers mypy types docs results pins lowest links release golden bench soak clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -79,6 +79,9 @@ release: $(DEV_STAMP)  ## Build dist/, check it, test the wheel on every Python 
 pins: $(DEV_STAMP)  ## Write constraints.txt, and resolve it for every Python and system; ARGS=--check does the latter.
 	$(BIN)/python tests/packaging/pins.py $(ARGS)
 
+lowest: $(DEV_STAMP)  ## Install the lowest versions that Dovetail takes, and use it; ARGS=--pinned-torch leaves torch.
+	$(BIN)/python tests/packaging/lowest.py $(ARGS)
+
 links: $(DEV_STAMP)  ## Ask for every address of another host that the documentation names.
 	$(BIN)/python docs/site/foreign_links.py
 
@@ -101,7 +104,8 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; install one or set PYTHON=" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV) || { \
 		rm -rf $(VENV); echo "make: cannot create $(VENV); on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
-	$(PIP) --quiet --upgrade pip  # older ones download whole packages to read their metadata
+	@# Older ones download whole packages to read their metadata.
+	$(PIP) --quiet --upgrade pip
 
 $(RUN_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@$(BIN)/python tests/packaging/downloads.py $(SOURCES) -e .

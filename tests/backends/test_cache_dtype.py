@@ -93,6 +93,9 @@ def test_decode_from_the_projection(changes: dict[str, Any], name: str, normed: 
 @pytest.mark.parametrize("name", SCALED_DTYPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num", "heads", "width"), [(5, 3, 64), (1, 1, 576), (9, 8, 80)])
+@pytest.mark.filterwarnings(
+    "ignore:invalid value encountered in cast:RuntimeWarning"
+)  # NumPy's, of Triton's interpreter
 def test_numbers_are_written_as_the_reference_has_them(
     num: int, heads: int, width: int, dtype: torch.dtype, name: str
 ) -> None:

@@ -108,8 +108,7 @@ def interpreter(name: str) -> str | None:
 
 def try_wheel(wheel: Path, python: str) -> str | None:
     """Install a wheel into a new environment and use it; returns what went wrong, or None."""
-    is_pinned = python == sys.executable  # the pins are those of one Python, with torch's CPU build
-    constraints = os.environ.get("CONSTRAINTS", str(ROOT / "constraints.txt")) if is_pinned else ""
+    constraints = os.environ.get("CONSTRAINTS", str(ROOT / "constraints.txt"))
     with tempfile.TemporaryDirectory(prefix="dovetail-release-") as name:
         folder = Path(name)
         bin_dir = folder / "env/bin"

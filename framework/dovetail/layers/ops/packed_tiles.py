@@ -37,7 +37,7 @@ def block_scales(
         mask = (n[:, None] < N) & (first[None, :] < GROUPS)
         low = tl.load(scale + at + first[None, :], mask=mask, other=0.0)
         high = low
-        zero_low = tl.full(low.shape, 136.0, dtype)
+        zero_low = tl.full(low.shape, 136.0, tl.float32).to(dtype)  # Triton 3.7 interprets no bfloat16 constant
         if ZERO:
             zero_low = tl.load(offset + at + first[None, :], mask=mask, other=0.0)
         zero_high = zero_low

@@ -1,0 +1,48 @@
+"""Install the lowest versions that Dovetail says it takes, and use it: `make lowest`.
+
+The lower bounds of `pyproject.toml` are promises. uv installs exactly them into an environment of its own, and the
+short suite runs there. uv's variables hold, such as `UV_FIND_LINKS` or `UV_INDEX` for a CPU build of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pins import PINS, ROOT
+
+SUITE = Path(__file__).parent / "short_suite.py"
+
+
+def pinned_torch() -> str:
+    """Return the line of the pins that names torch."""
+    return next(line for line in PINS.read_text("utf-8").splitlines() if line.startswith("torch=="))
+
+
+def main() -> int:
+    """Install and run; the exit code of what fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pinned-torch", action="store_true", help="torch as constraints.txt has it, the rest lowest")
+    options = parser.parse_args()
+    uv = [sys.executable, "-m", "uv"]
+    with tempfile.TemporaryDirectory(prefix="dovetail-lowest-") as name:
+        python, extra = Path(name, "env/bin/python"), Path(name, "extra.txt")
+        extra.write_text(pinned_torch() if options.pinned_torch else "", "utf-8")
+        lowest = ["--resolution", "lowest-direct", "--constraint", str(extra), str(ROOT)]
+        for command in (
+            [*uv, "venv", "--quiet", "--python", sys.executable, str(Path(name, "env"))],
+            [*uv, "pip", "install", "--quiet", "--python", str(python), *lowest],
+            [*uv, "pip", "list", "--python", str(python)],
+            [str(python), str(SUITE)],
+        ):
+            done = subprocess.run(command, cwd=name, check=False)
+            if done.returncode:
+                return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
