@@ -29,12 +29,14 @@ def main() -> int:
     options = parser.parse_args()
     uv = [sys.executable, "-m", "uv"]
     with tempfile.TemporaryDirectory(prefix="dovetail-lowest-") as name:
-        python, extra = Path(name, "env/bin/python"), Path(name, "extra.txt")
-        extra.write_text(pinned_torch() if options.pinned_torch else "", "utf-8")
-        lowest = ["--resolution", "lowest-direct", "--constraint", str(extra), str(ROOT)]
+        python = Path(name, "env/bin/python")
+        install = [*uv, "pip", "install", "--quiet", "--python", str(python)]
+        # uv leaves what is installed and fits. Asked for the lowest it would pass over a CPU build, `+cpu`.
+        torch = [[*install, pinned_torch()]] if options.pinned_torch else []
         for command in (
             [*uv, "venv", "--quiet", "--python", sys.executable, str(Path(name, "env"))],
-            [*uv, "pip", "install", "--quiet", "--python", str(python), *lowest],
+            *torch,
+            [*install, "--resolution", "lowest-direct", str(ROOT)],
             [*uv, "pip", "list", "--python", str(python)],
             [str(python), str(SUITE)],
         ):

@@ -34,7 +34,8 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(f"{folder}/dovetail_llm-1-py3-none-any.whl", "w") as wheel:
         info = "dovetail_llm-1.dist-info"
         wheel.writestr("small.py", "def main(): import sys; print('served', *sys.argv[1:])")
-        wheel.writestr(f"{info}/METADATA", "\\n".join(["Name: dovetail-llm", "Version: 1", "Requires-Dist: torch"]))
+        about = ["Metadata-Version: 2.1", "Name: dovetail-llm", "Version: 1", "Requires-Dist: torch"]
+        wheel.writestr(f"{info}/METADATA", "\\n".join(about))
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any")
         wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\\ndovetail = small:main")
         wheel.writestr(f"{info}/RECORD", "")
