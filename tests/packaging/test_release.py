@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import release
 from clean_env import ROOT, CleanEnv
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import dovetail
 from dovetail.distribution import DISTRIBUTION
@@ -122,6 +124,22 @@ def test_the_installed_wheel_serves(clean: CleanEnv) -> None:
     shown = clean.run(str(clean.bin / "python"), str(ROOT / "tests/packaging/smoke.py"))
     assert f"dovetail {dovetail.__version__}" in shown
     assert "Paris" in shown.splitlines()[-1]
+
+
+def test_the_pins_are_within_what_the_package_takes() -> None:
+    """Every requirement has a pin, and each pin is in its range: who changes a range runs `make pins`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
+    pins: dict[str, set[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            pin = Requirement(line)
+            pins.setdefault(canonicalize_name(pin.name), set()).add(str(pin.specifier).removeprefix("=="))
+    assert pins["torch"] == {"2.13.0"}
+    for requirement in (Requirement(line) for lines in wanted for line in lines):
+        found = pins.get(canonicalize_name(requirement.name), set())
+        assert found, requirement
+        assert all(requirement.specifier.contains(version, prereleases=True) for version in found), requirement
 
 
 def test_no_text_installs_another_project() -> None:
