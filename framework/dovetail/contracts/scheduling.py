@@ -47,6 +47,16 @@ class WaitingRequest(Protocol):
         """Tokens that it may still generate."""
         ...
 
+    @property
+    def owner(self) -> str:
+        """Whose it is: the same name for all requests of one API key, which cannot be read back from it; "" without."""
+        ...
+
+    @property
+    def deadline(self) -> float:
+        """When its client gives up and the request is aborted, as `time.monotonic` counts; infinity if it waits on."""
+        ...
+
 
 class PrefixView(Protocol):
     """What a policy can learn of the prefix cache."""
@@ -65,6 +75,9 @@ class SchedulePolicy(Configurable, ABC):
 
     preempts: ClassVar[bool] = False
     """A waiting request retracts running ones of lower priority when there is no room for it."""
+    across_owners: ClassVar[bool] = False
+    """It orders the requests of all owners together and has to be fair itself. Else owners take turns by the tokens
+    that were computed for them, and it orders the requests of one owner at a time."""
 
     @abstractmethod
     def order(self, waiting: Sequence[WaitingRequest], cache: PrefixView) -> Sequence[WaitingRequest]:
@@ -74,7 +87,7 @@ class SchedulePolicy(Configurable, ABC):
 
         Args:
             waiting: The head of the queue, higher priority first, then by arrival. At most some thousand; all of the
-                background or none.
+                background or none; all of one owner, unless `across_owners`.
             cache: The prefix cache.
 
         Returns:

@@ -5,12 +5,14 @@ What it costs does not depend on how many wait: rows are looked at first, and of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from heapq import heapify, heappop, heapreplace
 from typing import Protocol
 
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
-from dovetail.engine.low_priority import is_background
+from dovetail.engine.owners import BEHIND, Owner, Owners
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import Chunk, Request, StepPlan
@@ -23,6 +25,18 @@ MAX_LOOKED_AT = 1024
 """Most waiting requests that a step looks at."""
 MAX_MATCHED = 64
 """Most that it matches with the cache in vain, as they are to wait for another's pages."""
+MAX_PASSED = 8
+"""Most owners that miss their turn in a step, as there is no row for them, before it is over."""
+
+
+class Answer(Enum):
+    """What became of a request that was to be admitted."""
+
+    ADMITTED = auto()
+    LATER = auto()
+    """It waits for something else; whoever is behind it may go first."""
+    NO_ROOM = auto()
+    """It waits for a row or for pages."""
 
 
 class Ratio(Protocol):
@@ -42,6 +56,8 @@ class Requests(Protocol):
     waiting: WaitQueue
     running: list[Request]
     num_background: int
+    owners: Owners
+    suspects: list[Request]
 
     @property
     def ratio(self) -> Ratio:
@@ -49,6 +65,9 @@ class Requests(Protocol):
 
     def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
         """Return the first who may be admitted, in order."""
+
+    def candidates_of(self, owner: Owner, num: int) -> Sequence[Request]:
+        """Return an owner's first requests that may be admitted, in order."""
 
     def retract(self, candidates: list[Request]) -> Request:
         """Have one of these give its row and pages up."""
@@ -66,6 +85,14 @@ class Admission:
         self._pages, self._limits = scheduler.pages, scheduler.limits
         self._budget = scheduler.limits.max_prefill_tokens
         self._expected: int | None = None
+        self._coming: set[PageKey] = set()
+        self._num_vain = 0
+        self._is_shared = scheduler.owners.is_shared and not scheduler.suspects
+        """Owners take turns."""
+        self._held: dict[Owner, list[Request]] = {}
+        """Then: running requests by owner, …"""
+        self._prompts: list[tuple[float, int, Request]] = []
+        """… and those whose prompts are to go on in this step, by what their owners were served."""
 
     def fill(self, *, background: bool, most: int | None = None) -> None:
         """Add chunks of running requests, then admit.
@@ -74,16 +101,80 @@ class Admission:
             background: Those of the background, or all others.
             most: How many may be admitted; None: any number.
         """
-        for request in self._scheduler.running:
+        if not background and self._is_shared:
+            self._take_turns()
+            return
+        for request in self._prefilling(background=background):
             if self._budget <= 0:
                 return
-            if not request.on_device and is_background(request) == background and id(request) not in self._paused:
-                self._budget -= self._add_chunk(request)
-        self._expected = None
+            self._budget -= self._add_chunk(request)
         if (most is None or most > 0) and self._budget > 0 and self._has_row(background=background):
             found = self._scheduler.candidates(MAX_LOOKED_AT, background=background)
             if found:
+                self._begin(background=background)
                 self._admit(found, most)
+
+    def _prefilling(self, *, background: bool) -> Iterator[Request]:
+        """Running requests whose prompts go on in this step."""
+        for request in self._scheduler.running:
+            if not request.on_device and request.is_background == background and id(request) not in self._paused:
+                yield request
+
+    def _begin(self, *, background: bool) -> None:
+        """Look at what those who run are computing, before others are admitted beside them."""
+        self._expected = None
+        self._num_vain = 0
+        self._coming = self._being_computed(background=background)
+
+    def _take_turns(self) -> None:
+        """Add chunks and admit, owner by owner: next is always whoever was served least for its weight.
+
+        An owner that gets no row misses its turn; while one waits for pages, nobody is admitted.
+        """
+        scheduler, owners, prompts = self._scheduler, self._scheduler.owners, self._prompts
+        unfinished = list(self._prefilling(background=False))
+        if not unfinished and not scheduler.waiting:
+            return
+        self._held = owners.settle(scheduler.running)
+        self._begin(background=False)
+        prompts += [(owners.of(r).served, r.arrival, r) for r in unfinished]
+        heapify(prompts)
+        orders: dict[Owner, Iterator[Request]] = {}
+        passed: list[Owner] = []
+        may_admit = self._has_row(background=False)
+        while self._budget > 0:
+            owner = owners.next() if may_admit else None
+            if prompts and (owner is None or prompts[0][0] <= owner.served):
+                request = prompts[0][2]
+                if prompts[0][0] < (served := owners.of(request).served):
+                    heapreplace(prompts, (served, request.arrival, request))
+                else:
+                    heappop(prompts)
+                    self._budget -= self._add_chunk(request)
+            elif owner is None:
+                break
+            else:
+                owners.take(owner)
+                answer = self._admit_of(owner, orders)
+                if answer is Answer.ADMITTED:
+                    owners.put_back(owner)
+                else:
+                    passed.append(owner)
+                    may_admit = len(passed) < MAX_PASSED and (answer is Answer.LATER or not self._has_free_row)
+        for owner in passed:
+            owners.put_back(owner)
+
+    def _admit_of(self, owner: Owner, orders: dict[Owner, Iterator[Request]]) -> Answer:
+        """Admit the next request of an owner, in the policy's order, which is asked for once in a step."""
+        if not self._has_free_row and not self._may_retract and not self._may_take_row(owner):
+            return Answer.NO_ROOM
+        if owner not in orders:
+            orders[owner] = iter(self._scheduler.candidates_of(owner, MAX_LOOKED_AT))
+        for request in orders[owner]:
+            answer = self._try(request)
+            if answer is not Answer.LATER or self._num_vain >= MAX_MATCHED:
+                return answer
+        return Answer.LATER
 
     def _add_chunk(self, request: Request) -> int:
         """Plan the next chunk of a prompt; returns its length.
@@ -103,34 +194,42 @@ class Admission:
             is_last, pools = num == request.num_pending, request.pool is not None
             chunk = Chunk(request, request.computed_len, num, samples=is_last and not pools, pools=is_last and pools)
             self._plan.chunks.append(chunk)
+            if self._is_shared and not request.is_background:
+                self._scheduler.owners.charge(request, request.computed_len + num)
         return num
 
     def _admit(self, waiting: Sequence[Request], most: int | None) -> None:
         """Move waiting requests to `running`, in the order given."""
-        coming = self._coming(background=is_background(waiting[0]))
-        num_vain = 0
         for request in waiting:
-            if self._budget <= 0 or most == 0 or num_vain >= MAX_MATCHED:
+            if self._budget <= 0 or most == 0 or self._num_vain >= MAX_MATCHED:
                 break
-            if request.in_flight:
-                continue  # retracted with a token on its way, which belongs to what is to be computed again
-            if not self._may_fit(request):
+            answer = self._try(request)
+            if answer is Answer.NO_ROOM:
                 break
-            self._pages.match(request)
-            key = self._next_page(request)
-            if key is not None and key in coming and request.first_needed:
-                self._pages.unmatch(request)  # another request is computing this very page: wait for it and share
-                num_vain += 1
-                continue
-            whole = self._limits.cut_prompts or not self._plan.chunks or self._uncached(request) <= self._budget
-            if not whole or not self._make_space(request):
-                request.matched_pages, request.matched_version = request.num_tree_pages, self._pages.tree.version
-                self._pages.unmatch(request)
-                break
-            self._start(request)
-            most = None if most is None else most - 1
-            if key is not None:
-                coming.add(key)
+            if answer is Answer.ADMITTED and most is not None:
+                most -= 1
+
+    def _try(self, request: Request) -> Answer:
+        """Move a waiting request to `running` if it may begin now."""
+        if request.in_flight:
+            return Answer.LATER  # retracted with a token on its way, which belongs to what is to be computed again
+        if not self._may_fit(request):
+            return Answer.NO_ROOM
+        self._pages.match(request)
+        key = self._next_page(request)
+        if key is not None and key in self._coming and request.first_needed:
+            self._pages.unmatch(request)  # another request is computing this very page: wait for it and share
+            self._num_vain += 1
+            return Answer.LATER
+        whole = self._limits.cut_prompts or not self._plan.chunks or self._uncached(request) <= self._budget
+        if not whole or not self._make_space(request):
+            request.matched_pages, request.matched_version = request.num_tree_pages, self._pages.tree.version
+            self._pages.unmatch(request)
+            return Answer.NO_ROOM
+        self._start(request)
+        if key is not None:
+            self._coming.add(key)
+        return Answer.ADMITTED
 
     def _start(self, request: Request) -> None:
         self._scheduler.waiting.remove(request)
@@ -138,13 +237,22 @@ class Admission:
             self._expected = max(0, self._expected) + self._pages_expected(request)
         self._scheduler.running.append(request)
         self._pages.admit(request)
+        if self._is_shared and not request.is_background:
+            self._take_row(request)
         request.timing.admitted()
         request.num_sampled = request.num_output
         self._plan.num_new_requests += 1
         self._plan.num_cached_tokens += request.computed_len
         self._budget -= self._add_chunk(request)
 
-    def _coming(self, *, background: bool) -> set[PageKey]:
+    def _take_row(self, request: Request) -> None:
+        """Note whose row it is; what was cached costs its owner nothing."""
+        owners = self._scheduler.owners
+        request.num_charged = max(request.num_charged, request.computed_len)
+        owners.admitting(owners.of(request))
+        self._held.setdefault(owners.of(request), []).append(request)
+
+    def _being_computed(self, *, background: bool) -> set[PageKey]:
         """The next page of everybody who is computing a prompt: who needs the same one waits for it.
 
         Nobody waits for who is paused, nor for the background but the background itself.
@@ -152,7 +260,7 @@ class Admission:
         authors = [
             r
             for r in self._scheduler.running
-            if not r.on_device and id(r) not in self._paused and (background or not is_background(r))
+            if not r.on_device and id(r) not in self._paused and (background or not r.is_background)
         ]
         return {key for key in map(self._next_page, authors) if key is not None}
 
@@ -166,14 +274,22 @@ class Admission:
 
     def _has_row(self, *, background: bool) -> bool:
         """Whether any waiting request could get a row: there is one, or somebody may have to give one up."""
-        running = self._scheduler.running
-        if len(running) < self._limits.max_running_requests:
+        if self._has_free_row:
             return True
-        return not background and (self._scheduler.policy.preempts or self._scheduler.num_background > 0)
+        return not background and (self._may_retract or any(len(held) > 1 for held in self._held.values()))
+
+    @property
+    def _has_free_row(self) -> bool:
+        return len(self._scheduler.running) < self._limits.max_running_requests
+
+    @property
+    def _may_retract(self) -> bool:
+        """Whether some requests give way to others whoever their owners are."""
+        return self._scheduler.policy.preempts or self._scheduler.num_background > 0
 
     def _may_fit(self, request: Request) -> bool:
         """Whether matching it could be worth its cost, by what is known of it from an earlier step."""
-        if len(self._scheduler.running) < self._limits.max_running_requests and (
+        if self._has_free_row and (
             request.matched_version != self._pages.tree.version
             or self._need(request, request.matched_pages) <= self._pages.num_available
         ):
@@ -187,17 +303,60 @@ class Admission:
             if not candidates:
                 return False
             victim = self._scheduler.retract(candidates)
+            if self._is_shared and not victim.is_background:
+                self._held[self._scheduler.owners.of(victim)].remove(victim)
+                self._prompts[:] = [prompt for prompt in self._prompts if prompt[2] is not victim]
+                heapify(self._prompts)
             self._expected = None
             self._plan.decode = [r for r in self._plan.decode if r is not victim]
         return True
 
     def _retractable(self, request: Request) -> list[Request]:
-        """Running requests that give way: of the background, and any of lower priority if the policy retracts them."""
-        if not self._scheduler.policy.preempts and not self._scheduler.num_background:
-            return []
+        """Running requests that give way to another.
+
+        Those of the background, any of lower priority if the policy retracts them, else one of an owner that holds more
+        than its share.
+        """
         busy = {id(chunk.request) for chunk in self._plan.chunks}
-        lower = [r for r in self._scheduler.running if r.priority < request.priority and id(r) not in busy]
-        return lower if self._scheduler.policy.preempts else [r for r in lower if is_background(r)]
+        lower: list[Request] = []
+        if self._may_retract:
+            lower = [r for r in self._scheduler.running if r.priority < request.priority and id(r) not in busy]
+            if not self._scheduler.policy.preempts:
+                lower = [r for r in lower if r.is_background]
+        if lower or not self._is_shared or request.is_background:
+            return lower
+        return self._beyond_share(request, busy)
+
+    def _beyond_share(self, request: Request, busy: set[int]) -> list[Request]:
+        """Return the youngest request of an owner that still holds as much without it as `request`'s owner with that.
+
+        What is held counts in rows where there is none, else in pages, and by the owners' weights. So what is taken
+        from one owner is never taken back for it at once.
+        """
+        num_pages = self._pages.pages_for(len(request.ids) + 1) if self._has_free_row else 0
+
+        def size(other: Request) -> int:
+            return len(other.pages[0]) if num_pages else 1
+
+        owner = self._scheduler.owners.of(request)
+        wanted = (sum(map(size, self._held.get(owner, ()))) + (num_pages or 1)) / owner.weight
+        ahead = [other for other in self._held if other is not owner and other.served >= owner.served + BEHIND]
+        sizes = {other: sum(map(size, self._held[other])) for other in ahead}
+        for other in sorted(sizes, key=lambda other: -sizes[other] / other.weight):
+            free = [r for r in self._held[other] if r.priority <= request.priority and id(r) not in busy]
+            youngest = max(free, key=lambda r: r.arrival, default=None)
+            if youngest is not None and wanted <= (sizes[other] - size(youngest)) / other.weight:
+                return [youngest]
+        return []
+
+    def _may_take_row(self, owner: Owner) -> bool:
+        """Whether others hold so many more rows for their weight that one may be theirs to give up."""
+        wanted = (len(self._held.get(owner, ())) + 1) / owner.weight
+        return any(
+            (len(held) - 1) / other.weight >= wanted
+            for other, held in self._held.items()
+            if other is not owner and other.served >= owner.served + BEHIND
+        )
 
     def _fits(self, request: Request) -> bool:
         """Whether there is a row, and room for the prompt and for what all are expected to generate."""
@@ -214,7 +373,7 @@ class Admission:
             return 0  # each row has room for what it sees
         need = self._pages.pages_for(len(request.ids) + (request.pool is None)) - num_cached
         if self._expected is None:
-            others = [r for r in self._scheduler.running if is_background(request) or not is_background(r)]
+            others = [r for r in self._scheduler.running if request.is_background or not r.is_background]
             self._expected = sum(self._pages_expected(r) for r in others) if others else ALONE
         return need if self._expected == ALONE else need + self._expected + self._pages_expected(request)
 

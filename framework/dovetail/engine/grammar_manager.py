@@ -85,7 +85,7 @@ class GrammarManager:
         if not (message.grammar or has_budget or WordRules.are_in(message.params)):
             return
         request.waiting_for_grammar = True
-        request.grammar = GrammarRequest(message.grammar, message.owner, message.thinking)
+        request.grammar = GrammarRequest(message.grammar, message.thinking)
         self._waiting.append(WaitingRequest(request, *self._claim(message)))
 
     def _claim(self, message: Submit) -> tuple[CompileFuture, int]:
@@ -115,7 +115,7 @@ class GrammarManager:
             return False
         logger.warning("A grammar failed (%s); it is enforced in another way from here on.", constraint.error)
         request.waiting_for_grammar = True
-        future = self.service.request(wanted.steps[first:], wanted.owner)
+        future = self.service.request(wanted.steps[first:], request.owner)
         self._waiting.append(WaitingRequest(request, future, first, constraint.error))
         request.constraint = None
         return True

@@ -6,9 +6,6 @@ import math
 import time
 from collections.abc import Callable
 
-from dovetail.engine.request import Request
-from dovetail.messages import BACKGROUND
-
 IDLE_DELAY_S = 1.0
 """For so long after the last other request background work holds back: where one was, the next is likely to come."""
 INTERVAL_S = 0.5
@@ -47,8 +44,3 @@ class LowPriorityThrottle:
     def wait_s(self) -> float:
         """Seconds until the allowance changes by itself, at most."""
         return max(0.0, min(self._busy_until, self._last_pulse + INTERVAL_S) - self._clock())
-
-
-def is_background(request: Request) -> bool:
-    """Whether a request is in no hurry."""
-    return request.priority == BACKGROUND

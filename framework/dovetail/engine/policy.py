@@ -32,6 +32,11 @@ class Policy:
         """Whether a waiting request may retract running ones of lower priority."""
         return self._plugin.preempts
 
+    @property
+    def across_owners(self) -> bool:
+        """Whether it orders the requests of all owners together."""
+        return self._plugin.across_owners
+
     def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
         """Return who is to be admitted, first to last; `waiting` where the plugin is at fault, which is logged once."""
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,16 @@ from dataclasses import dataclass, field
 from dovetail.cache.node import Node, Pages
 from dovetail.engine.timing import Timing
 from dovetail.grammar.matching.constraint import Constraint
-from dovetail.messages import Finish, GrammarOption, Pool, SamplingParams, Submit, Thinking, TokenLogprob
+from dovetail.messages import (
+    BACKGROUND,
+    Finish,
+    GrammarOption,
+    Pool,
+    SamplingParams,
+    Submit,
+    Thinking,
+    TokenLogprob,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +29,10 @@ class GrammarRequest:
 
     Attributes:
         steps: All ways to enforce its grammar, best first.
-        owner: Whose it is.
         thinking: What is known of its thinking.
     """
 
     steps: tuple[GrammarOption, ...]
-    owner: str
     thinking: Thinking | None
 
 
@@ -64,6 +73,10 @@ class Request:
         grammar: What it wants enforced.
         most_drafts: Drafts that its next step can use at most.
         memo: What a speculator keeps of it.
+        owner: Whose it is.
+        deadline: When its client gives up, as `time.monotonic` counts.
+        weight: Its owner's share, relative to those of others.
+        num_charged: Leading tokens that its owner has been charged for, or that were cached.
         timing: Where its time goes.
     """
 
@@ -106,6 +119,10 @@ class Request:
     grammar: GrammarRequest | None = None
     most_drafts: int = 0
     memo: object = None
+    owner: str = ""
+    deadline: float = math.inf
+    weight: float = 1.0
+    num_charged: int = 0
     timing: Timing = field(default_factory=Timing)
 
     @classmethod
@@ -135,7 +152,15 @@ class Request:
             grammar_option=message.grammar_option,
             pool=message.pool,
             second=message.second,
+            owner=message.owner,
+            deadline=math.inf if message.timeout_s is None else time.monotonic() + message.timeout_s,
+            weight=message.weight,
         )
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it is in no hurry."""
+        return self.priority == BACKGROUND
 
     @property
     def num_output(self) -> int:

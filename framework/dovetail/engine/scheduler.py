@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dovetail.engine.admission import Admission
 from dovetail.engine.kv_cache_manager import KVCacheManager, has_any
 from dovetail.engine.limits import StepLimits
-from dovetail.engine.low_priority import LowPriorityThrottle, is_background
+from dovetail.engine.low_priority import LowPriorityThrottle
+from dovetail.engine.owners import Owner, Owners
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import Request, StepPlan
@@ -61,7 +62,8 @@ class Scheduler:
         self.limits = limits
         self.background = background or LowPriorityThrottle()
         self.ratio = NewTokenRatio()
-        self.waiting = WaitQueue()
+        self.owners = Owners(are_apart=not policy.across_owners)
+        self.waiting = WaitQueue(self.owners)
         self.running: list[Request] = []
         self.num_background = 0
         self.num_launched = 0
@@ -78,7 +80,10 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Take a request in; it waits."""
         self._live[request.handle] = request
-        self.num_background += is_background(request)
+        if request.is_background:
+            self.num_background += 1
+        else:
+            self.owners.join(request, self.running)
         self.waiting.add(request)
 
     def schedule(self) -> StepPlan:
@@ -186,10 +191,15 @@ class Scheduler:
 
     def _put_back(self, request: Request) -> None:
         """Let a running request wait again; the tree has its full pages."""
-        self.running.remove(request)
-        self.pages.release(request)
+        self._give_up_row(request)
         self.waiting.add(request)
         request.timing.put_back()
+
+    def _give_up_row(self, request: Request) -> None:
+        if self.owners.is_shared and not request.is_background:
+            self.owners.charge(request, request.computed_len)
+        self.running.remove(request)
+        self.pages.release(request)
 
     def find(self, handle: int) -> Request | None:
         """Return a request that waits or runs."""
@@ -201,20 +211,26 @@ class Scheduler:
         if request in self.suspects:
             self.suspects.remove(request)
         del self._live[request.handle]
-        self.num_background -= is_background(request)
         if request.row < 0:
             self.waiting.remove(request)
         else:
-            self.running.remove(request)
-            self.pages.release(request)
+            self._give_up_row(request)
+        if request.is_background:
+            self.num_background -= 1
+        else:
+            self.owners.leave(request)
 
     def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
         """Return the first who may be admitted, in order: of the background, or of everybody else."""
         if self.suspects:
             half = self.suspects[: (len(self.suspects) + 1) // 2]
-            return [r for r in half if r.row < 0 and is_background(r) == background]
+            return [r for r in half if r.row < 0 and r.is_background == background]
         found = self.waiting.first(num, background=background)
         return self.policy.order(found, self.pages.tree) if found else found
+
+    def candidates_of(self, owner: Owner, num: int) -> Sequence[Request]:
+        """Return an owner's first requests that may be admitted, in order."""
+        return self.policy.order(owner.waiting[:num], self.pages.tree)
 
     def retract(self, candidates: list[Request]) -> Request:
         """Send one request back to the queue: the lowest priority, then the latest arrival."""
@@ -230,7 +246,7 @@ class Scheduler:
         allowed = self.background.allowance(is_busy=len(self._live) > self.num_background)
         if allowed is None:
             return set(), None
-        running = [r for r in self.running if is_background(r)]
+        running = [r for r in self.running if r.is_background]
         return {id(r) for r in running[allowed:]}, max(0, allowed - len(running))
 
     def _decode_rows(self, paused: set[int]) -> list[Request]:
@@ -258,4 +274,4 @@ class Scheduler:
 
     def _background_prompts(self) -> list[Request]:
         """Prompts that give way to whoever needs a page to go on."""
-        return [r for r in self.running if is_background(r) and not r.on_device] if self.num_background else []
+        return [r for r in self.running if r.is_background and not r.on_device] if self.num_background else []

@@ -100,7 +100,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     cache_salt: str = ""
     """Requests with different salts never share cached pages."""
     owner: str = ""
-    """Whose request it is: what waits is shared out between owners."""
+    """Whose request it is: owners take turns."""
+    weight: float = 1.0
+    """The owner's share of tokens and rows while others' requests wait, relative to their weights; above 0."""
+    timeout_s: float | None = None
+    """How long its client waits, from now on. The client aborts it then; a schedule policy may look at it before."""
     grammar: tuple[GrammarOption, ...] = ()
     """What the text must match: the first step that compiles is enforced. Empty: anything."""
     thinking: Thinking | None = None

@@ -175,6 +175,7 @@ KINDS: dict[str, PluginKind] = {
             default="fcfs",
             hook="dovetail_schedule_policies",
             watched=("dovetail.engine.scheduler", "dovetail.engine.policy"),
+            minor=1,
         ),
         PluginKind(
             name="speculator",

@@ -105,7 +105,16 @@ class Prepared:
     reading: Mapping[str, Any] = field(default_factory=dict)
 
     def submit(
-        self, rid: str, ids: list[int], choice: int, *, priority: int = 0, cache_salt: str = "", owner: str = ""
+        self,
+        rid: str,
+        ids: list[int],
+        choice: int,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        owner: str = "",
+        weight: float = 1.0,
+        timeout_s: float | None = None,
     ) -> Submit:
         """Build the engine's request of one choice, with a seed of its own. All choices share the prompt's list."""
         return Submit(
@@ -115,6 +124,8 @@ class Prepared:
             priority=priority,
             cache_salt=cache_salt,
             owner=owner,
+            weight=weight,
+            timeout_s=timeout_s,
             grammar=self.constraints.steps,
             thinking=self.constraints.thinking,
         )

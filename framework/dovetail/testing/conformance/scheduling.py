@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import weakref
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ class Waiting:
     num_prompt: int
     num_output: int
     remaining_tokens: int
+    owner: str = ""
+    deadline: float = math.inf
     cached: int = 0
 
 

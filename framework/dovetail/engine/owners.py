@@ -1,0 +1,182 @@
+"""Whose turn it is, where requests of several owners wait: whoever has been served least for its weight.
+
+This is deficit round robin with the tokens that were computed in place of a guess of what a request will cost: how long
+an output becomes is not known before (as the virtual token counter, arXiv:2401.00588). An owner that begins to wait
+gets `CREDIT` for the time before and no more, and one that leaves with more than its share finds that again if it comes
+back soon. Nothing is counted while all requests are of one owner.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dovetail.engine.request import Request
+
+MIN_KNOWN = 64
+"""So many owners are remembered before any is forgotten."""
+CREDIT = 1024.0
+"""Tokens, times its weight, by which an owner is ahead that begins to wait: who sends a request now and then, or a few
+at once, does not wait behind one that always sends."""
+BEHIND = 256.0
+"""An owner takes rows and pages from one that was served so much more. Among owners that always wait hardly one is:
+they come to their shares as requests end, and few are retracted for it."""
+Turn = tuple[int, float, int, "Owner"]
+"""Lowest first: the first request's priority, negated; `served`; that request's arrival; the owner."""
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """Whose requests are queued and running, but for those of the background.
+
+    Attributes:
+        name: As `Submit.owner`.
+        weight: Its share of the tokens, relative to other owners' weights.
+        served: Tokens computed for it, divided by its weight, from where the others were when it began to wait.
+        num_live: Its queued and running requests.
+        waiting: Its queued requests, by rank.
+        turn: Its valid entry in the heap of turns.
+    """
+
+    name: str
+    weight: float = 1.0
+    served: float = -math.inf
+    num_live: int = 0
+    waiting: list[Request] = field(default_factory=list)
+    turn: Turn | None = None
+
+
+class Owners:
+    """The owners of live requests, in the order of their turns. An operation costs the logarithm of their number."""
+
+    def __init__(self, *, are_apart: bool = True) -> None:
+        """Without `are_apart` all requests count as those of one owner."""
+        self._are_apart = are_apart
+        self._known: dict[str, Owner] = {}
+        self._forget_at = MIN_KNOWN
+        self._num_live = 0
+        self._last: Owner | None = None
+        self._now = 0.0
+        """What those were served at least that have waited long."""
+        self._turns: list[Turn] | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are live requests of more than one owner."""
+        return self._num_live > 1
+
+    def join(self, request: Request, running: Iterable[Request]) -> None:
+        """Count a new request. A new weight of the owner holds from now on.
+
+        What was computed for `running` requests while they were of one owner counts now, up to what others have had.
+        """
+        owner = self.of(request)
+        owner.weight = request.weight
+        owner.num_live += 1
+        if owner.num_live > 1:
+            return
+        self._num_live += 1
+        owner.served = max(owner.served, self._now - CREDIT)
+        if self._num_live == 2:
+            self._last = first = next(o for o in self._known.values() if o.num_live and o is not owner)
+            most = max(first.served, self._now)
+            self.settle(running)
+            first.served = min(first.served, most)
+
+    def leave(self, request: Request) -> None:
+        """Take a request out that has left queue and rows."""
+        owner = self.of(request)
+        owner.num_live -= 1
+        if owner.num_live:
+            return
+        self._num_live -= 1
+        if self._num_live < 2:
+            self._turns = None
+        if not self._num_live:
+            self._known, self._last, self._now = {}, None, 0.0
+        elif len(self._known) > self._forget_at:  # those that would begin where everybody begins
+            start = self._now - CREDIT
+            self._known = {n: o for n, o in self._known.items() if o.num_live or o.served > start}
+            self._forget_at = max(MIN_KNOWN, 2 * len(self._known))
+
+    def of(self, request: Request) -> Owner:
+        """Return the owner of a request."""
+        name = request.owner if self._are_apart else ""
+        owner = self._known.get(name)
+        if owner is None:
+            owner = self._known[name] = Owner(name)
+        return owner
+
+    def settle(self, running: Iterable[Request]) -> dict[Owner, list[Request]]:
+        """Charge for what was computed since the last step; returns the running requests of each owner."""
+        found: dict[Owner, list[Request]] = {}
+        for request in running:
+            if not request.is_background:
+                self.charge(request, request.computed_len)
+                found.setdefault(self.of(request), []).append(request)
+        return found
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """Charge for a request's first `num_tokens` tokens, once: not for what is computed again, or was cached."""
+        if num_tokens > request.num_charged:
+            owner = self.of(request)
+            owner.served += (num_tokens - request.num_charged) / owner.weight
+            request.num_charged = num_tokens
+
+    def queued(self, owner: Owner) -> None:
+        """The first of an owner's queued requests is another one."""
+        if len(owner.waiting) == 1 and self.is_shared:
+            owner.served = max(owner.served, self._start(owner))
+        if self._turns is not None:
+            self.put_back(owner)
+
+    def put_back(self, owner: Owner) -> None:
+        """Let an owner have turns again, if it has queued requests."""
+        if self._turns is not None and owner.waiting:
+            first = owner.waiting[0]
+            owner.turn = (-first.priority, owner.served, first.arrival, owner)
+            heapq.heappush(self._turns, owner.turn)
+            if len(self._turns) > 4 * self._num_live + MIN_KNOWN:
+                self._turns = None  # mostly entries that are no longer valid
+
+    def next(self) -> Owner | None:
+        """Return the owner whose turn it is, of those with queued requests."""
+        if self._turns is None:
+            self._turns = []
+            for owner in self._known.values():
+                self.put_back(owner)
+        while self._turns:
+            turn = self._turns[0]
+            owner = turn[3]
+            if turn is owner.turn and owner.waiting:
+                first = owner.waiting[0]
+                if turn[:3] == (-first.priority, owner.served, first.arrival):
+                    return owner
+                owner.turn = (-first.priority, owner.served, first.arrival, owner)
+                heapq.heapreplace(self._turns, owner.turn)  # it was served, or its first request is gone: later
+            else:
+                heapq.heappop(self._turns)
+        return None
+
+    def take(self, owner: Owner) -> None:
+        """Let an owner that is `next` have no more turns until `put_back`."""
+        owner.turn = None
+
+    def admitting(self, owner: Owner) -> None:
+        """One of an owner's requests gets a row."""
+        self._last = owner
+
+    def _start(self, new: Owner) -> float:
+        """Return where an owner is put that begins to wait: ahead of those that wait, or of whoever waited last."""
+        first = self.next()
+        if first is None:
+            served = -math.inf if self._last is None else self._last.served
+        elif first is not new and first.waiting[0].priority == new.waiting[0].priority:
+            served = first.served
+        else:  # with priorities the next one is not the one that was served least
+            others = (owner.served for owner in self._known.values() if owner.waiting and owner is not new)
+            served = min(others, default=self._now)
+        self._now = max(self._now, served)
+        return self._now - CREDIT
