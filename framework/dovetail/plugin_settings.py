@@ -26,10 +26,14 @@ OF_THIS_RUN = ("--", ARGUMENT)
 
 @dataclass(frozen=True, slots=True)
 class GivenOption:
-    """A plugin's option as given, with where it was given, for messages."""
+    """A plugin's option as given, with where it was given, for messages.
+
+    One that `is_public` may be shown: the plugin was looked at, and declares that it is no secret.
+    """
 
     value: Any
     source: str
+    is_public: bool = False
 
 
 Given = dict[str, dict[str, GivenOption]]

@@ -54,8 +54,10 @@ from dovetail_server.routes import (
     score,
     stored_completions,
     tokens,
+    usage,
 )
 from dovetail_server.state import ServerState
+from dovetail_server.tenants.tenant import RATE_HEADERS
 
 FORM_BYTES = 1 << 16
 """What a form may have around its file."""
@@ -106,6 +108,7 @@ def create_app(state: ServerState) -> FastAPI:
         info,
         health,
         metrics,
+        usage,
         admin,
         profile,
         docs,
@@ -133,7 +136,7 @@ def create_app(state: ServerState) -> FastAPI:
             app.openapi_schema = complete(
                 build_schema(),
                 model=state.served_names[0],
-                needs_key=bool(state.settings.api_key),
+                needs_key=state.keys.are_needed,
                 unlocked=open_paths(state.settings),
             )
         return app.openapi_schema
@@ -151,6 +154,9 @@ def build_routes(app: FastAPI) -> None:
 class Layered(Holder, Protocol):
     """What the layers need of their server."""
 
+    keys: Keys
+    """Who may come in."""
+
     @property
     def hooks(self) -> ApiHooks:
         """Whose observers are told of requests."""
@@ -159,7 +165,7 @@ class Layered(Holder, Protocol):
 def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None:
     """Put the layers around the routes, the innermost first."""
     settings = state.settings
-    app.add_middleware(Auth, keys=Keys.of(settings), origins=settings.allow_origins, open_paths=open_paths(settings))
+    app.add_middleware(Auth, keys=state.keys, origins=settings.allow_origins, open_paths=open_paths(settings))
     app.add_middleware(Hosts, rules=HostRules.of(settings), exempt=OPEN)
     app.add_middleware(BodyLimitMiddleware, state=state, streamed=streamed)
     if settings.allow_origins:
@@ -169,7 +175,7 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
             allow_origins=settings.allow_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
             max_age=600,
         )
     app.add_middleware(RequestIdMiddleware, observers=state.hooks.observers)

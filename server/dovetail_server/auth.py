@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pydantic import SecretStr
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.errors import RequestError
 from dovetail_server import playground
@@ -25,6 +24,9 @@ from dovetail_server.errors import reply
 from dovetail_server.hosts import is_foreign
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.settings import ServeSettings
+from dovetail_server.tenants.keys_file import KeyEntry, Limits, key_hash
+from dovetail_server.tenants.tenant import Grant, Tenant
+from dovetail_server.tenants.watch import KeysFileWatch
 
 OPEN = frozenset({"/livez", "/"})
 """What always answers without a key: that the process lives, and where its page for people is."""
@@ -34,6 +36,8 @@ BROWSED = ("/docs", "/docs/", "/openapi.json")
 """What people open in a browser, which sends a key as a password (`Basic`) only. Nothing here changes anything."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_KEY_BYTES = 4096
+SHARED = Grant(limits=Limits())
+"""What a key of `--api-key` has beside others: it does not pass them by its `priority`."""
 HOW = "send it in the header Authorization: Bearer KEY, or x-api-key: KEY"
 
 
@@ -45,62 +49,117 @@ class Caller:
         owner: Whose files, batches and requests it may touch: derived from the key, "" without one.
         is_admin: Whether it may touch everybody's requests.
         may_admin: Whether the admin routes are open to it.
+        tenant: Its rights, limits and use.
+        cache_root: Requests with different ones share no cached prefix.
     """
 
     owner: str
     is_admin: bool
     may_admin: bool
+    tenant: Tenant
+    cache_root: str = ""
 
 
-NOBODY = Caller("", False, False)
+NOBODY = Caller("", False, False, Tenant(""))
 CALLER: ContextVar[Caller] = ContextVar("dovetail_caller", default=NOBODY)
 """The caller that the present task works for. Tasks inherit it; what works for several callers sets it itself."""
 
 
 def owner_name(key: str) -> str:
     """Return the name under which the files of a key are kept: the key cannot be read back from it."""
-    return "key-" + hashlib.sha256(b"dovetail-owner:" + key.encode()).hexdigest()[:40]
+    return owner_of(key_hash(key))
 
 
-def run_as(owner: str) -> None:
-    """Let the present task work for an owner, with no further rights."""
-    CALLER.set(Caller(owner, False, False))
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    digest: bytes
-    caller: Caller
+def owner_of(digest: str) -> str:
+    """As `owner_name`, of a key's hash."""
+    return "key-" + digest[:40]
 
 
 class Keys:
-    """The keys of one server. Only their SHA-256 is kept, and compared in constant time."""
+    """The keys of one server, by their hashes: neither they nor the time that a look-up takes tell a key.
 
-    def __init__(self, users: Sequence[SecretStr] = (), admin: SecretStr | None = None) -> None:
-        """Take the keys of users and, if there is one, of the admin."""
-        self._keys = [_key(key.get_secret_value(), is_admin=False, may_admin=admin is None) for key in users]
-        if admin is not None:
-            self._keys.append(_key(admin.get_secret_value(), is_admin=True, may_admin=True))
-        self._without_key = None if users else Caller("", admin is None, admin is None)
+    What each owner uses is counted in `tenants`, also of those whose batches go on after their key is gone.
+    """
+
+    def __init__(
+        self,
+        users: Sequence[SecretStr] = (),
+        admin: SecretStr | None = None,
+        file: Path | None = None,
+        *,
+        isolates: bool = False,
+    ) -> None:
+        """Take the keys of users, of the admin and of a file; `isolates` roots each owner's cached prefixes apart.
+
+        Raises:
+            ConfigError: The file cannot be used.
+        """
+        self.tenants: dict[str, Tenant] = {}
+        self._isolates = isolates
+        self._users = [key_hash(key.get_secret_value()) for key in users]
+        self._admin = None if admin is None else key_hash(admin.get_secret_value())
+        self._has_file = file is not None
+        self._callers: dict[str, Caller] = {}
+        self._grants: dict[str, Grant] = {}
+        self._use(())
+        self.watch = None if file is None else KeysFileWatch(file, self._use)
 
     @classmethod
     def of(cls, settings: ServeSettings) -> Keys:
-        """Take the keys of the settings."""
-        return cls(settings.api_key, settings.admin_api_key)
+        """Take the keys of the settings.
+
+        Raises:
+            ConfigError: The file of `--keys-file` cannot be used.
+        """
+        isolates = settings.isolate_prefix_cache == "key"
+        return cls(settings.api_key, settings.admin_api_key, settings.keys_file, isolates=isolates)
+
+    @property
+    def num_keys(self) -> int:
+        """Different keys of users and admins."""
+        return len(self._callers)
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether nothing is open to those who have no key."""
+        return bool(self._users) or self._has_file
+
+    def _use(self, entries: Sequence[KeyEntry]) -> None:
+        """Put the keys of a file in force, beside the others: a key that is in both is the file's."""
+        users = [digest for digest in self._users if digest != self._admin]
+        admins = {entry.digest for entry in entries if "admin" in entry.roles}
+        admins |= set() if self._admin is None else {self._admin}
+        is_alone = len({*users, *(entry.digest for entry in entries)}) < 2
+        self._grants = {owner_of(digest): Grant() if is_alone else SHARED for digest in users}
+        self._grants |= {owner_of(e.digest): Grant(name=e.name, weight=e.weight, limits=e.limits) for e in entries}
+        for owner, tenant in self.tenants.items():
+            tenant.take(self._grants.get(owner, Grant()))
+        may_all = not admins and not self._has_file
+        self._callers = {}
+        for digest in {*users, *admins, *(entry.digest for entry in entries)}:
+            caller = self.caller(owner_of(digest))
+            self._callers[digest] = replace(caller, is_admin=digest in admins, may_admin=may_all or digest in admins)
+        self._without_key = None
+        if not self.are_needed:
+            self._without_key = replace(self.caller(""), is_admin=self._admin is None, may_admin=self._admin is None)
+
+    def caller(self, owner: str) -> Caller:
+        """Return whom work is done for that an owner asked for before, with no further rights."""
+        return Caller(owner, False, False, self.tenant(owner), (owner or "-") if self._isolates else "")
+
+    def tenant(self, owner: str) -> Tenant:
+        """Return what an owner may use and has used."""
+        tenant = self.tenants.get(owner)
+        if tenant is None:
+            tenant = self.tenants[owner] = Tenant(owner)
+            tenant.take(self._grants.get(owner, Grant()))
+        return tenant
 
     def identify(self, presented: bytes | None) -> Caller | None:
         """Return the caller with this key; without a right one, what is open to everybody, or None."""
-        found = self._without_key
         if presented is not None and len(presented) <= MAX_KEY_BYTES:
-            digest = hashlib.sha256(presented).digest()
-            for key in self._keys:  # all of them, so that the time does not tell which one it was
-                if hmac.compare_digest(key.digest, digest):
-                    found = key.caller
-        return found
-
-
-def _key(key: str, *, is_admin: bool, may_admin: bool) -> _Key:
-    return _Key(hashlib.sha256(key.encode()).digest(), Caller(owner_name(key), is_admin, may_admin))
+            return self._callers.get(key_hash(presented.decode("latin-1")), self._without_key)
+        return self._without_key
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]], *, allow_basic: bool = False) -> bytes | None:
@@ -169,7 +228,7 @@ class Auth:
             if state["is_foreign"] and kind == "http" and scope["method"] not in READING:
                 raise foreign_page()
             CALLER.set(caller)
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, with_headers(send, caller.tenant) if kind == "http" else send)
         elif kind == "websocket":  # also those of other sites' pages, which need no permission either
             await send({"type": "websocket.close", "code": 1008, "reason": "invalid_api_key"})
         else:
@@ -177,6 +236,19 @@ class Auth:
             detail = ErrorDetail(message=text, type="authentication_error", code="invalid_api_key")
             ask = 'Basic realm="dovetail: any name, the API key as password"' if allow_basic else "Bearer"
             await reply(401, detail, {"www-authenticate": ask})(scope, receive, send)
+
+
+def with_headers(send: Send, tenant: Tenant) -> Send:
+    """Return what sends a reply with its caller's rate limits, if there are any."""
+    if not tenant.has_rates:
+        return send
+
+    async def send_rates(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *tenant.headers()]
+        await send(message)
+
+    return send_rates
 
 
 def foreign_page() -> RequestError:

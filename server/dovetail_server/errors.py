@@ -84,6 +84,11 @@ def draining() -> ServiceError:
     return ServiceError("the server is shutting down and takes no new requests", code=DRAINING, retry_after_s=5)
 
 
+def expired() -> ServiceError:
+    """The time that the client gave the request is over."""
+    return ServiceError("the request took longer than its header x-request-timeout allows", code="timeout", status=504)
+
+
 def aborted(message: str | None, code: str | None = None, param: str | None = None) -> DovetailError:
     """Somebody aborted the request (not worth a retry, so a 400), or the engine gave it up.
 

@@ -12,7 +12,7 @@ _numbers = itertools.count(1)
 class Origin:
     """Where a request came from. Tasks inherit it; what works for several requests sets it itself."""
 
-    __slots__ = ("batch_id", "began", "body_s", "client", "http")
+    __slots__ = ("batch_id", "began", "body_s", "client", "http", "timeout_s")
 
     def __init__(self, *, batch_id: str = "", client: str = "") -> None:
         """Begin: an HTTP request of this client (`address:port`), or a line of this batch."""
@@ -20,6 +20,8 @@ class Origin:
         self.batch_id = batch_id
         self.client = client
         self.began = perf_counter()
+        self.timeout_s: float | None = None
+        """How long the client waits in all, as it says."""
         self.body_s = 0.0
         """What was waited for the client to send its body."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.errors import ConfigError
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail_server.settings import ServeSettings
+from dovetail_server.tenants.keys_file import read_keys_file
 
 DEMO_NAME = "dovetail-demo"
 
@@ -65,6 +66,16 @@ def check_certificate(settings: ServeSettings) -> None:
     except (ssl.SSLError, OSError) as error:
         text = f"--ssl-certfile {str(settings.ssl_certfile)!r}: certificate and key cannot be used: {error}"
         raise ConfigError(text) from None
+
+
+def check_keys(settings: ServeSettings) -> None:
+    """Refuse a file of keys that cannot be used.
+
+    Raises:
+        ConfigError: With the line of the file and the field.
+    """
+    if settings.keys_file is not None:
+        read_keys_file(settings.keys_file)
 
 
 def check_storage(settings: ServeSettings) -> None:

@@ -9,8 +9,6 @@ from dovetail_server.auth import CALLER
 from dovetail_server.origin import ORIGIN
 
 logger = logging.getLogger("dovetail.server")
-NUM_KEY_CHARS = len("key-") + 12
-"""Characters of `Caller.owner`, the hash of a key, in a line: enough to tell keys apart."""
 
 
 def log_request(request_id: str, text: str, values: Mapping[str, object]) -> None:
@@ -21,7 +19,7 @@ def log_request(request_id: str, text: str, values: Mapping[str, object]) -> Non
         text: What there is to say, a format of `values` in their order.
         values: Fields of the line with `--log-format json`, beside `request_id`, `client` and `key`.
     """
-    origin, key = ORIGIN.get(), CALLER.get().owner[:NUM_KEY_CHARS]
+    origin, key = ORIGIN.get(), CALLER.get().tenant.short
     client = "" if origin is None else origin.client or origin.batch_id
     logger.info(
         f"Request %s from %s: {text}.",

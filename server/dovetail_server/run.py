@@ -28,6 +28,7 @@ from dovetail_server.startup import Phases, engine_notes
 if TYPE_CHECKING:
     from dovetail.plugins import PluginPlan, Registry
     from dovetail.processing.processor import Processor
+    from dovetail_server.auth import Keys
     from dovetail_server.lifecycle import HttpServer
     from dovetail_server.state import ServerState
 
@@ -105,7 +106,7 @@ async def run(
             await asyncio.wait({http, ready}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 ready.result()
-                announce(settings, listener, phases)
+                announce(settings, server.state.keys, listener, phases)
                 keep_running(server)
             await http
         finally:
@@ -135,6 +136,8 @@ def forget_secrets() -> None:
 def keep_running(server: HttpServer) -> None:
     """Start what goes on beside the requests, until the server ends."""
     state = server.state
+    if state.keys.watch is not None:
+        state.tasks.keep("keys file", state.keys.watch.follow)
     state.tasks.keep("engine watcher", lambda: watch_engine(server))
     state.tasks.keep("storage opener", state.storage.resume)
     state.bodies.warm_up()
@@ -226,21 +229,27 @@ def import_storage() -> None:
                 importlib.import_module(name)
 
 
-def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -> None:
+def announce(settings: ServeSettings, keys: Keys, listener: socket.socket, phases: Phases) -> None:
     """Show the phase table, the address, and the line that scripts wait for."""
     host, port = listener.getsockname()[:2]
     phases.show()
     for line in settings.auto_notes:
         logger.info("%s", line)
-    if not str(host).startswith(LOOPBACK) and not settings.api_key:
+    if not str(host).startswith(LOOPBACK) and not keys.are_needed:
         logger.warning("!" * 100)
         logger.warning(
             "Listening on %s WITHOUT A KEY: whoever reaches port %d can use the model and every file. "
-            "Give --api-key (or DOVETAIL_API_KEY), or --host 127.0.0.1.",
+            "Give --api-key (or DOVETAIL_API_KEY) or --keys-file, or --host 127.0.0.1.",
             host,
             port,
         )
         logger.warning("!" * 100)
+    if keys.num_keys > 1 and settings.isolate_prefix_cache == "shared":
+        logger.info(
+            "%d keys share one prefix cache: cached_tokens and times tell a key what others have sent. "
+            "--isolate-prefix-cache key keeps them apart.",
+            keys.num_keys,
+        )
     shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
     names = ", ".join(settings.served_model_name or [str(settings.model_path)])
     scheme = "http" if settings.ssl_certfile is None else "https"

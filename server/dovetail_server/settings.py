@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -17,15 +17,11 @@ from dovetail.plugin_settings import ENV_PREFIX, Names
 from dovetail.processing.text_settings import TextSettings
 from dovetail.settings import flag
 from dovetail_server.peers.arguments import file_value
-from dovetail_server.setting_types import (
-    ApiKey,
-    ApiKeys,
-    Hosts,
-    Origins,
-)
+from dovetail_server.setting_types import Hosts, Origins
+from dovetail_server.tenants.settings import KeySettings
 
 
-class ServeSettings(TextSettings, BaseSettings):
+class ServeSettings(KeySettings, TextSettings, BaseSettings):
     """What `dovetail serve` is started with."""
 
     model_config = SettingsConfigDict(
@@ -57,33 +53,6 @@ class ServeSettings(TextSettings, BaseSettings):
         default_factory=list,
         description="Names under which requests may ask for the model, comma-separated; the model path if not given.",
         json_schema_extra=flag(common=True),
-    )
-    api_key: ApiKeys = Field(
-        default_factory=list,
-        description="Key that every request must carry; may be given several times. Better in the environment "
-        "(DOVETAIL_API_KEY, comma-separated) or the file: other users of the machine see command lines.",
-        json_schema_extra=flag(common=True),
-    )
-    admin_api_key: ApiKey = Field(
-        None,
-        description="Key that /flush_cache, /start_profile and other admin routes need; it opens everything else too.",
-        json_schema_extra=flag(),
-    )
-    resume_key: ApiKey = Field(
-        None,
-        description="Key that this server and the gateways before it share, so that these can move a stream here from "
-        "a server that is gone. Better in the environment (DOVETAIL_RESUME_KEY).",
-        json_schema_extra=flag(),
-    )
-    closed_probes: bool = Field(
-        False,
-        description="Let /health, /readyz, /health_generate and /ping ask for a key, too; /livez never does.",
-        json_schema_extra=flag(),
-    )
-    open_metrics: bool = Field(
-        False,
-        description="Let /metrics answer without a key, for a scraper that has none.",
-        json_schema_extra=flag(),
     )
     allow_origins: Origins = Field(
         default_factory=list,
@@ -366,13 +335,6 @@ class ServeSettings(TextSettings, BaseSettings):
         description="Do not log a line per HTTP request.",
         json_schema_extra=flag("disable-uvicorn-access-log"),
     )
-
-    @model_validator(mode="after")
-    def check_distinct_keys(self) -> ServeSettings:
-        """Refuse an admin's key that is also a user's: it would protect nothing."""
-        if self.admin_api_key is not None and self.admin_api_key in self.api_key:
-            raise ValueError("--admin-api-key is one of the keys of --api-key; give the admin another key")
-        return self
 
     @classmethod
     def settings_customise_sources(

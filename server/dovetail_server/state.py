@@ -41,6 +41,7 @@ class ServerState(ReadingContext):
             self.tasks.deaths,
             restarts=lambda: self.engine.num_restarts,
             engine_pid=lambda: self.engine.pid,
+            keys=self.keys,
         )
         self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
         self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)

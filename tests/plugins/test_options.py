@@ -183,6 +183,6 @@ def test_the_server_shows_what_it_was_given() -> None:
     flags = parse_flags(["--acme.top-k", "5"])
     assert isinstance(flags, dict)
     assert load_settings(flags).model_dump(mode="json")["plugins"] == {
-        "acme": {"top_k": {"value": "5", "source": "--acme.top-k"}}
+        "acme": {"top_k": {"value": "5", "source": "--acme.top-k", "is_public": False}}
     }
     assert ServeSettings().plugins == {}

@@ -58,6 +58,7 @@ ROUTES = {
     "/v1/messages/batches/{message_batch_id}/cancel": {"post"},
     "/v1/messages/batches/{message_batch_id}/results": {"get"},
     "/v1/plugins": {"get"},
+    "/v1/usage": {"get"},
     "/v1/responses": {"post"},
     "/v1/responses/input_tokens": {"post"},
     "/v1/responses/compact": {"post"},

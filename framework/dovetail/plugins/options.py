@@ -9,18 +9,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from dovetail.errors import PluginError
 
 
 class Option(NamedTuple):
-    """One field of an `Options` class. `default` is shown as text; None for no default worth showing."""
+    """One field of an `Options` class. `default` is shown as text; None for no default worth showing.
+
+    A value of one that `is_secret`, declared as pydantic's `SecretStr`, is shown nowhere.
+    """
 
     name: str
     type: str
     default: str | None
     help: str
+    is_secret: bool = False
 
     @property
     def flag(self) -> str:
@@ -60,14 +64,27 @@ def describe_options(options: type[Any]) -> list[Option]:
     fields = getattr(options, "model_fields", None)
     if isinstance(fields, dict):
         described = [
-            Option(name, _type_name(field.annotation), _default(field.get_default), str(field.description or ""))
+            Option(
+                name,
+                _type_name(field.annotation),
+                _default(field.get_default),
+                str(field.description or ""),
+                _is_secret(field.annotation),
+            )
             for name, field in fields.items()
         ]
         required = [name for name, field in fields.items() if field.is_required()]
     elif dataclasses.is_dataclass(options):
         each = dataclasses.fields(options)
+        types = _types_of(options)
         described = [
-            Option(f.name, _type_name(f.type), _default(lambda f=f: f.default), str(f.metadata.get("help", "")))
+            Option(
+                f.name,
+                _type_name(f.type),
+                _default(lambda f=f: f.default),
+                str(f.metadata.get("help", "")),
+                _is_secret(types.get(f.name, f.type)),
+            )
             for f in each
         ]
         missing = dataclasses.MISSING
@@ -85,7 +102,8 @@ def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:
     Raises:
         OptionError: A name that is no field, or a value of the wrong type or out of bounds.
     """
-    known = [option.name for option in describe_options(options)]
+    described = {option.name: option for option in describe_options(options)}
+    known = list(described)
     values: dict[str, Any] = {}
     for written, value in given.items():
         name = written.replace("-", "_")
@@ -102,15 +120,34 @@ def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        raise OptionError(name, f"{first['input']!r} {text[:1].lower()}{text[1:]}") from None
+        is_secret = name in described and described[name].is_secret
+        given_as = "the value" if is_secret else repr(first["input"])
+        raise OptionError(name, f"{given_as} {text[:1].lower()}{text[1:]}") from None
 
 
 def plain_options(options: type[Any], made: Any) -> dict[str, Any]:
-    """Return the values of an instance as JSON values, which a plan can carry."""
+    """Return the values of an instance as JSON values, which a plan can carry: secrets too, as they are."""
     from pydantic import TypeAdapter
 
-    values = TypeAdapter(options).dump_python(made, mode="json")
-    return dict(values)
+    values = dict(TypeAdapter(options).dump_python(made, mode="json"))
+    for option in describe_options(options):
+        secret = getattr(made, option.name) if option.is_secret else None
+        if secret is not None:
+            values[option.name] = secret.get_secret_value()
+    return values
+
+
+def _is_secret(annotation: Any) -> bool:
+    """Tell whether a field's type is `SecretStr`, or that or None."""
+    return any(getattr(kind, "__name__", "") == "SecretStr" for kind in (annotation, *get_args(annotation)))
+
+
+def _types_of(options: type[Any]) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, those that its module can resolve."""
+    try:
+        return get_type_hints(options)
+    except (NameError, TypeError, AttributeError):  # a type that is imported for checking only is no secret's
+        return {}
 
 
 def _type_name(annotation: Any) -> str:

@@ -6,6 +6,7 @@ more and propose defaults; choose; check options; load what this process needs, 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -188,8 +189,24 @@ def with_options(plan: PluginPlan, settings: PluginSettings, manager: HookManage
         sharing = [p for p in plan.plugins if option_key(p.name) == option_key(plugin.name)]
         if "api" in plugin.roles and given:
             given = _own_options(plugin, given, sharing, manager, plan.timeout_s)
+            _mark_public(sharing, section, manager, plan.timeout_s)
         planned.append(msgspec.structs.replace(plugin, options=given))
     return msgspec.structs.replace(plan, plugins=tuple(planned))
+
+
+def _mark_public(
+    sharing: list[PlannedPlugin],
+    section: dict[str, GivenOption],
+    manager: HookManager,
+    timeout_s: float,
+) -> None:
+    """Note which options of a section may be shown: those of plugins that are looked at here, as these declare them."""
+    if all("api" in other.roles for other in sharing):
+        declared = [options_class(other, manager, timeout_s) for other in sharing]
+        described = [option for cls in declared if cls is not None for option in describe_options(cls)]
+        secrets = {option.name for option in described if option.is_secret}
+        for name in {option.name for option in described} & section.keys() - secrets:
+            section[name] = dataclasses.replace(section[name], is_public=True)
 
 
 def check_sections(plan: PluginPlan, settings: PluginSettings) -> None:

@@ -12,6 +12,7 @@ from typing import IO, Any
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
+from dovetail_server.auth import Keys
 from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.result import lost_line
@@ -53,8 +54,10 @@ class BatchFinalizer:
         layout: StoragePaths,
         max_lines: int,
         max_line: int,
+        keys: Keys,
     ) -> None:
-        """Wrap the stores."""
+        """Wrap the stores; `keys` say how many lines each owner may have."""
+        self.keys = keys
         self.store = store
         self.lines = lines
         self.file_store = file_store
@@ -72,7 +75,8 @@ class BatchFinalizer:
         batch_id = str(row["id"])
         problem = await self._take_input(row)
         if problem is None:
-            found = await asyncio.to_thread(self._read, batch_id, str(row["endpoint"]))
+            left = await self._lines_left(str(row["owner"]))
+            found = await asyncio.to_thread(self._read, batch_id, str(row["endpoint"]), left)
             if not found.errors:
                 await self._begin(lease, found)
                 return
@@ -112,8 +116,20 @@ class BatchFinalizer:
         sync_folder(folder)
         sync_folder(folder.parent)
 
-    def _read(self, batch_id: str, endpoint: str) -> Found:
-        validator = Validator(endpoint, self.store.served, max_lines=self.max_lines, max_line_bytes=self.max_line_bytes)
+    async def _lines_left(self, owner: str) -> int | None:
+        """Return how many lines an owner may have beside those of its batches that run; None for any number."""
+        most = self.keys.tenant(owner).grant.limits.batch_lines
+        if most is None:
+            return None
+        is_open = batches.c.owner == owner, batches.c.status.in_(("in_progress", "finalizing", "cancelling"))
+        async with self.store.database.read() as db:
+            used = (await db.execute(sa.select(sa.func.sum(batches.c.num_total)).where(*is_open))).scalar_one()
+        return max(0, most - int(used or 0))
+
+    def _read(self, batch_id: str, endpoint: str, left: int | None) -> Found:
+        validator = Validator(
+            endpoint, self.store.served, max_lines=self.max_lines, max_line_bytes=self.max_line_bytes, left=left
+        )
         return validator.read(self.layout.batch(batch_id) / "input.jsonl")
 
     async def _begin(self, lease: Lease, found: Found) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import EngineDeadError
-from dovetail_server.auth import run_as
+from dovetail_server.auth import CALLER
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.lines import Leased, LineStore, at_once
 from dovetail_server.batches.pause import Pause, UnreadableError
@@ -198,7 +198,7 @@ class Runner:
 
     async def _run(self, line: Leased) -> None:
         """Run one line to its durable result, or give it back."""
-        run_as(line.owner)
+        CALLER.set(self.state.keys.caller(line.owner))
         ORIGIN.set(Origin(batch_id=line.batch_id))
         try:
             result = await self._result(line)

@@ -48,18 +48,18 @@ class BatchService:
         self.layout = layout
         self.database = database
         self.owner = ProcessLease(layout)
-        self.files = FileStore(settings, layout, database)
+        self.files = FileStore(settings, layout, database, state.keys)
         self.processes = Processes(database, self.owner)
         self.batches = BatchStore(database, self.processes, state.served_names)
         self.lines = LineStore(database, self.owner, self.processes)
         self.writer = Writer(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
         self.finalizer = BatchFinalizer(
-            self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes
+            self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes, state.keys
         )
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
         self.care = Care(state, self.batches, self.finalizer, self.runner)
         self.runner.advance = self.care.look
-        self.responses = ResponseStore(settings, database, self.owner, state.tasks)
+        self.responses = ResponseStore(settings, database, self.owner, state.tasks, state.keys)
         self.completions = CompletionStore(settings, database)
         self.background = BackgroundResponses(state.tasks)
         self._tasks = state.tasks

@@ -39,8 +39,19 @@ class Found:
 class Validator:
     """Reads one file; CPU and disk work, for a worker thread."""
 
-    def __init__(self, endpoint: str, served: Sequence[str], *, max_lines: int, max_line_bytes: int) -> None:
-        """Set what is allowed. `served` are the names that a line may ask for."""
+    def __init__(
+        self, endpoint: str, served: Sequence[str], *, max_lines: int, max_line_bytes: int, left: int | None = None
+    ) -> None:
+        """Set what is allowed.
+
+        Args:
+            endpoint: The batch's.
+            served: Names that a line may ask for.
+            max_lines: Most lines of a batch.
+            max_line_bytes: Most bytes of a line.
+            left: Most lines that the batch's owner may have beside those of its other batches; None for any number.
+        """
+        self.left = left
         self.endpoint = endpoint
         self.served = served
         self.max_lines = max_lines
@@ -53,13 +64,18 @@ class Validator:
         with open_to_read(path) as file:
             for line_no, offset, raw in self._split(file):
                 if len(self.found.lines) >= self.max_lines:
-                    self.found.errors = [self._too_many()]
+                    what = f"more than {self.max_lines} requests (--max-batch-lines); split it"
+                    self.found.errors = [too_many(what)]
+                    break
+                if self.left is not None and len(self.found.lines) >= self.left:
+                    what = f"more than the {self.left} requests that your key may add to its batches now"
+                    self.found.errors = [too_many(f"{what}; split it, or wait for others to end")]
                     break
                 custom_id = self._check(line_no, raw)
                 self.found.lines.append((line_no, custom_id, offset, len(raw)))
                 if len(self.found.errors) >= MAX_ERRORS:
                     break
-        if not self.found.lines:
+        if not self.found.lines and not self.found.errors:
             text = "the input file holds no request; write one JSON object per line"
             self.found.errors.append(BatchError(code="empty_file", message=text, param="input_file_id"))
         return self.found
@@ -119,6 +135,7 @@ class Validator:
         if len(self.found.errors) < MAX_ERRORS:
             self.found.errors.append(BatchError(code=code, message=message, param=param, line=line))
 
-    def _too_many(self) -> BatchError:
-        text = f"the input file holds more than {self.max_lines} requests (--max-batch-lines); split it"
-        return BatchError(code="too_many_tasks", message=text, param="input_file_id")
+
+def too_many(what: str) -> BatchError:
+    """Return the error for a batch with too many lines."""
+    return BatchError(code="too_many_tasks", message=f"the input file holds {what}", param="input_file_id")

@@ -15,6 +15,7 @@ COMMANDS = {
     "plan": ("dovetail_server.cli.plan", "show how memory would be divided, without loading weights"),
     "warm": ("dovetail_server.cli.warm", "compile a model's kernels into the cache, for images"),
     "quantize": ("dovetail_server.cli.quantize", "write a model's checkpoint in 8 or 4 bits"),
+    "hash-key": ("dovetail_server.cli.hash_key", "print the hash of an API key, for --keys-file"),
     "run-batch": ("dovetail_server.cli.run_batch", "answer the requests of a file, without a server"),
     "bench": ("dovetail_server.cli.bench", "measure speed, of a server or of the engine"),
     "version": ("dovetail_server.cli.version", "print the version"),

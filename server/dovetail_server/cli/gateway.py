@@ -18,6 +18,7 @@ FIELDS = frozenset(
             "port",
             "api_key",
             "admin_api_key",
+            "keys_file",
             "resume_key",
             "closed_probes",
             "open_metrics",

@@ -186,7 +186,10 @@ def load_settings(flags: dict[str, Any]) -> ServeSettings:
         settings = ServeSettings(**flags)
     except ValidationError as error:
         raise ConfigError(explain(error, flags)) from None
-    settings.auto_notes = (*notes, *peers_environment(os.environ, has_keys=bool(settings.api_key)))
+    settings.auto_notes = (
+        *notes,
+        *peers_environment(os.environ, has_keys=bool(settings.api_key or settings.keys_file)),
+    )
     return settings
 
 

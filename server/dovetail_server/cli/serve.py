@@ -80,6 +80,7 @@ def serve(settings: ServeSettings) -> int:
     with phases.phase("checks") as notes:
         settings = preflight.with_model(settings)
         preflight.check_certificate(settings)
+        preflight.check_keys(settings)
         preflight.check_storage(settings)
         prepared = prepare(settings)
         settings, plan = prepared.settings, prepared.plan

@@ -15,9 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import dovetail
+from dovetail_server.auth import CALLER
 from dovetail_server.errors import ServiceError
 from dovetail_server.gateway.figures import merged, own
 from dovetail_server.routes.health import answer
+from dovetail_server.shown import shown
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.fleet import Worker
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 PROBES = ("/readyz", "/health", "/ping", "/health_generate")
 COMMANDS = ("/flush_cache", "/abort_request", "/start_profile", "/stop_profile")
 """Whatever worker a request is on, or prefix is cached on."""
+SUMMED = ("requests", "running_requests", "input_tokens", "output_tokens")
+"""Numbers of a row of `/v1/usage`."""
 ANSWER = aiohttp.ClientTimeout(total=60.0)
 METRICS = aiohttp.ClientTimeout(total=5.0)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -47,6 +51,7 @@ class FanOut:
             ("/loads", ["GET"], self.loads),
             ("/v1/loads", ["GET"], self.loads),
             ("/v1/workers", ["GET"], self.workers),
+            ("/v1/usage", ["GET"], self.usage),
             *((path, ["GET", "POST"] if path == "/flush_cache" else ["POST"], self.command) for path in COMMANDS),
         ]
         return [Route(path, endpoint, methods=methods) for path, methods, endpoint in table]
@@ -61,12 +66,13 @@ class FanOut:
 
     async def workers(self, request: Request) -> Response:
         """What is known of each worker."""
+        caller = CALLER.get()
         rows = [
             {
                 "number": worker.number,
-                "url": worker.url,
+                **({"url": shown(worker.url, caller)} if caller.may_admin else {}),
                 "ready": worker.is_ready,
-                "reason": worker.refusal or worker.why_not or None,
+                "reason": (worker.refusal or worker.why_not or None) if caller.may_admin else None,
                 "num_running": worker.num_running,
             }
             for worker in self.state.fleet.workers
@@ -94,6 +100,20 @@ class FanOut:
             rows += [{**row, "dp_rank": worker.number} for row in msgspec.json.decode(body)["loads"]]
         now = {"timestamp": datetime.now(UTC).isoformat(), "version": dovetail.__version__}
         return _json({**now, "dp_rank_count": len(self.state.fleet.workers), "loads": rows})
+
+    async def usage(self, request: Request) -> Response:
+        """Add up what keys have used, over all workers that answer."""
+        rows: dict[str, dict[str, Any]] = {}
+        for status, body, media in (await self._ask_all(request, METRICS, self.state.fleet.ready())).values():
+            if status != 200:
+                return Response(body, status or 503, media_type=media)
+            for row in msgspec.json.decode(body)["data"]:
+                found = rows.setdefault(row["key"], {**row, **dict.fromkeys(SUMMED, 0), "rejected": {}})
+                for name in SUMMED:
+                    found[name] += row[name]
+                for limit, num in row["rejected"].items():
+                    found["rejected"][limit] = found["rejected"].get(limit, 0) + num
+        return _json({"object": "list", "data": list(rows.values())})
 
     async def command(self, request: Request) -> Response:
         """Have every ready worker do something; the answer is that of the first which refuses, or of the first."""

@@ -56,6 +56,7 @@ def serve(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
     shares = []
     with phases.phase("checks") as notes:
         preflight.check_certificate(settings)
+        preflight.check_keys(settings)
         if not urls:
             settings = preflight.with_model(settings)
             if settings.resume_key is None:
@@ -113,11 +114,14 @@ class Gateway:
         state = GatewayState(self.settings, self.fleet, self.tasks)
         state.children = self.children
         server = GatewayServer(create_app(state), state, self._renew if self.children else None)
-        key = self.settings.api_key[0].get_secret_value() if self.settings.api_key else None
+        own = next(iter((*self.settings.api_key, self.settings.admin_api_key)), None)
+        key = None if own is None else own.get_secret_value()
         lookout = Lookout(self.fleet, state.session, key, are_ours=bool(self.children), resume_key=state.resume_key)
         try:
             await state.placement.open()
             self.tasks.keep("smg", state.placement.keep_smg)
+            if state.keys.watch is not None:
+                self.tasks.keep("keys file", state.keys.watch.follow)
             runs = [self.tasks.start("worker", child.keep_running(), is_awaited=True) for child in self.children]
             for worker in self.fleet.workers:
                 self._lookouts.append(self.tasks.keep("worker lookout", partial(lookout.watch, worker)))
@@ -128,7 +132,7 @@ class Gateway:
                 if ready.done():
                     ready.result()
                     state.has_started = True
-                    announce(self.settings, listener, phases)
+                    announce(self.settings, state.keys, listener, phases)
                     await asyncio.wait({http, *runs}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 server.should_exit = True

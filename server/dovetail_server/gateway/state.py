@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import Scope
 
 from dovetail.supervisor import Supervisor
+from dovetail_server.auth import Keys
 from dovetail_server.gateway.fleet import Fleet
 from dovetail_server.gateway.placement import Placement
 from dovetail_server.hooks import ApiHooks
@@ -34,6 +35,7 @@ class GatewayState:
         self.settings = settings
         self.fleet = fleet
         self.tasks = tasks
+        self.keys = Keys.of(settings)
         self.hooks = ApiHooks()
         self.num_held_bytes = 0
         """Bytes of request bodies in memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -18,8 +18,12 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 import dovetail
+from dovetail_server.metrics.keys import of_keys
 from dovetail_server.metrics.series import OWN, STYLES, VLLM, Count, Gauge, Series, Style, bounds_of
 from dovetail_server.metrics.tally import Histogram, LatestLoad, Tally
+
+if TYPE_CHECKING:
+    from dovetail_server.auth import Keys
 
 
 class Metrics(Collector):
@@ -32,6 +36,7 @@ class Metrics(Collector):
         deaths: Mapping[str, int],
         restarts: Callable[[], int] = lambda: 0,
         engine_pid: Callable[[], int | None] = lambda: None,
+        keys: Keys | None = None,
     ) -> None:
         """Count nothing yet.
 
@@ -41,10 +46,12 @@ class Metrics(Collector):
             deaths: How often background work died, by its name; kept up to date by its owner.
             restarts: Returns how often the engine was started again.
             engine_pid: Returns the engine's process; None while there is none, or where it is this one.
+            keys: Whose use is told.
         """
         self.model_name = model_name
         self.deaths = deaths
         self.restarts = restarts
+        self.keys = keys
         self.styles = [OWN] if STYLES[style] is OWN else [OWN, STYLES[style]]
         self.tally = Tally(bounds_of(self.styles))
         self.load = LatestLoad()
@@ -76,6 +83,8 @@ class Metrics(Collector):
             "dovetail_engine_restarts", "Times that the engine was started again.", value=self.restarts()
         )
         yield from self._http()
+        if self.keys is not None:
+            yield from of_keys(self.keys)
 
     def _family(self, series: Series, style: Style) -> Iterator[Metric]:
         names = ["model_name", *style.labels]

@@ -82,12 +82,12 @@ def _field_names(model: type[RequestModel]) -> frozenset[str]:
 
 
 def same_field(request: Any, name: str, alias: str) -> Any:
-    """Return the value of a field with two names.
+    """Return the value of a field with two names, of which some requests have the first only.
 
     Raises:
         RequestError: Both are given and differ.
     """
-    first, second = getattr(request, name), getattr(request, alias)
+    first, second = getattr(request, name), getattr(request, alias, None)
     if first is not None and second is not None and first != second:
         raise wrong(f"{name} and {alias} are one setting and differ; give one", alias)
     return first if first is not None else second

@@ -19,7 +19,6 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.supervisor import Supervisor
-from dovetail_server.auth import run_as
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.result import Result
 from dovetail_server.openai.batches import decode_line
@@ -199,7 +198,6 @@ class BatchReplica:
             async with room:
                 return await run_to_end(server.running, endpoint, line.custom_id, raw)
 
-        run_as("")
         results = await asyncio.gather(*(one(raw) for raw in data.splitlines(keepends=True) if raw.strip()))
         return b"".join(result.text for result in results), sum(result.is_error for result in results)
 

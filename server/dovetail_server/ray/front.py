@@ -25,6 +25,7 @@ from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
 from dovetail_server.app import add_layers, handle_error, handle_http
+from dovetail_server.auth import Keys
 from dovetail_server.gateway.kept import HeldReply, KeptStream
 from dovetail_server.gateway.outlet import HOP
 from dovetail_server.gateway.prompts import beginning
@@ -78,6 +79,7 @@ class FrontState:
     def __init__(self, settings: ServeSettings, models: Sequence[Served], resume_key: str) -> None:
         """Hold nothing yet."""
         self.settings = settings
+        self.keys = Keys.of(settings)
         self.models = models
         self.resume_key = resume_key
         self.hooks = ApiHooks()

@@ -25,7 +25,7 @@ RAYS = frozenset(
     )
 )
 """Settings whose subject is Ray's here: addresses, connections, devices and replicas."""
-COMMON = ("api_key", "admin_api_key", "allow_origins", "allowed_hosts", "closed_probes", "max_body_bytes")
+COMMON = ("api_key", "admin_api_key", "keys_file", "allow_origins", "allowed_hosts", "closed_probes", "max_body_bytes")
 """Settings of the address, which all models of an application share."""
 
 

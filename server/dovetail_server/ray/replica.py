@@ -69,6 +69,8 @@ class Server:
         except BaseException:
             await self.close()
             raise
+        if state.keys.watch is not None:
+            self.tasks.keep("keys file", state.keys.watch.follow)
         self.tasks.keep("storage opener", state.storage.resume)
         state.bodies.warm_up()
         state.text.grammar.warm_up()

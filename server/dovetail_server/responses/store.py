@@ -16,6 +16,7 @@ from sqlalchemy.engine import RowMapping
 from dovetail.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
+from dovetail_server.auth import Keys
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.responses.items import OPEN, Item, missing, response_of_item, turn_items
 from dovetail_server.settings import ServeSettings
@@ -49,8 +50,11 @@ class Held:
 class ResponseStore:
     """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
 
-    def __init__(self, settings: ServeSettings, database: Database, owner: ProcessLease, tasks: Supervisor) -> None:
-        """Wrap an open database; `owner` is this process."""
+    def __init__(
+        self, settings: ServeSettings, database: Database, owner: ProcessLease, tasks: Supervisor, keys: Keys
+    ) -> None:
+        """Wrap an open database; `owner` is this process, `keys` say how many each owner may keep."""
+        self._keys = keys
         self.database = database
         self.process = owner
         self._tasks = tasks
@@ -120,9 +124,13 @@ class ResponseStore:
         for row in rows:
             self._held[row["owner"]].num += is_first(row)
             self._held[row["owner"]].num_bytes += row["bytes"]
-        held = [self._held[owner] for owner in {row["owner"] for row in rows}]
-        if any(h.num > self.max_num * SLACK or h.num_bytes > self.max_bytes * SLACK for h in held):
+        held = {owner: self._held[owner] for owner in {row["owner"] for row in rows}}
+        if any(h.num > self._most(o) * SLACK or h.num_bytes > self.max_bytes * SLACK for o, h in held.items()):
             await self.trim()
+
+    def _most(self, owner: str) -> int:
+        """Return how many responses of an owner are kept."""
+        return min(self.max_num, self._keys.tenant(owner).grant.limits.stored_responses or self.max_num)
 
     async def get(self, owner: str, response_id: str) -> RowMapping:
         """Return a response's row.
@@ -197,6 +205,13 @@ class ResponseStore:
             query = sa.delete(table).where(too_much(table, self.database.now(), self.max_num, self.max_bytes))
             num = (await db.execute(query)).rowcount
             rows = (await db.execute(count)).all()
+            if beyond := [row[0] for row in rows if int(row[1]) > self._most(str(row[0]))]:
+                for owner in beyond:
+                    own = table.c.owner == owner
+                    oldest = sa.select(table.c.id).where(own).order_by(table.c.created_at.desc(), table.c.id.desc())
+                    old = oldest.offset(self._most(str(owner)))
+                    num += (await db.execute(sa.delete(table).where(table.c.id.in_(old)))).rowcount
+                rows = (await db.execute(count)).all()
         self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})
         return int(num)
 

@@ -51,7 +51,7 @@ async def upload_file(request: Request, state: State) -> Response:
 
     reader = FormReader(request.headers.get("content-type", ""), state.settings.max_file_bytes)
     service = await state.storage.get()
-    await service.files.check_room(int(request.headers.get("content-length") or 0))
+    await service.files.check_room(owner_of(request), int(request.headers.get("content-length") or 0))
     temp = service.layout.new_temp()
     try:
         await receive_file(reader, request.stream(), temp, state.settings.min_free_disk_bytes)

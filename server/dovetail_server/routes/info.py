@@ -11,8 +11,10 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 import dovetail
+from dovetail_server.auth import CALLER
 from dovetail_server.metrics.series import hit_rate
 from dovetail_server.openapi import FAILURES
+from dovetail_server.shown import shown, shown_options
 from dovetail_server.state import ServerState, get_ready_state, get_state
 
 router = APIRouter(tags=["server"])
@@ -24,12 +26,17 @@ def json_reply(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
+def shown_reply(value: Any) -> Response:
+    """Encode what the present caller is shown of a value."""
+    return json_reply(shown(value, CALLER.get()))
+
+
 @router.get("/get_model_info", response_model=None, responses=FAILURES)
 @router.get("/model_info", response_model=None, responses=FAILURES)
 async def model_info(state: State) -> Response:
     """Facts of the model."""
     settings, info = state.settings, state.info
-    return json_reply(
+    return shown_reply(
         {
             "model_path": settings.model_path,
             "tokenizer_path": settings.tokenizer_path or settings.model_path,
@@ -52,10 +59,11 @@ async def server_info(state: State) -> Response:
     """Version, settings, engine and load."""
     load = await state.engine.control("stats")
     info = msgspec.structs.asdict(state.info)
-    settings = state.settings.model_dump(mode="json")
-    return json_reply(
+    settings = state.settings.model_dump(mode="json", exclude={"plugins"})
+    return shown_reply(
         {
             **settings,
+            "plugins": shown_options(state.settings.plugins),
             "version": dovetail.__version__,
             "status": "draining" if state.is_stopping else "ready",
             "engine": info,
@@ -108,4 +116,4 @@ async def steps(state: State, after: Annotated[int, Query(ge=0, le=1 << 62)] = 0
 @router.get("/v1/plugins", response_model=None, responses=FAILURES)
 async def plugins(state: Annotated[ServerState, Depends(get_state)]) -> Response:
     """Every plugin that is installed, with its state."""
-    return json_reply(state.registry.listing() if state.registry is not None else {"object": "list", "data": []})
+    return shown_reply(state.registry.listing() if state.registry is not None else {"object": "list", "data": []})

@@ -52,7 +52,7 @@ async def create_batch(request: Request, state: Annotated[ServerState, Depends(g
     num = mb.count_lines(lines, state.settings.max_batch_lines)
     service = await state.storage.get()
     owner = owner_of(request)
-    await service.files.check_room(len(lines))
+    await service.files.check_room(owner, len(lines))
     temp = service.layout.new_temp()
     try:
         size = await asyncio.to_thread(_write, temp, lines)

@@ -12,8 +12,10 @@ from starlette.responses import Response
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.schema import ModelInfo, ModelInfos
+from dovetail_server.auth import CALLER
 from dovetail_server.openai.models import Model, ModelList
 from dovetail_server.openapi import json_route
+from dovetail_server.shown import shown
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])
@@ -24,7 +26,7 @@ Version = Annotated[str | None, Header(max_length=64)]
 def served_models(state: ServerState) -> list[Model]:
     """Return one entry per served name."""
     context_len = state.text.limits.context_len
-    root = state.settings.model_path or ""
+    root = shown(state.settings.model_path or "", CALLER.get())
     return [Model(id=name, created=state.created, root=root, max_model_len=context_len) for name in state.served_names]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -13,6 +13,7 @@ from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage, same_field
 from dovetail_server.openai.response_objects import InputDetails, OutputDetails, ResponseUsage
+from dovetail_server.origin import ORIGIN
 from dovetail_server.serving.generation import Choice
 
 if TYPE_CHECKING:
@@ -38,14 +39,39 @@ def rid_of(request: ServiceFields, prefix: str) -> str:
     return same_field(request, "rid", "request_id") or new_id(prefix)
 
 
-def service_of(request: Any) -> dict[str, Any]:
-    """Return how the engine serves a request's choices, as `Prepared.submit` takes it."""
-    return {"priority": request.priority or 0, "cache_salt": salt_of(request), "owner": CALLER.get().owner}
+class Service(TypedDict):
+    """How the engine serves a request's choices: see `Submit`."""
+
+    priority: int
+    cache_salt: str
+    owner: str
+    weight: float
+    timeout_s: float | None
+
+
+def service_of(request: Any) -> Service:
+    """Return how the engine serves a request of the present caller's.
+
+    Raises:
+        RequestError: Its priority is not the caller's to set.
+    """
+    caller, origin = CALLER.get(), ORIGIN.get()
+    return {
+        "priority": caller.tenant.allowed(request.priority or 0),
+        "cache_salt": salt_of(request),
+        "owner": caller.owner,
+        "weight": caller.tenant.grant.weight,
+        "timeout_s": None if origin is None else origin.timeout_s,
+    }
 
 
 def salt_of(request: Any) -> str:
-    """Return what keeps a request's texts apart from others'; empty for nothing."""
-    return same_field(request, "cache_salt", "extra_key") or ""
+    """Return what keeps a request's texts apart from others'; empty for nothing.
+
+    What a caller's cached prefixes are rooted by comes before the request's own salt, so that no salt is another one's.
+    """
+    root, salt = CALLER.get().cache_root, same_field(request, "cache_salt", "extra_key") or ""
+    return f"{root} {salt}" if root else salt
 
 
 def choice_rid(rid: str, index: int, num_choices: int) -> str:

@@ -13,10 +13,12 @@ from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import EngineInfo
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
-from dovetail_server.auth import CALLER
+from dovetail_server.auth import CALLER, Keys
 from dovetail_server.hooks import ApiHooks
+from dovetail_server.origin import ORIGIN
 from dovetail_server.served import served_name
 from dovetail_server.settings import ServeSettings
+from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
@@ -30,11 +32,16 @@ is cached, of all that can run at once."""
 class Live:
     """An engine request that has not finished: whose it is, what it is called, and the prompt tokens it counts for."""
 
-    owner: str
+    tenant: Tenant
     rid: str
     num_tokens: int
     is_aborted: bool = False
     _stream: TokenStream | None = None
+
+    @property
+    def owner(self) -> str:
+        """The name of whose it is."""
+        return self.tenant.owner
 
     def runs_as(self, stream: TokenStream) -> TokenStream:
         """Note the stream of its tokens, and return it."""
@@ -73,6 +80,10 @@ class ServingContext:
         """Engine requests submitted and not yet finished."""
         self.num_live_tokens = 0
         """Prompt tokens of these."""
+        self.keys = Keys.of(settings)
+        """Who may come in, and what each may use."""
+        self.live_weights: dict[Tenant, float] = {}
+        """The weights of those who have engine requests here."""
         self.live: dict[tuple[str, str], Live] = {}
         """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
         self.cut_off: Callable[[Scope], None] = lambda scope: None
@@ -161,15 +172,28 @@ class ServingContext:
             raise RequestError(text, param=param, code="invalid_value")
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 1) -> None:
-        """Raise where so much more does not fit. A request that is alone always fits.
+        """Raise where so much more of the present caller's does not fit. A request that is alone always fits.
+
+        Each key has its share of the queue, by weight, even if others have filled it: so all together hold less than
+        twice what one alone may.
 
         Raises:
-            ServiceError: 429, the queue is full.
+            ServiceError: 429, the queue is full, or the caller's key has come to its limits.
         """
-        if self.num_live + num_requests > self.max_live:
+        tenant, origin = CALLER.get().tenant, ORIGIN.get()
+        tenant.check(num_requests, num_tokens, is_paced=origin is None or not origin.batch_id)
+        share = self._share(tenant)
+        if self.num_live + num_requests > self.max_live and tenant.num_live + num_requests > share * self.max_live:
             raise errors.queue_full(self.max_live)
-        if self.num_live and self.num_live_tokens + num_tokens > self.max_live_tokens:
-            raise errors.queue_full_tokens(self.max_live_tokens)
+        most = self.max_live_tokens
+        is_full = self.num_live_tokens + num_tokens > most and tenant.num_live_tokens + num_tokens > share * most
+        if is_full and tenant.num_live:
+            raise errors.queue_full_tokens(most)
+
+    def _share(self, tenant: Tenant) -> float:
+        """Return a tenant's part of the queue, from 0 to 1: 1 where nobody else is here."""
+        own = tenant.grant.weight
+        return own / (own + sum(weight for other, weight in self.live_weights.items() if other is not tenant))
 
     def admit(self, rids: Sequence[str], num_tokens: int = 0) -> list[Live]:
         """Count new engine requests of the present caller; each must be given back with `release`.
@@ -183,14 +207,17 @@ class ServingContext:
             RequestError: The caller uses an identifier already; what others use is their own affair.
         """
         self.check_room(len(rids), num_tokens)
-        owner = CALLER.get().owner
+        tenant = CALLER.get().tenant
+        owner = tenant.owner
         taken = next((rid for rid in rids if (owner, rid) in self.live), None)
         if taken is not None:
             text = f"rid {taken!r} belongs to a running request of yours; choose another or leave it out"
             raise RequestError(text, param="rid", code="duplicate_rid", status=409)
         self.num_live += len(rids)
         self.num_live_tokens += num_tokens
-        admitted = [Live(owner, rid, 0) for rid in rids]
+        tenant.began(len(rids), num_tokens)
+        self.live_weights[tenant] = tenant.grant.weight
+        admitted = [Live(tenant, rid, 0) for rid in rids]
         for live in admitted[:1]:
             live.num_tokens = num_tokens  # counted once, with the first
         self.live.update(((owner, live.rid), live) for live in admitted)
@@ -201,4 +228,7 @@ class ServingContext:
         self.num_live -= len(admitted)
         for live in admitted:
             self.num_live_tokens -= live.num_tokens
+            live.tenant.ended(1, live.num_tokens)
+            if not live.tenant.num_live:
+                self.live_weights.pop(live.tenant, None)
             del self.live[live.owner, live.rid]

@@ -28,6 +28,7 @@ from dovetail.messages.seeds import derive_seed
 from dovetail.processing.constraints import outcome_of
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
+from dovetail_server.auth import NOBODY
 from dovetail_server.journal import JOURNAL, Journal
 from dovetail_server.origin import ORIGIN
 from dovetail_server.request_log import log_request
@@ -36,6 +37,7 @@ from dovetail_server.token_timer import EVERY, EXACT, TokenTimer
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import Live, ServingContext
+    from dovetail_server.tenants.tenant import Tenant
 
 WHOLE_EVERY = 64
 """Tokens that gather for a reply that is sent whole: enough to be cheap, few enough to be quick work at once."""
@@ -189,6 +191,10 @@ class Generation:
     """Set where somebody observes."""
     journal: Journal | None = None
     """Set where a gateway keeps one."""
+    tenant: Tenant = NOBODY.tenant
+    """Whose it is, once it is admitted."""
+    is_expired: bool = False
+    """The time that its client gave it is over."""
 
     async def steps(self, *, whole: bool = False) -> AsyncGenerator[list[Step], None]:
         """Submit everything and yield what comes, several choices' steps together where they come together.
@@ -203,7 +209,9 @@ class Generation:
             EngineDeadError: The engine died.
         """
         admitted = self.state.admit([choice.submit.rid for choice in self.choices], self._num_prompt())
+        self.tenant = admitted[0].tenant
         self._follow_journal()
+        timer = self._limit_time(admitted)
         try:
             self._tell_start()
             async for steps in self._replayed():
@@ -224,8 +232,24 @@ class Generation:
                         yield steps
             self._log_end()
         finally:
+            if timer is not None:
+                timer.cancel()
             self.state.release(admitted)
             self._tell_end()
+
+    def _limit_time(self, admitted: Sequence[Live]) -> asyncio.TimerHandle | None:
+        """Have the request aborted when its client's time is over, if it has said how long it waits."""
+        origin = ORIGIN.get()
+        if origin is None or origin.timeout_s is None:
+            return None
+
+        def expire() -> None:
+            self.is_expired = True
+            for live in admitted:
+                live.abort()
+
+        left_s = origin.timeout_s - (time.perf_counter() - origin.began)
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), expire)
 
     def _follow_journal(self) -> None:
         """Let draws follow from the journal's identity, if this is what a journal is kept of."""
@@ -285,6 +309,7 @@ class Generation:
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
         timer = self.timer
+        self.tenant.generated(len(delta.ids))
         is_cut = delta.finish is not None and delta.finish.reason == "abort" and self.state.is_draining
         if self.journal is not None and not is_cut:
             self.journal.note(choice.index, delta)
@@ -297,6 +322,8 @@ class Generation:
             began = time.perf_counter()
             step = choice.accept(delta)
             timer.record(choice.index, len(step.ids), began)
+        if step.is_last and choice.finish_reason == "abort" and self.is_expired:
+            raise errors.expired()
         if step.is_last and choice.finish_reason == "abort" and self.state.is_draining:
             raise errors.draining()
         if step.is_last and choice.route is not None:

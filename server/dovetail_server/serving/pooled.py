@@ -9,10 +9,9 @@ from dovetail.errors import RequestError
 from dovetail.messages import Pool, SamplingParams, Submit
 from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream
-from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import same_field
 from dovetail_server.openai.embeddings import PooledFields
-from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id
+from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Choice, Generation
 from dovetail_server.serving.prompts import Prompt, empty, read_one
 
@@ -47,6 +46,7 @@ def generation_of(
     """
     state.check_choices(len(prompts), what, f"the number of prompts of {what}")
     rid = same_field(request, "rid", "request_id") or new_id(prefix)
+    service = service_of(request)
     choices = [
         Choice(
             index=at,
@@ -55,11 +55,9 @@ def generation_of(
                 rid=choice_rid(rid, at, len(prompts)),
                 prompt_ids=prompt.ids,
                 params=params,
-                priority=request.priority or 0,
-                cache_salt=request.cache_salt or "",
-                owner=CALLER.get().owner,
                 pool=pool,
                 second=prompt.second,
+                **service,
             ),
             output=OutputStream(state.text.tokenizer),
         )

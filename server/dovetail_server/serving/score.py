@@ -14,10 +14,9 @@ from dovetail.messages import SamplingParams, Submit, TokenLogprob
 from dovetail.processing.sampling import check_token_ids
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
-from dovetail_server.auth import CALLER
 from dovetail_server.native.score import ScoreRequest, Scores
 from dovetail_server.openai.common import Usage
-from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, usage_of
+from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of, usage_of
 from dovetail_server.serving.generation import Choice, Generation
 from dovetail_server.serving.logprobs import finite
 from dovetail_server.serving.prompts import Prompt, Prompts
@@ -101,14 +100,14 @@ def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prom
     text.tasks.check("generate")
     prompts = (made or read_prompts(text, request)).prompts
     labels = read_labels(request, len(prompts), text)
-    rid = new_id("score")
+    rid, service = new_id("score"), service_of(request)
     choices = []
     for at, prompt in enumerate(prompts):
         params = SamplingParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=tuple(labels[at])
         )
         name = choice_rid(rid, at, len(prompts))
-        submit = Submit(rid=name, prompt_ids=prompt.ids, params=params, owner=CALLER.get().owner)
+        submit = Submit(rid=name, prompt_ids=prompt.ids, params=params, **service)
         choices.append(Choice(index=at, prompt_index=at, submit=submit, output=OutputStream(text.tokenizer)))
     return ScoreJob(request=request, model=model, generation=Generation(state=state, request_id=rid, choices=choices))
 

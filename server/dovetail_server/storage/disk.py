@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from typing import IO
 
 from dovetail_server.errors import ServiceError
 
+logger = logging.getLogger("dovetail.server")
 COPY_BYTES = 1 << 20
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -28,10 +30,8 @@ PASSING = frozenset(
 
 def disk_full(free: int, floor: int) -> ServiceError:
     """Return the error for a write that would leave too little space."""
-    text = (
-        f"the server's disk has {free} bytes left, and {floor} are kept free (--min-free-disk-bytes); "
-        "delete files, or try again when there is room"
-    )
+    logger.warning("The disk has %d bytes left; %d are kept free (--min-free-disk-bytes).", free, floor)
+    text = "the server's disk is full; delete files of yours, or try again when there is room"
     return ServiceError(text, code="insufficient_storage", status=507, retry_after_s=60)
 
 

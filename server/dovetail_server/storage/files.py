@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import RequestError
+from dovetail_server.auth import Keys
 from dovetail_server.errors import ServiceError
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
@@ -29,18 +30,22 @@ CHUNK = 500
 class FileStore:
     """All files of one storage folder. `owner` is whose files a caller may see."""
 
-    def __init__(self, settings: ServeSettings, layout: StoragePaths, database: Database) -> None:
-        """Wrap an open database."""
+    def __init__(self, settings: ServeSettings, layout: StoragePaths, database: Database, keys: Keys) -> None:
+        """Wrap an open database; `keys` say how much each owner may keep."""
+        self.keys = keys
         self.settings = settings
         self.layout = layout
         self.database = database
         self._num_sweeps = 0
         self._left: set[Path] = set()
 
-    async def check_room(self, num_bytes: int, *, is_written: bool = False) -> None:
-        """Refuse a file of `num_bytes` where too little would stay free, or the quota does not allow it.
+    async def check_room(self, owner: str, num_bytes: int, *, is_written: bool = False) -> None:
+        """Refuse a file of `num_bytes` where too little would stay free, or a quota does not allow it.
+
+        What it says of the quotas is the owner's own use, never others'.
 
         Args:
+            owner: Whose it is.
             num_bytes: Its length, as far as it is known.
             is_written: It is on the disk already.
 
@@ -51,13 +56,20 @@ class FileStore:
         free = await asyncio.to_thread(free_bytes, self.layout.folder)
         if free - (0 if is_written else num_bytes) < floor:
             raise disk_full(free, floor)
-        quota = self.settings.max_storage_bytes
-        if quota is not None:
-            async with self.database.read() as db:
-                used = (await db.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.bytes), 0)))).scalar_one()
-            if int(used) + num_bytes > quota:
-                text = f"files hold {used} of the {quota} bytes that --max-storage-bytes allows; delete some"
-                raise ServiceError(text, code="insufficient_storage", status=507, retry_after_s=60)
+        quota, most = self.settings.max_storage_bytes, self.keys.tenant(owner).grant.limits.file_bytes
+        if quota is None and most is None:
+            return
+        of_owner = sa.func.sum(sa.case((files.c.owner == owner, files.c.bytes), else_=0))
+        async with self.database.read() as db:
+            row = (await db.execute(sa.select(sa.func.sum(files.c.bytes), of_owner))).one()
+        used, own = (int(each or 0) for each in row)
+        if most is not None and own + num_bytes > most:
+            text = f"your files hold {own} of the {most} bytes that your key may keep; delete some"
+        elif quota is not None and used + num_bytes > quota:
+            text = f"the server has no room for another {num_bytes} bytes; your files hold {own} bytes; delete some"
+        else:
+            return
+        raise ServiceError(text, code="insufficient_storage", status=507, retry_after_s=60)
 
     async def add(
         self, temp: Path, *, owner: str, filename: str, purpose: str, size: int, expires_s: int | None
@@ -67,7 +79,7 @@ class FileStore:
         Raises:
             ServiceError: 507 or 503; the temporary file is still there.
         """
-        await self.check_room(size, is_written=True)
+        await self.check_room(owner, size, is_written=True)
         file_id = new_id("file-")
         row = {
             "id": file_id,

@@ -1,0 +1,1 @@
+"""Who may use the server and how much: keys, their rights and limits, and what each has used."""
