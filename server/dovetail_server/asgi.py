@@ -19,10 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.observers import HttpEnd, HttpStart
 from dovetail.errors import RequestError
+from dovetail_server.auth import CALLER
 from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
 from dovetail_server.observers import Observers
 from dovetail_server.origin import ORIGIN, Origin
 from dovetail_server.serving.sse import DIRECT
+from dovetail_server.tenants.tenant import Tenant, share_of
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
@@ -110,7 +112,9 @@ class Holder(Protocol):
     """What the layers need of their server."""
 
     num_held_bytes: int
-    """Bytes of request bodies in memory."""
+    """Bytes of request bodies in memory, …"""
+    held_by: dict[Tenant, int]
+    """… and whose they are."""
 
     @property
     def settings(self) -> ServeSettings:
@@ -167,6 +171,7 @@ class BodyLimiter:
         self.has_begun = False
         self.drains_body = False
         self._num_bytes = 0
+        self._tenant: Tenant | None = None
         self._waiting_s = 0.0
         self._receive, self._send = receive, send
 
@@ -184,7 +189,7 @@ class BodyLimiter:
             self._num_bytes += new
             self.is_unread = message.get("more_body", False)
             if self.is_held:
-                self.state.num_held_bytes += new
+                self._hold(new)
         return message
 
     async def _receive_soon(self) -> Message:
@@ -250,8 +255,18 @@ class BodyLimiter:
     def let_go(self) -> None:
         """The request is over: its body is not held any more."""
         if self.is_held:
-            self.state.num_held_bytes -= self._num_bytes
+            self._hold(-self._num_bytes)
             self._num_bytes = 0
+
+    def _hold(self, num: int) -> None:
+        """Count bytes as the caller's, who is known as soon as any are received."""
+        if self._tenant is None:
+            self._tenant = CALLER.get().tenant
+        self.state.num_held_bytes += num
+        of_tenant = self.state.held_by.get(self._tenant, 0) + num
+        self.state.held_by[self._tenant] = of_tenant
+        if not of_tenant:
+            del self.state.held_by[self._tenant]
 
     def _check(self, had: int, new: int) -> None:
         if had + new > self.limit:
@@ -260,4 +275,7 @@ class BodyLimiter:
             raise RequestError(text, code="body_too_large", status=413)
         held, most = self.state.num_held_bytes, self.state.settings.max_queued_bytes
         if self.is_held and held + new > most and held > had:  # alone, any body within its own limit is served
-            raise queue_full_bytes(most)
+            tenant = self._tenant or CALLER.get().tenant
+            own = self.state.held_by.get(tenant, 0)
+            if own + new > share_of(tenant, self.state.held_by) * most:
+                raise queue_full_bytes(most)

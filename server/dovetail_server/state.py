@@ -15,6 +15,7 @@ from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.settings import ServeSettings
 from dovetail_server.slow_log import SlowLog
 from dovetail_server.storage.lazy import LazyStorage
+from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:
     from dovetail.plugins import Registry
@@ -51,7 +52,9 @@ class ServerState(ReadingContext):
         """All installed plugins with what became of them."""
         self.created = int(time.time())
         self.num_held_bytes = 0
-        """Bytes of request bodies in memory."""
+        """Bytes of request bodies in memory, …"""
+        self.held_by: dict[Tenant, int] = {}
+        """… and whose they are."""
         self.storage: LazyStorage[BatchService] = LazyStorage(settings, self.tasks, self._open_service)
         """Files and batches, opened when first needed."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from dovetail.plugins.options import OptionError, describe_options, make_options
 from dovetail.processing.plan import plan_plugins
 from dovetail.testing.site import FakeSite
 from dovetail_server.auth import Keys
+from dovetail_server.cli import serve
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.settings import ServeSettings
 from dovetail_server.shown import HIDDEN, shown, shown_options
@@ -82,10 +82,12 @@ def test_a_secret_is_shown_nowhere() -> None:
     assert text == {"acme": {"token": HIDDEN, "num": "5", "peer": peer}, "turns": {"token": HIDDEN}}
 
 
-def test_neither_help_nor_errors_tell_a_secret(capsys: Any) -> None:
+def test_neither_help_nor_errors_tell_a_secret(capsys: pytest.CaptureFixture[str]) -> None:
     """A default is not shown, nor is a value that is wrong."""
-    assert isinstance(parse_flags(["--help", str(MODEL_DIR), "--reasoning-parser", "acme"]), int)
-    assert "p1n" not in capsys.readouterr().out
+    assert serve.main(["--reasoning-parser", "acme", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--acme.pin" in text
+    assert "p1n" not in text
     from acme_secret import Model, Options  # type: ignore[import-not-found]
 
     assert [o.is_secret for o in describe_options(Options)] == [True, True, False, False]

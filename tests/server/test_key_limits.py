@@ -168,7 +168,7 @@ def test_tokens_of_a_minute_come_back_little_by_little() -> None:
     assert refusal(tenant, 1, 1).retry_after_s == 31
     clock.now += 31
     tenant.check(1, 1)
-    assert refusal(tenant, 1, 5000).retry_after_s > 1
+    assert (refusal(tenant, 1, 5000).retry_after_s or 0) > 1
     clock.now += 60
     tenant.check(1, 5000)
     tenant.began(1, 5000)

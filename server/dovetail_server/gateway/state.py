@@ -18,6 +18,7 @@ from dovetail_server.gateway.fleet import Fleet
 from dovetail_server.gateway.placement import Placement
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
+from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.child import Child
@@ -38,7 +39,9 @@ class GatewayState:
         self.keys = Keys.of(settings)
         self.hooks = ApiHooks()
         self.num_held_bytes = 0
-        """Bytes of request bodies in memory."""
+        """Bytes of request bodies in memory, …"""
+        self.held_by: dict[Tenant, int] = {}
+        """… and whose they are."""
         self.num_kept_bytes = 0
         """Of the journals of all streams, and of the replies that are held."""
         self.resume_key = None if settings.resume_key is None else settings.resume_key.get_secret_value()

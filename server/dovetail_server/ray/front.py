@@ -37,6 +37,7 @@ from dovetail_server.openai.models import DEFAULT_MODEL
 from dovetail_server.ray.call import Call, Head
 from dovetail_server.routes.health import answer
 from dovetail_server.settings import ServeSettings
+from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -84,7 +85,9 @@ class FrontState:
         self.resume_key = resume_key
         self.hooks = ApiHooks()
         self.num_held_bytes = 0
-        """Bytes of request bodies in memory."""
+        """Bytes of request bodies in memory, …"""
+        self.held_by: dict[Tenant, int] = {}
+        """… and whose they are."""
         self.num_kept_bytes = 0
         """Of the journals of all streams, and of the replies that are held."""
         self._handles: dict[str, DeploymentHandle[Any]] = {}

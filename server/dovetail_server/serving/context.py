@@ -18,7 +18,7 @@ from dovetail_server.hooks import ApiHooks
 from dovetail_server.origin import ORIGIN
 from dovetail_server.served import served_name
 from dovetail_server.settings import ServeSettings
-from dovetail_server.tenants.tenant import Tenant
+from dovetail_server.tenants.tenant import Tenant, share_of
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
@@ -82,8 +82,8 @@ class ServingContext:
         """Prompt tokens of these."""
         self.keys = Keys.of(settings)
         """Who may come in, and what each may use."""
-        self.live_weights: dict[Tenant, float] = {}
-        """The weights of those who have engine requests here."""
+        self.live_tenants: set[Tenant] = set()
+        """Those who have engine requests here."""
         self.live: dict[tuple[str, str], Live] = {}
         """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
         self.cut_off: Callable[[Scope], None] = lambda scope: None
@@ -182,18 +182,13 @@ class ServingContext:
         """
         tenant, origin = CALLER.get().tenant, ORIGIN.get()
         tenant.check(num_requests, num_tokens, is_paced=origin is None or not origin.batch_id)
-        share = self._share(tenant)
+        share = share_of(tenant, self.live_tenants)
         if self.num_live + num_requests > self.max_live and tenant.num_live + num_requests > share * self.max_live:
             raise errors.queue_full(self.max_live)
         most = self.max_live_tokens
         is_full = self.num_live_tokens + num_tokens > most and tenant.num_live_tokens + num_tokens > share * most
         if is_full and tenant.num_live:
             raise errors.queue_full_tokens(most)
-
-    def _share(self, tenant: Tenant) -> float:
-        """Return a tenant's part of the queue, from 0 to 1: 1 where nobody else is here."""
-        own = tenant.grant.weight
-        return own / (own + sum(weight for other, weight in self.live_weights.items() if other is not tenant))
 
     def admit(self, rids: Sequence[str], num_tokens: int = 0) -> list[Live]:
         """Count new engine requests of the present caller; each must be given back with `release`.
@@ -216,7 +211,7 @@ class ServingContext:
         self.num_live += len(rids)
         self.num_live_tokens += num_tokens
         tenant.began(len(rids), num_tokens)
-        self.live_weights[tenant] = tenant.grant.weight
+        self.live_tenants.add(tenant)
         admitted = [Live(tenant, rid, 0) for rid in rids]
         for live in admitted[:1]:
             live.num_tokens = num_tokens  # counted once, with the first
@@ -230,5 +225,5 @@ class ServingContext:
             self.num_live_tokens -= live.num_tokens
             live.tenant.ended(1, live.num_tokens)
             if not live.tenant.num_live:
-                self.live_weights.pop(live.tenant, None)
+                self.live_tenants.discard(live.tenant)
             del self.live[live.owner, live.rid]

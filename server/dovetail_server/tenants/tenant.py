@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dovetail.errors import RequestError
@@ -210,6 +210,12 @@ class Tenant:
             for name, limit, left, reset_s in found
             for what, value in (("limit", str(limit)), ("remaining", str(left)), ("reset", duration(reset_s)))
         ]
+
+
+def share_of(tenant: Tenant, present: Iterable[Tenant]) -> float:
+    """Return a tenant's part of what it shares with those that are present, from 0 to 1: 1 where nobody else is."""
+    own = tenant.grant.weight
+    return own / (own + sum(other.grant.weight for other in present if other is not tenant))
 
 
 def duration(seconds: float) -> str:
