@@ -410,7 +410,8 @@ def test_a_public_address_without_a_key_is_warned_of(
     base = make_harness().settings
     for host, key, warns in (("0.0.0.0", [], True), ("0.0.0.0", [SecretStr(ALICE)], False), ("127.0.0.1", [], False)):
         caplog.clear()
-        announce(base.model_copy(update={"api_key": key}), Listener(host), Phases())  # type: ignore[arg-type]
+        settings = base.model_copy(update={"api_key": key})
+        announce(settings, Keys.of(settings), Listener(host), Phases())  # type: ignore[arg-type]
         found = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert bool(found) is warns
         assert not warns or "WITHOUT A KEY" in caplog.text
