@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
 
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
-TIMEOUT = re.compile(r"\d{1,6}(\.\d{1,6})?", re.ASCII)
 HERE_S = 0.005
 """A body that has been sent is here by now."""
 WHOLE_BODY = 10
@@ -69,7 +68,6 @@ class RequestIdMiddleware:
             await send(message)
 
         origin = Origin(client=":".join(map(str, scope.get("client") or ())))
-        origin.timeout_s = timeout_of(scope)
         ORIGIN.set(origin)
         if self.observers.want_http_starts:
             self._tell_start(scope, request_id, origin)
@@ -92,12 +90,6 @@ class RequestIdMiddleware:
         headers = Headers(scope=scope)
         trace = {name: ",".join(headers.getlist(name)) for name in TRACE_HEADERS if name in headers}
         self.observers.http_started(HttpStart(number=origin.http, request_id=request_id, at=time.time(), trace=trace))
-
-
-def timeout_of(scope: Scope) -> float | None:
-    """Return the seconds of the header `x-request-timeout`, None without it or where it is no such number."""
-    given = Headers(scope=scope).get("x-request-timeout", "")
-    return float(given) if TIMEOUT.fullmatch(given) and float(given) > 0 else None
 
 
 def route_of(scope: Scope) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from dovetail_server import playground
 from dovetail_server.errors import reply
 from dovetail_server.hosts import is_foreign
 from dovetail_server.openai.errors import ErrorDetail
+from dovetail_server.origin import ORIGIN
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.keys_file import KeyEntry, Limits, key_hash
 from dovetail_server.tenants.tenant import Grant, Tenant
@@ -36,6 +38,7 @@ BROWSED = ("/docs", "/docs/", "/openapi.json")
 """What people open in a browser, which sends a key as a password (`Basic`) only. Nothing here changes anything."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_KEY_BYTES = 4096
+TIMEOUT = re.compile(rb"\d{1,6}(\.\d{1,3})?")
 SHARED = Grant(limits=Limits())
 """What a key of `--api-key` has beside others: it does not pass them by its `priority`."""
 HOW = "send it in the header Authorization: Bearer KEY, or x-api-key: KEY"
@@ -228,6 +231,8 @@ class Auth:
             if state["is_foreign"] and kind == "http" and scope["method"] not in READING:
                 raise foreign_page()
             CALLER.set(caller)
+            if kind == "http" and (origin := ORIGIN.get()) is not None:
+                origin.timeout_s = timeout_of(scope["headers"])
             await self.app(scope, receive, with_headers(send, caller.tenant) if kind == "http" else send)
         elif kind == "websocket":  # also those of other sites' pages, which need no permission either
             await send({"type": "websocket.close", "code": 1008, "reason": "invalid_api_key"})
@@ -236,6 +241,21 @@ class Auth:
             detail = ErrorDetail(message=text, type="authentication_error", code="invalid_api_key")
             ask = 'Basic realm="dovetail: any name, the API key as password"' if allow_basic else "Bearer"
             await reply(401, detail, {"www-authenticate": ask})(scope, receive, send)
+
+
+def timeout_of(headers: Iterable[tuple[bytes, bytes]]) -> float | None:
+    """Return the seconds of the header `x-request-timeout`, None without it.
+
+    Raises:
+        RequestError: It is no number of seconds.
+    """
+    given = next((value for name, value in headers if name == b"x-request-timeout"), None)
+    if given is None:
+        return None
+    if not TIMEOUT.fullmatch(given) or not float(given):
+        text = "the header x-request-timeout is no number of seconds from 0.001 to 999999.999"
+        raise RequestError(text, param="x-request-timeout", code="invalid_value")
+    return float(given)
 
 
 def with_headers(send: Send, tenant: Tenant) -> Send:

@@ -360,6 +360,9 @@ def test_time_that_a_client_gives_is_up(make_harness: Callable[..., Harness]) ->
     assert (reply.status_code, error_of(reply)["code"]) == (504, "timeout")
     harness.engine.hold.set()
     assert harness.post(CHAT, BODY, headers={"x-request-timeout": "60"}).status_code == 200
+    for wrong in ("0", "soon", "-1", "1e3"):
+        reply = harness.post(CHAT, BODY, headers={"x-request-timeout": wrong})
+        assert (reply.status_code, error_of(reply)["param"]) == (400, "x-request-timeout")
 
 
 def test_no_salt_reaches_another_keys_prefixes() -> None:
