@@ -46,8 +46,9 @@ class Served:
     def get(self, path: str, **more: Any) -> requests.Response:
         return self.session.get(self.base + path, timeout=60, **more)
 
-    def workers(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.get("/v1/workers").json()["data"]
+    def workers(self, key: str = KEY) -> list[dict[str, Any]]:
+        found = self.get("/v1/workers", headers={"authorization": f"Bearer {key}"})
+        rows: list[dict[str, Any]] = found.json()["data"]
         return rows
 
     def count(self, name: str) -> dict[str, float]:

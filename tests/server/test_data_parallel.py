@@ -258,7 +258,8 @@ def test_a_gateway_says_whom_it_waits_for(tmp_path: Path) -> None:
 
 def test_a_gateway_stands_before_servers_of_other_hosts(served: Served, tmp_path: Path) -> None:
     """Here those of another gateway; one that is not there is left out, and a wrong key is said at the start."""
-    urls = [worker["url"] for worker in served.workers()]
+    assert not any("url" in worker for worker in served.workers())  # for admins only
+    urls = [worker["url"] for worker in served.workers(ADMIN)]
     named = [flag for url in [*urls, "http://127.0.0.1:9"] for flag in ("--worker", url)]
     running = Served(tmp_path, "gateway", *named, "--api-key", KEY)
     try:

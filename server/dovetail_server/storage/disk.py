@@ -31,7 +31,7 @@ PASSING = frozenset(
 def disk_full(free: int, floor: int) -> ServiceError:
     """Return the error for a write that would leave too little space."""
     logger.warning("The disk has %d bytes left; %d are kept free (--min-free-disk-bytes).", free, floor)
-    text = "the server's disk is full; delete files of yours, or try again when there is room"
+    text = "the server's disk is full but for --min-free-disk-bytes; delete files of yours, or try again later"
     return ServiceError(text, code="insufficient_storage", status=507, retry_after_s=60)
 
 
