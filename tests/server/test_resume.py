@@ -148,7 +148,7 @@ def resume(base: str, path: str, body: bytes, name: str, skip: int, lines: list[
 def test_another_server_makes_the_rest_of_a_stream(served: Served, name: str, is_everywhere: bool) -> None:
     """Letter for letter, identifiers and draws included, wherever it breaks off, of every API that streams."""
     path, sent = STREAMS[name]
-    first, second = (worker["url"] for worker in served.workers())
+    first, second = (worker["url"] for worker in served.workers(ADMIN))
     body = json.dumps(sent).encode()
     headers = {"authorization": f"Bearer {KEY}", "x-dovetail-resume-key": RESUME, "content-type": "application/json"}
     reply = requests.post(first + path, data=body, headers=headers, timeout=60)
@@ -166,7 +166,7 @@ def test_another_server_makes_the_rest_of_a_stream(served: Served, name: str, is
 
 def test_only_gateways_resume(served: Served) -> None:
     """A key of a user does not do, nor a wrong resume key; through the gateway nobody reaches it at all."""
-    worker = served.workers()[0]["url"]
+    worker = served.workers(ADMIN)[0]["url"]
     path, sent = STREAMS["chat"]
     body = json.dumps(sent).encode()
     name = "00" * 16 + ".1"
@@ -205,7 +205,7 @@ def test_what_is_no_journal_is_refused(served: Served, change: dict[str, Any], s
     head = {"path": path, "journal": "00" * 16 + ".1", "skip": 0, "deltas": [], **change}
     data = json.dumps(head).encode() + b"\n" + json.dumps(sent).encode()
     headers = {"authorization": f"Bearer {KEY}", "x-dovetail-resume-key": RESUME, "content-type": "application/json"}
-    reply = requests.post(served.workers()[0]["url"] + "/v1/resume", data=data, headers=headers, timeout=60)
+    reply = requests.post(served.workers(ADMIN)[0]["url"] + "/v1/resume", data=data, headers=headers, timeout=60)
     assert reply.status_code in (400, 405), reply.text
     assert said in reply.json()["error"]["message"]
     assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
@@ -214,7 +214,7 @@ def test_what_is_no_journal_is_refused(served: Served, change: dict[str, Any], s
 def test_tokens_that_a_grammar_refuses_end_that_request_only(served: Served) -> None:
     """A journal that was tampered with harms nobody else."""
     path, sent = STREAMS["chat schema"]
-    worker = served.workers()[0]["url"]
+    worker = served.workers(ADMIN)[0]["url"]
     restarts = served.count("dovetail_engine_restarts_total")
     lines = [b'[0,{"handle":1,"ids":[%d,%d],"grammar_option":0}]' % (n, n) for n in range(300, 310)]
     reply = resume(worker, path, json.dumps(sent).encode(), "11" * 16 + ".1", 0, lines)
@@ -292,7 +292,7 @@ def while_streaming(served: Served, happens: Callable[[], None]) -> list[str]:
 
 
 def all_ready(served: Served) -> bool:
-    return all(worker["ready"] for worker in served.workers())
+    return all(worker["ready"] for worker in served.workers(ADMIN))
 
 
 def test_no_stream_is_cut_by_the_death_of_a_worker(served: Served, unbroken: list[str]) -> None:
@@ -300,7 +300,7 @@ def test_no_stream_is_cut_by_the_death_of_a_worker(served: Served, unbroken: lis
     pids = served.pids()
 
     def kill_the_busiest() -> None:  # smg may have given everything to one of them
-        running = [worker["num_running"] for worker in served.workers()]
+        running = [worker["num_running"] for worker in served.workers(ADMIN)]
         os.kill(pids[running.index(max(running))], signal.SIGKILL)
 
     assert while_streaming(served, kill_the_busiest) == unbroken
@@ -357,10 +357,10 @@ def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
     replies = [served.post("/v1/chat/completions", body, stream=True) for _ in range(3)]
     readers = [reply.iter_content(None) for reply in replies]  # kept: one that nobody keeps closes its connection
     assert all(next(reader) for reader in readers)
-    assert sum(worker["num_running"] for worker in served.workers()) == 3
+    assert sum(worker["num_running"] for worker in served.workers(ADMIN)) == 3
     for reply in replies:
         reply.close()
-    served.until(lambda: not sum(worker["num_running"] for worker in served.workers()), 10)
+    served.until(lambda: not sum(worker["num_running"] for worker in served.workers(ADMIN)), 10)
     served.until(lambda: not sum(served.count("dovetail_requests_running").values()), 10)
 
 
