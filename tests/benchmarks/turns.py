@@ -3,8 +3,8 @@
     python tests/benchmarks/turns.py --seconds 20 --policy lpm
 
 The demo model is served with 16 rows and 100 keys. First 99 keys send short requests now and then; then they do so
-again while one key has 4,000 requests of 600 tokens open. At last four keys with weights 1 to 4 flood it, and what each
-got in the second half of that time is held against its share.
+again while one key has 4,000 requests of 600 tokens open. At last four keys with weights 1 to 4 flood it with requests
+of 40 tokens, and what each got in the second half of that time is held against its share.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def told(what: str, times: list[float]) -> float:
 
 
 async def flooded(
-    http: aiohttp.ClientSession, base: str, keys: list[str], num: int, work: Callable[[], Awaitable[Any]]
+    http: aiohttp.ClientSession, base: str, keys: list[str], num: int, length: int, work: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Do something while each of some keys has `num` requests of 600 tokens open."""
+    """Do something while each of some keys has `num` requests of `length` tokens open."""
     open_requests = [
-        asyncio.create_task(ask(http, base, key, f"{i} is a number", 600)) for i in range(num) for key in keys
+        asyncio.create_task(ask(http, base, key, f"{i} is a number", length)) for i in range(num) for key in keys
     ]
     wanted = min(num * len(keys), 4096) * 0.98  # all are queued: HTTP itself takes turns by connection
     for _ in range(600):
@@ -134,7 +134,7 @@ async def run(args: argparse.Namespace) -> int:
                 def again() -> Awaitable[list[float]]:
                     return others(http, server.base, args.seconds, args.rate)
 
-                times = await flooded(http, server.base, [FLOOD], args.requests, again)
+                times = await flooded(http, server.base, [FLOOD], args.requests, 600, again)
                 p99 = told(f"… and one with {args.requests} requests", times)
                 step_s = args.step_ms / 1000
 
@@ -145,7 +145,7 @@ async def run(args: argparse.Namespace) -> int:
                     after = await usage(http, server.base)
                     return {key: after[key] - before.get(key, 0) for key in WEIGHED}
 
-                got = await flooded(http, server.base, WEIGHED, 60, shares)
+                got = await flooded(http, server.base, WEIGHED, 400, 40, shares)
                 all_tokens, off = sum(got.values()), 0.0
                 for key, num in got.items():
                     share = num / all_tokens / (float(key[-1]) / 10)
