@@ -235,3 +235,25 @@ def test_ranks_that_do_not_let_go_are_left(monkeypatch: pytest.MonkeyPatch, capl
     links.close()
     assert len(caplog.records) == 1
     let_go.set()
+
+
+def test_memory_of_lost_ranks_is_not_freed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Freeing it waits for the device, which waits for a lost rank: closing returns, and NCCL is not asked either."""
+    monkeypatch.setattr(logging.getLogger("dovetail"), "propagate", True)
+    monkeypatch.setattr("dovetail.runtime.cuda_ranks._is_idle_within", lambda device, limit_s: False)
+    freed, left = [], []
+    monkeypatch.setattr("dovetail.runtime.cuda_ranks.dist.destroy_process_group", lambda: left.append(1))
+
+    class Shared:
+        def __del__(self) -> None:
+            freed.append(1)
+
+    links = CudaCommunicator(0, 2, CPU)
+    links._group, links._peers = cast("Any", "a group"), cast("Any", Shared())
+    links.close()
+    assert (freed, left) == ([], [])
+    assert "the device waits for it" in caplog.text
+    links._group, links._peers = cast("Any", "a group"), cast("Any", Shared())
+    monkeypatch.setattr("dovetail.runtime.cuda_ranks._is_idle_within", lambda device, limit_s: True)
+    links.close()
+    assert (freed, left) == ([1], [1])

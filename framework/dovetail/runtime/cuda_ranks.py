@@ -7,9 +7,11 @@ can hold them, and in one order on all ranks. NVLink multicast is not used.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ MAX_ROWS = 256
 """Rows of a sum that our kernels make; more are prompts, of which NCCL makes better use of the links."""
 MAX_WIDTH = 16384
 CLOSE_S = 5.0
+POLL_S = 0.01
 
 
 class CudaCommunicator:
@@ -134,18 +137,35 @@ class CudaCommunicator:
     def close(self) -> None:
         """See `Communicator`.
 
-        Where a rank was lost amid a step, the device waits for it for ever, and NCCL for the device: that is left after
-        `CLOSE_S` and goes with the process.
+        Where a rank was lost amid a step, the device waits for it for ever. Freeing memory that all ranks see waits for
+        the device, and so does NCCL: both are left to the end of the process.
         """
-        self._peers = None
-        if self._group is None:
+        group, self._group = self._group, None
+        if group is None:
+            self._peers = None
             return
-        self._group = None
+        if not _is_idle_within(self._device, CLOSE_S):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._peers))  # its destructor would never return
+            logger.warning("A rank was lost, and the device waits for it. What the ranks share ends with the process.")
+            return
+        self._peers = None
         leaving = threading.Thread(target=_leave, name="dovetail-leave-ranks", daemon=True)
         leaving.start()
         leaving.join(CLOSE_S)
         if leaving.is_alive():
             logger.warning("The ranks' communicator does not close: a rank was lost. It ends with the process.")
+
+
+def _is_idle_within(device: torch.device, limit_s: float) -> bool:
+    """Whether the device comes to the end of what was sent to it, in so many seconds."""
+    if device.type == "cpu":
+        return True
+    stream, until = torch.cuda.current_stream(device), time.monotonic() + limit_s
+    while not stream.query():
+        if time.monotonic() > until:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def _leave() -> None:
