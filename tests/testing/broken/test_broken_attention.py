@@ -415,7 +415,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
 @pytest.mark.parametrize(
     ("backend", "select"),
     [
-        (Right, ""),
+        pytest.param(Right, "", marks=pytest.mark.full),
         (FromProjection, "projection"),
         (MakesHeads, "latent"),
         (Sharing, "common or hint"),
