@@ -461,9 +461,10 @@ def test_who_comes_while_a_job_is_given_up_is_served(make_service: Make, monkeyp
 
 def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose future is never filled would wait without end, and so would all others without a thread."""
-    service = make_service(1.0)
+    service = make_service(600.0)
     settle(service, service.request((json_step({"type": "null"}),)))
     start_process(service)
+    service._timeout_s = 0.3
     good, backend = service._compiler.backend("llguidance"), service._compiler.backend
 
     class Broken:
@@ -471,7 +472,7 @@ def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, mon
             raise RuntimeError("a fault of a plugin")
 
     def outside(step: GrammarOption, deadline: float) -> NoReturn:
-        time.sleep(1.1)
+        time.sleep(service._timeout_s + 0.1)
         raise ChildTimeoutError
 
     monkeypatch.setattr(service._compiler, "outside", outside)
@@ -481,6 +482,7 @@ def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, mon
     for at in range(3):  # more than there are threads
         refused = settle(service, service.request((slow, msgspec.structs.replace(last, source=f'{{"const":{at}}}'))))
         assert isinstance(refused, Refused)
+    service._timeout_s = 600.0
     assert good.inline(spec({"type": "integer"}))
     assert isinstance(settle(service, service.request((json_step({"type": "integer"}),))), Enforced)
 
