@@ -32,12 +32,14 @@ def test_it_fits_on_a_screen_and_a_half() -> None:
 
 
 def test_its_commands_exist() -> None:
-    """Each `make` target, each subcommand and each flag of `dovetail serve`."""
+    """Each `make` target and variable, each subcommand and each flag of `dovetail serve`."""
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     named = re.findall(r"^make (\w+)", block("bash"), re.MULTILINE)
     assert named == ["serve", "test"]
     assert set(named) <= targets
-    commands = [code.split() for code in re.findall(r"`dovetail ([^`]+)`", TEXT)]
+    variables = set(re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make \w+ (\w+)=", TEXT)) <= variables
+    commands = [code.split() for code in re.findall(r"`(?:\.venv/bin/)?dovetail ([^`]+)`", TEXT)]
     assert {words[0] for words in commands} <= COMMANDS.keys()
     served = [parse_flags(words[1:]) for words in commands if words[0] == "serve"]
     assert [flags for flags in served if not isinstance(flags, dict)] == []
