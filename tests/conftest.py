@@ -56,7 +56,6 @@ WARM = pytest.StashKey[WarmStarts]()
 COLD = (
     "tests/engine/test_process.py",
     "tests/models/test_loading_memory.py",
-    "tests/packaging/test_install.py",
     "tests/packaging/test_release.py",
     "tests/packaging/test_stuck.py",
     "tests/packaging/test_thinning.py",
@@ -410,8 +409,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A test that is named with `::` runs, whatever its marks say.
     """
-    if not config.getoption("full") and not any("::" in arg for arg in config.args):
+    if not config.getoption("full"):
+        named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
         left_out = beyond_samples(items) | {item for item in items if item.get_closest_marker("full")}
+        left_out = {item for item in left_out if not item.nodeid.partition("::")[2].startswith(named or ("::",))}
         if left_out:
             config.hook.pytest_deselected(items=list(left_out))
             items[:] = [item for item in items if item not in left_out]

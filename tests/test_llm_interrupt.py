@@ -58,7 +58,7 @@ def test_ctrl_c_ends_the_work_and_the_model_serves_on() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> Any:
     """The demo model."""
     with LLM(max_total_tokens=16384) as made:

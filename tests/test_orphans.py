@@ -71,7 +71,7 @@ def eventually(condition: object, limit_s: float = 120) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems wake nobody")
-@pytest.mark.parametrize("what", list(PARENTS))
+@pytest.mark.parametrize("what", [pytest.param("rank", marks=pytest.mark.full), *list(PARENTS)[1:]])
 def test_a_stopped_process_ends_with_its_parent(what: str) -> None:
     """It is woken, and finds itself alone."""
     code = f"import sys, time\n{PARENTS[what]}\n{WAIT}"

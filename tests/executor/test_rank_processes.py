@@ -144,7 +144,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("code", OTHERS)
+@pytest.mark.parametrize("code", [pytest.param(code, marks=FULL) if "loader" in code else code for code in OTHERS])
 def test_a_rank_of_other_code_is_refused(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of Dovetail, of a plugin, or another set of plugins: in one line, before weights are read."""
     monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))

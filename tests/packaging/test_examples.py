@@ -1,4 +1,4 @@
-"""Every kind of plugin beside the built wheel: the example packages, and what `dovetail plugin new` writes."""
+"""The built wheel in a clean environment, beside plugins of every kind: the examples, and what `plugin new` writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,16 @@ from typing import Any
 
 import pytest
 import requests
-from clean_env import EXAMPLES, CleanEnv, free_port
+from clean_env import EXAMPLES, ROOT, CleanEnv, free_port
 
+import dovetail
 from dovetail.demo import MODEL_DIR
+from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
 from dovetail.utils import wait_for_server
 
 pytestmark = pytest.mark.install
+SMALLEST = ROOT / "docs/examples/dovetail-acme-parser"
 COMPUTING = ("model", "attention_backend", "quantization")
 
 NEW = {kind: f"new-{kind.replace('_', '-')}" for kind in KINDS if kind != "model"} | {"model": "MinistralForCausalLM"}
@@ -119,10 +123,18 @@ def test_what_needs_a_reference_of_its_own_names_it() -> None:
         assert {f"{module}.py", reference.name} < set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["include"])
 
 
-def test_examples_pass_the_kit(clean: CleanEnv) -> None:
+def computes(example: Path) -> bool:
+    """Whether a package brings a kind of plugin that computes: its tests take most of the time of all."""
+    text = (example / "pyproject.toml").read_text("utf-8")
+    return any(f'"{KINDS[kind].entry_point_group}"' in text for kind in COMPUTING)
+
+
+@pytest.mark.parametrize("is_computing", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_examples_pass_the_kit(clean: CleanEnv, is_computing: bool) -> None:
     """Each example's own tests, the conformance kit among them, pass against what is installed."""
-    tests = [str(path) for path in sorted((clean.folder / "src").glob("*/test_*.py"))]
-    assert len(tests) == len(EXAMPLES)
+    found = [path for path in EXAMPLES if computes(path) == is_computing]
+    tests = [str(path) for example in found for path in (clean.folder / "src" / example.name).glob("test_*.py")]
+    assert len(tests) == len(found) > 5
     out = clean.run(str(clean.bin / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     assert " passed" in out
 
@@ -191,3 +203,64 @@ def test_a_plugin_of_every_kind_is_written_installed_and_tested(clean: CleanEnv,
     out = clean.run(*pytest_, *found, *map(str, tests))
     assert " passed" in out
     assert " deselected" in out
+
+
+def test_wheel_holds_the_manifests(wheel: Path) -> None:
+    """The built-ins' facts can be read without importing them; what else is in it `test_release.py` says."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"dovetail_parsers/dovetail-plugins.json", "dovetail_backends/dovetail-plugins.json"} <= names
+
+
+def test_installed_package_is_listed(clean: CleanEnv) -> None:
+    """`dovetail plugin list --json` shows the third party's parser beside the built-ins, from its own package."""
+    listing = json.loads(clean.run(str(clean.bin / "dovetail"), "plugin", "list", "--json"))
+    assert listing["problems"] == []
+    assert {item["state"] for item in listing["data"]} == {"found"}
+    assert {item["location"] for item in listing["data"]} == {str(clean.site)}
+    found = {(item["kind"], item["name"]): item for item in listing["data"]}
+    acme = found["reasoning_parser", "acme-r2"]
+    assert (acme["distribution"], acme["version"], acme["api"]) == ("dovetail-acme-parser", "1.0.0", 1)
+    assert found["reasoning_parser", "qwen3"]["distribution"] == DISTRIBUTION
+    assert found["attention_backend", "torch_native"]["aliases"] == ["sdpa", "torch-sdpa"]
+
+
+def test_installed_package_is_accepted_by_name(clean: CleanEnv) -> None:
+    """The name resolves, enters the plan, and loads in the server's role, with no change to Dovetail."""
+    out = clean.python(
+        "import sys",
+        "from dovetail.plugins import PluginPlan, Registry, load, make_plan",
+        "plan = make_plan(Registry.scan(), reasoning_parser='Acme_R2', device='cpu')",
+        "plan = PluginPlan.decode(plan.encode())",
+        "print(load(plan, 'api').get('reasoning_parser', 'acme-r2').__name__)",
+        "print(load(plan, 'engine').all('reasoning_parser'), 'torch' in sys.modules)",
+    )
+    assert out == "AcmeR2\n[] False\n"
+
+
+def test_example_is_small() -> None:
+    """A reasoning parser in a package of its own takes at most 40 lines, pyproject included."""
+    files = (SMALLEST / "pyproject.toml", SMALLEST / "dovetail_acme_parser.py")
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 40
+
+
+def test_removed_entry_point_is_not_installed(clean: CleanEnv, tmp_path: Path) -> None:
+    """With a built-in's line gone from the installed metadata, its name is refused and the rest is offered."""
+    (metadata,) = clean.site.glob("dovetail_llm-*.dist-info/entry_points.txt")
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    flags = ("--model-path", str(tmp_path), "--load-format", "dummy", "--reasoning-parser", "qwen3")
+    before = metadata.read_text()
+    metadata.write_text("\n".join(line for line in before.splitlines() if not line.startswith("qwen3 =")))
+    try:
+        out = clean.run(str(clean.bin / "dovetail"), "serve", *flags, code=2)
+    finally:
+        metadata.write_text(before)
+    assert "--reasoning-parser 'qwen3': not installed; installed: acme-r2, " in out
+    assert ", deepseek-r1, " in out
+    assert "Traceback" not in out
+
+
+def test_the_installed_wheel_serves(clean: CleanEnv) -> None:
+    """What `make release` does on every Python, on this one: plugins, playground and a streamed reply."""
+    shown = clean.run(str(clean.bin / "python"), str(ROOT / "tests/packaging/smoke.py"))
+    assert f"dovetail {dovetail.__version__}" in shown
+    assert "Paris" in shown.splitlines()[-1]

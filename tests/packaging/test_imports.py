@@ -36,21 +36,21 @@ def modules_below(package: str) -> list[str]:
     return [".".join(part[:-1] if part[-1] == "__init__" else part) for part in parts]
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        "dovetail.contracts",
-        "dovetail.plugins",
-        "dovetail.errors",
-        "dovetail.testing.site",
-        "dovetail.testing.parsers",
-        "dovetail_parsers",
-    ],
+LIGHT = (
+    "dovetail.contracts",
+    "dovetail.plugins",
+    "dovetail.errors",
+    "dovetail.testing.site",
+    "dovetail.testing.parsers",
+    "dovetail_parsers",
 )
-def test_light_packages_import_neither_torch_nor_pydantic(package: str) -> None:
+
+
+def test_light_packages_import_neither_torch_nor_pydantic() -> None:
     """A parser author's imports take no torch, transformers, pydantic or fastapi."""
     heavy = {"torch", "transformers", "pydantic", "fastapi", "numpy"}
-    code = f"import sys, importlib\n[importlib.import_module(m) for m in {modules_below(package)!r}]\n"
+    modules = [module for package in LIGHT for module in modules_below(package)]
+    code = f"import sys, importlib\n[importlib.import_module(m) for m in {modules!r}]\n"
     code += f"print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
@@ -81,7 +81,7 @@ def forbidden_in(tree: ast.AST) -> set[str]:
             found |= {f"{node.module}.{a.name}" for a in node.names} & FORBIDDEN_ATTRIBUTES
         elif isinstance(node, ast.Name) and node.id in FORBIDDEN_CALLS:
             found.add(node.id)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in FORBIDDEN_ATTRIBUTES:
+        elif isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node) in FORBIDDEN_ATTRIBUTES:
             found.add(ast.unparse(node))
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.registry
+pytestmark = [pytest.mark.full, pytest.mark.registry]
 FOLDER = Path(__file__).parents[2] / "docs/deploy"
 
 

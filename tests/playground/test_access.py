@@ -64,6 +64,7 @@ def test_chat_has_no_obstacles(
     assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if scheme == "light" else "light")
 
 
+@pytest.mark.full
 def test_the_keyboard_is_enough(screen: Screen, server: ScriptedServer) -> None:
     """A question, an edit, another try, a setting and the theme, without a pointer; the focus is always seen."""
     page, keys = screen.page, screen.page.keyboard

@@ -285,7 +285,7 @@ def run_bench(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str,
     return code, out, err
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
+@pytest.mark.parametrize("endpoint", ["chat", "generate", pytest.param("completions", marks=pytest.mark.full)])
 def test_our_server_can_be_driven_by_every_endpoint(
     endpoint: str, harness: Harness, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

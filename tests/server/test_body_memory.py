@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[1] / "benchmarks" / "body_memory.py"
 MOST = 10
 """Times the body."""
@@ -13,6 +15,7 @@ MIB = "0.5"
 """The body; of a quarter, what every body takes would be as much as what grows with it."""
 
 
+@pytest.mark.full
 def test_a_body_of_half_a_megabyte_takes_a_few_times_its_size() -> None:
     """Texts, conversations, ids and items of each route that reads prompts."""
     ran = subprocess.run(

@@ -111,6 +111,7 @@ def test_they_equal_sentence_transformers(kind: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(vectors(server, TEXTS, **fields), model.encode(TEXTS, **fields), atol=1e-5)
 
 
+@pytest.mark.full
 def test_many_inputs_and_a_megabyte(tmp_path: Path) -> None:
     """2,048 of them with doubles, and one text of a megabyte that is cut."""
     write_encoder(tmp_path, "modernbert")

@@ -45,7 +45,12 @@ def serve(tmp_path: Path, source: str) -> tuple[subprocess.CompletedProcess[str]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120), file
 
 
-@pytest.mark.parametrize("name", PLUGINS)
+FEW = ("os._exit at start", "os._exit later", "sys.exit when imported")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in PLUGINS]
+)
 def test_a_plugin_cannot_end_the_server_unseen(name: str, tmp_path: Path) -> None:
     """Whichever way it takes, `serve` ends with an error's exit code and a line that says where."""
     ended, file = serve(tmp_path, PLUGINS[name])
@@ -72,7 +77,7 @@ def test_children_and_other_codes_end_as_ever(status: int) -> None:
     assert ended.stderr.count("the process was ended by") == 1
 
 
-@pytest.mark.parametrize("way", ["_exit", "exit"])
+@pytest.mark.parametrize("way", ["_exit", pytest.param("exit", marks=pytest.mark.full)])
 def test_an_end_by_c_code_is_in_the_log(way: str) -> None:
     """Nothing in the process can say so: its engine does, and ends."""
     code = (

@@ -126,8 +126,11 @@ def ask(served: Served, size: int, cut: int, breaks: int = 1, path: str = "/v1/c
     return served.post(path, {"messages": [{"role": "user", "content": "hi"}]})
 
 
+FULL_31 = pytest.param(31 * MB, 30 * MB, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
-@pytest.mark.parametrize(("size", "cut"), [(256, 0), (256, 64), (MB, MB // 2), (31 * MB, 30 * MB)])
+@pytest.mark.parametrize(("size", "cut"), [(256, 0), (256, 64), (MB, MB // 2), FULL_31])
 def test_a_reply_that_breaks_off_is_asked_for_again(served: Served, size: int, cut: int, is_chunked: bool) -> None:
     """Whatever had come of it: the client gets the whole of another one, once."""
     Failing.is_chunked = is_chunked
@@ -144,7 +147,7 @@ def test_a_reply_that_breaks_off_of_every_worker_is_an_error(served: Served) -> 
     assert len(Failing.asked) == 3
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("is_chunked", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_reply_that_is_too_large_to_be_held_ends_with_its_worker(served: Served, is_chunked: bool) -> None:
     """Its connection breaks off, so that nobody takes a part for the whole; whole ones get through."""
     Failing.is_chunked = is_chunked
@@ -156,7 +159,7 @@ def test_a_reply_that_is_too_large_to_be_held_ends_with_its_worker(served: Serve
     assert ask(served, 50 * MB, 0, breaks=0).content == body_of(50 * MB)
 
 
-@pytest.mark.parametrize("size", [256, 50 * MB])
+@pytest.mark.parametrize("size", [MB, pytest.param(50 * MB, marks=pytest.mark.full)])
 def test_a_file_goes_on_where_it_broke_off(served: Served, size: int) -> None:
     """Twice, too: another worker is asked for what is left."""
     reply = ask(served, size, size // 4, breaks=2, path="/v1/files/a/content")

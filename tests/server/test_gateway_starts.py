@@ -236,6 +236,7 @@ def kill_one(running: Served) -> int:
     return pid
 
 
+@pytest.mark.full
 def test_a_worker_comes_back_where_its_start_failed_once(movable: Path, tmp_path: Path, light: None) -> None:
     """Meanwhile the gateway and the other worker serve."""
     pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
@@ -254,6 +255,7 @@ def test_a_worker_comes_back_where_its_start_failed_once(movable: Path, tmp_path
         assert running.close() == 0
 
 
+@pytest.mark.full
 def test_a_worker_that_cannot_come_back_ends_the_server(movable: Path, tmp_path: Path, light: None) -> None:
     """With a code that is not 0, and one line that says why and what to do."""
     pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")

@@ -83,7 +83,7 @@ def test_what_is_written_is_served(
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
-@pytest.mark.sampled("method", "is_dequantised")
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_dequantised", [True, False])
 @pytest.mark.parametrize("method", FORMATS)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])

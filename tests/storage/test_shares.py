@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ def test_a_small_batch_behind_a_large_one_ends_soon(make_harness: Callable[..., 
     assert api.wait(large)["request_counts"]["completed"] == LARGE
 
 
+@pytest.mark.full
 def test_owners_have_equal_shares_whatever_they_ask_for(make_harness: Callable[..., Any], tmp_path: Path) -> None:
     """One owner with eight batches does not push another's one aside, on two servers that share the folder."""
     options = {"file_storage_path": tmp_path, "min_free_disk_bytes": 0, "max_batch_requests": LIMIT}
@@ -82,7 +84,7 @@ def test_more_batches_than_are_looked_at_do_not_hide_another_owner(
     server.http.headers["authorization"] = "Bearer one"
     server.engine.delay_s = 0.002
     crowd = Api(server)
-    many = [crowd.start(*(line(str(i)) for i in range(20))) for _ in range(6)]
+    many = [crowd.start(*(line(str(i)) for i in range(10))) for _ in range(6)]
     with requests.Session() as other:
         other.headers["authorization"] = "Bearer two"
         server.http, before = other, server.http

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 CORE = ("dovetail", "dovetail_server")
-_MACHINERY = ("__pydantic_", "__warningregistry__", "__annotat", "_abc_")
-"""Attributes that Python and pydantic make themselves, when they are first needed."""
+_MACHINERY = ("__pydantic_", "__msgspec_", "__warningregistry__", "__annotat", "_abc_")
+"""Attributes that Python, pydantic and msgspec make themselves, when they are first needed."""
 
 _Held = tuple[Mapping[str, Any], Mapping[str, Any]]
 Snapshot = dict[str, _Held]
