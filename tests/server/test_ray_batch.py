@@ -145,6 +145,15 @@ def test_wrong_arguments_are_one_line(
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["-i", "a", "-h"], 0)])
+def test_without_arguments_it_says_how_to_call_it(
+    arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which is an error only where nobody asked for it."""
+    assert run_batch.main(arguments) == code
+    assert capsys.readouterr().out == run_batch.USAGE
+
+
 @pytest.fixture
 def cluster(light: None) -> Iterator[dict[str, str]]:
     """The environment of a command whose Ray cluster is its own."""

@@ -14,12 +14,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dovetail import supervisor
-from dovetail_server.batches import pause, processes, runner, service, writer
+from dovetail_server.batches import care, pause, processes, runner, service, writer
+from dovetail_server.openai.batches import BatchError
+from dovetail_server.storage.disk import PASSING
 
 from .conftest import Api, Harness, jsonl, line
 from .steps import Steps, watch_database, watched_disk
@@ -224,3 +227,38 @@ def test_a_stuck_writer_does_not_keep_the_server_from_ending(
         first.harness.eventually(lambda: not first.harness.thread.is_alive(), 20)
     second = Api(make_harness(file_storage_path=tmp_path, min_free_disk_bytes=0))
     check(second, second.wait(batch_id))
+
+
+def test_an_input_that_stays_unreadable_fails_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its last read; until then it is tried again, and faults that pass by themselves do not count."""
+    monkeypatch.setattr(pause, "FIRST_S", 0.0)
+    codes = [min(PASSING), *[errno.EIO] * care.MAX_READS]
+    failed: list[tuple[int, BatchError]] = []
+
+    async def lease(batch_id: str) -> Any:
+        return SimpleNamespace(batch_id=batch_id)
+
+    async def release_lease(lease: Any) -> None:
+        pass
+
+    async def validate(row: Any, lease: Any) -> None:
+        raise OSError(codes.pop(0), "broken")
+
+    async def fail(lease: Any, errors: list[BatchError]) -> None:
+        failed.extend((len(codes), error) for error in errors)
+
+    async def main() -> None:
+        tasks = SimpleNamespace(start=lambda name, work: asyncio.create_task(work))
+        one: Any = care.Care(
+            SimpleNamespace(tasks=tasks, has_started=True),  # type: ignore[arg-type]
+            SimpleNamespace(lease=lease, release_lease=release_lease),  # type: ignore[arg-type]
+            SimpleNamespace(validate=validate, fail=fail),  # type: ignore[arg-type]
+            SimpleNamespace(wake=lambda: None),  # type: ignore[arg-type]
+        )
+        while codes:
+            await one.look([{"id": "batch_1", "status": "validating"}])
+            await asyncio.gather(*one._tasks.values())
+        assert one.problem is None
+
+    asyncio.run(main())
+    assert [(left, error.code) for left, error in failed] == [(0, "file_unreadable")]
