@@ -26,6 +26,7 @@ entry_points = cache(metadata.entry_points)
 STATES = ("in", "out", "open")
 SEPARATORS = {
     "hermes": "\n",
+    "minicpm5": "\n",
     "qwen3-coder": "\n",
     "glm45": "\n",
     "deepseek-v32": "\n\n",
@@ -154,7 +155,7 @@ def test_a_tool_marker_ends_thinking_where_the_format_says_so(reasoning: str, to
 
 @pytest.mark.parametrize("reasoning", TAGS)
 def test_thinking_that_goes_on_to_its_end_after_a_call(reasoning: str, tokenizer: Tokenizer) -> None:
-    """The end marker that comes behind a call made while thinking is no content, and counts once."""
+    """A call that is followed by the end of thinking and an answer was thought about; the end counts once."""
     start, end, after_start, _, after_end, _ = TAGS[reasoning]
     ids = tokenizer.encode(f"hm{CALLS['hermes']}{end}{after_end}so {end}", add_special_tokens=False)
     stream = OutputStream(
@@ -164,4 +165,5 @@ def test_thinking_that_goes_on_to_its_end_after_a_call(reasoning: str, tokenizer
         prompt_tail=start + after_start,
     )
     run(stream, ids, 2)
-    assert (stream.reasoning, stream.content, len(stream.tool_calls)) == ("hm", f"so {end}", 2)
+    assert (stream.reasoning, stream.content) == (f"hm{CALLS['hermes']}", f"so {end}")
+    assert not stream.tool_calls

@@ -26,6 +26,7 @@ from dovetail.text.tokenizer.tokenizer import Tokenizer
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 
 from samples import CALLS, CONTENT_FIRST, TWO
+from samples import TOOLS as OTHER_TOOLS
 
 entry_points = cache(metadata.entry_points)
 """All metadata is read for it, and most tests ask."""
@@ -257,7 +258,7 @@ def made(name: str, tokenizer: Tokenizer | None, reasoning: str | None = None) -
         if group == "reasoning_parsers":
             spec = plugin.spec(tokenizer, NoTemplate(), ParserRequest())
         else:
-            spec = plugin.extend(spec, TOOLS)
+            spec = plugin.extend(spec, [*TOOLS, *OTHER_TOOLS])
     return make_parser(spec, tokenizer)
 
 

@@ -298,15 +298,15 @@ def test_an_answer_inside_thinking_leaves_the_calls(tokenizer: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("section_end", ["", "\n</tool_call>"])
-def test_the_end_of_thinking_behind_a_call_in_it_is_dropped_once(section_end: str, tokenizer: Tokenizer) -> None:
-    """Also where no end marker of the call's section stands before it; in a value it is part of that."""
+def test_a_call_in_thinking_counts_where_nothing_follows_it(section_end: str, tokenizer: Tokenizer) -> None:
+    """Where an answer or a call follows the end of thinking, it was thought about."""
     call = CALL.removesuffix("\n</tool_call>") + section_end
-    for text in (f"why\n{call}</think>\n\nso", f"why\n{call}</think>\n\nso{CALL}"):
-        thought, content, calls = parse(text, tokenizer, tail="<think>\n")
-        assert (thought, content, {*calls}) == ("why", "so", {("f", '{"a": 1}')})
-    text = 'why[TOOL_CALLS]f[ARGS]{"a": "[/THINK]"}[/THINK]so[/THINK]'
-    found = parse(text, tokenizer, reasoning="mistral", tools="mistral", tail="[THINK]")
-    assert found == ("why", "so[/THINK]", [("f", '{"a": "[/THINK]"}')])
+    made = ("f", '{"a": 1}')
+    assert parse(f"why\n{call}", tokenizer, tail="<think>\n") == ("why", None, [made])
+    assert parse(f"why\n{call}\n</think>\n\n", tokenizer, tail="<think>\n") == ("why", None, [made])
+    for behind, content, calls in (("so", "so", []), (CALL, None, [made])):
+        found = parse(f"why\n{call}\n</think>\n\n{behind}", tokenizer, tail="<think>\n")
+        assert found == (f"why\n{call}", content, calls)
 
 
 def test_newlines_before_a_call_are_dropped_in_thinking_too(tokenizer: Tokenizer) -> None:
@@ -357,11 +357,11 @@ def test_a_recipient_that_is_no_name_is_not_lost(tokenizer: Tokenizer) -> None:
 def test_long_noise_before_a_call_is_the_same_in_every_chunking(size: int, tokenizer: Tokenizer) -> None:
     """It comes with the markers in it if it is long, whether the call is in the same piece or not."""
     begin, end = "<|plamo:begin_tool_request:plamo|>", "<|plamo:end_tool_arguments:plamo|>"
-    name = "<|plamo:begin_tool_name:plamo|>now<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+    name = "<|plamo:begin_tool_name:plamo|>f<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
     noise = f"{begin}no name{'?' * size}{end}{'?' * 300}"
     text = f"<|plamo:begin_tool_requests:plamo|>{noise}{begin}{name}<|plamo:constrain|>json<|plamo:msg|>{{}}{end}"
     _, content, calls = parse(text, tokenizer, reasoning=None, tools="plamo3")
-    assert calls == [("now", "{}")]
+    assert calls == [("f", "{}")]
     assert content is not None
     assert (end in content) == (size + 300 > 512)
     assert content.count("?") == size + 300

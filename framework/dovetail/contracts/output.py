@@ -78,6 +78,16 @@ class ToolBody(ABC):
         """The output was cut short inside the section. Called in place of `close`; override it where they differ."""
         return self.close()
 
+    left: tuple[str, str] | None = None
+    """Of a section in doubt that is over: its text behind the last call, and what of the text fed was not read."""
+
+    def doubt(self) -> None:
+        """A text of `ToolFormat.also` opened the section, which may be one that the model only names.
+
+        Called before `feed`. A call counts then only if its name is a tool's and it ends; nothing of it is given out
+        before. Text that belongs to none ends the section: it stands in `left` rather than in a `Malformed`.
+        """
+
     @property
     def inside_value(self) -> bool:
         """Whether the text so far ends inside a value, where a marker of the section is literal.
@@ -96,7 +106,9 @@ class ToolFormat:
         end: Marker that closes it; empty where only the next section or the end of the output does.
         body: Makes the reader of a section; called with the `NewCall` of this reply.
         before_start: Newlines that the template puts before `start`; dropped from the end of the content.
-        also: Texts that open a section as well and are part of it, for models that leave `start` out.
+        also: Texts that begin a call, for models that leave `start` out: they open a section in doubt (see
+            `ToolBody.doubt`) where they begin a line, or are tokens of the vocabulary.
+        starts: Other texts that open a section as `start` does, and are part of it.
         bare: Characters that open a section, and are part of it, where an answer begins with one of them.
         inner: Markers inside a section that are tokens of the vocabulary: the body gets their text, also where
             special tokens give none.
@@ -107,6 +119,7 @@ class ToolFormat:
     body: Callable[[NewCall], ToolBody]
     before_start: str = "\n"
     also: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
     bare: str = ""
     inner: tuple[str, ...] = ()
 
@@ -153,7 +166,7 @@ class Markers:
         before_end: As `after_start`, between the reasoning and `end`: newlines.
         after_end: As `after_start`, between `end` and the answer.
         ended_by_tools: Whether a tool call's start marker, or a text that opens a section as well, ends reasoning that
-            was not closed.
+            is not closed later.
         also: Other spellings of `start` and `end`, which the engine does not know.
         ended_by: Texts that end reasoning and are content, where calls are not looked for: what begins a call in the
             models' own format.

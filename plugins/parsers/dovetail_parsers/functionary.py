@@ -7,7 +7,7 @@ Let me look.>>>get_weather
 ```
 
 The prompt ends with `>>>`. What is sent to `all` is content, to a tool its arguments. Behind `>>>` stands `all` or the
-name of a tool that was offered, and a line break; else it is text, as in a listing of Python.
+name of a tool that was offered, and a line break; else it is text, as in a listing of Python. So it is in code.
 
 Defined by the `chat_template` of meetkai/functionary-medium-v3.2.
 """
@@ -49,6 +49,7 @@ class FunctionaryParser(MessagesParser):
     """The `OutputParser` of Functionary."""
 
     marks = MARKS
+    is_spelled = True
 
     def read(self, header: str, written: str, marker: str) -> Header:
         """Say what a message is."""

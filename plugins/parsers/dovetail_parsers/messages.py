@@ -32,6 +32,7 @@ from dovetail.contracts.output import (
 )
 from dovetail.text.parsing.layout import FormatLayout, ReplyPhase, make_layout
 from dovetail.text.parsing.machine import IncrementalParser, new_call_id
+from dovetail.text.parsing.place import SIGNS, Place
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -74,11 +75,13 @@ class MessagesParser(IncrementalParser):
         marks: The format's markers, and what each is for.
         inner: Markers inside calls, which give their text.
         holds: Characters whose tokens are looked at more closely.
+        is_spelled: Markers are plain text, which an answer may quote: within code and quotations they are text.
     """
 
     marks: ClassVar[Mapping[str, Mark]]
     inner: ClassVar[tuple[str, ...]] = ()
     holds: ClassVar[str] = ""
+    is_spelled: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -159,11 +162,15 @@ class MessagesParser(IncrementalParser):
             self._end_header()
 
     def _find_passing(self) -> Plain | None:
-        return None if self._phase is ReplyPhase.OPEN or self._closer else self._passing_table(self.holds)
+        if self._phase is ReplyPhase.OPEN or self._closer or (self.is_spelled and not self.place.is_settled):
+            return None
+        return self._passing_table(self.holds + SIGNS if self.is_spelled else self.holds)
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         """Act on a marker. False: it is literal text here."""
         if self._phase is not ReplyPhase.OPEN:
+            if self.is_spelled and self._phase is ReplyPhase.OUT and self.place.is_quoted:
+                return False
             if role in (Mark.BODY, Mark.INNER):
                 self._sink_closer()
                 return False
@@ -209,6 +216,8 @@ class MessagesParser(IncrementalParser):
             self._sink_closer()
             self._sink_call(text)
         else:
+            if self.is_spelled:
+                self.place.feed(text)
             self._text(ContentDelta, text)
 
     def _sink_call(self, text: str) -> None:
@@ -255,6 +264,10 @@ class MessagesParser(IncrementalParser):
         found = self.read(header, written, marker)
         self._phase = found.phase
         is_kept = self._keep_markers and self._phase is ReplyPhase.IN  # whole, with the marker
+        if self.is_spelled and found.stray:
+            self.place.feed(found.stray)
+        elif self.is_spelled:
+            self.place = Place()
         if found.stray and not (self._priming or is_kept):
             self._event(Malformed("header", found.stray))
         if self._phase is ReplyPhase.TOOL and (self._priming or not self._reads_calls):

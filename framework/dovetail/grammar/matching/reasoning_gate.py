@@ -4,7 +4,8 @@ There is one for each way in which formats mark thinking: `MarkerGate` for text 
 messages with headers. Both are made of what `thinking.thinking_of` read from the request's `FormatSpec`, and agree with
 the output parser of the same format after every token: a marker that is one added token matches by its id, any other in
 the text, wherever tokens cut it. Only in counting do they differ: tokens of a marker spelled as text, and a start
-marker that is repeated, count as thinking here. A token costs about a microsecond.
+marker that is repeated, count as thinking here; and a call within thinking ends it here at once, while the parser waits
+for what follows the call. A token costs about a microsecond.
 """
 
 from __future__ import annotations

@@ -262,7 +262,8 @@ def _headed_shape(text: str) -> CallShape | None:
     tail = call_end.strip("` \t\r\n")
 
     def body(new_call: NewCall, tools: Tools) -> ToolBody:
-        return HeadedCalls(new_call, read_head=read_head, stops=stops, begin="" if mark == start else mark, end=tail)
+        begin = "" if mark == start else mark
+        return HeadedCalls(new_call, read_head=read_head, stops=stops, begin=begin, end=tail, tools=tools)
 
     inner = tuple(unit for unit in (mark, *_UNIT.findall(prefix + stop + tail)) if unit not in (start, end))
     also = (mark,) if mark != start else ()

@@ -7,12 +7,14 @@ OPEN    start         IN
         tool start    TOOL
 IN      end           OUT
         start         IN    (repeated before any text: swallowed; else literal)
-        tool start    TOOL  (where the format says so; else literal)
+        tool start    ASIDE (where the format says so; else literal)
         answer start  OUT   (where the format says so; else literal)
+ASIDE   end           CLOSED
+        answer start  OUT   (as in IN)
+CLOSED  as OUT; whatever comes shows that the call was only thought about
 OUT     tool start    TOOL
-        end           OUT   (once, where a tool call or an answer ended thinking; else literal)
+        end           OUT   (once, where an answer ended thinking; else literal)
 TOOL    tool end      OUT
-        end           OUT   (once, where this call ended thinking; else literal)
         tool start    TOOL  (the section before it was not closed)
 ```
 The markers around an answer count in OPEN and OUT: the first before any text, the second behind the first. Any other
@@ -42,6 +44,10 @@ class ReplyPhase(enum.Enum):
     IN = "in"
     OUT = "out"
     TOOL = "tool"
+    ASIDE = "aside"
+    """In thinking, behind the beginning of a call: see `aside.py`."""
+    CLOSED = "closed"
+    """Behind the end of thinking that held one; only whitespace came since."""
 
     __hash__ = object.__hash__  # looked up for every token; Enum's own is written in Python
 
@@ -103,14 +109,15 @@ def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> FormatL
     reasoning, tools, answer = spec.reasoning, spec.tools, spec.answer
     texts = [] if reasoning is None else [reasoning.start, reasoning.end]
     texts += [] if answer is None else [answer.start, answer.end]
-    texts += [] if tools is None else [tools.start, tools.end, *tools.also, *tools.inner]
+    texts += [] if tools is None else [tools.start, tools.end, *tools.also, *tools.starts, *tools.inner]
     texts += spec.dropped
     texts += reasoning.ended_by if reasoning is not None and tools is None else ()
     token_ids = tuple((text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens)
     # A marker of several tokens is matched in the text: those of them that are special give theirs.
     spelled = {text for text in texts if text not in added_tokens}
     kept = frozenset(added_tokens[part] for text in spelled for part in added_tokens.keys() & _parts(text))
-    of_tools = None if tools is None else (tools.start, tools.end, tools.also, tools.bare)
+    also = () if tools is None else (*tools.also, *tools.starts)
+    of_tools = None if tools is None else (tools.start, tools.end, also, tools.bare)
     return _compile(reasoning, answer, of_tools, spec.dropped, token_ids, kept)
 
 
@@ -159,10 +166,16 @@ def _compile(
         if reasoning is not None and reasoning.ended_by_tools:
             phases[ReplyPhase.IN].update(dict.fromkeys(also, Role.TOOL_TEXT))
             phases[ReplyPhase.IN].update({start: Role.TOOL_START} if start else {})
-            phases[ReplyPhase.OUT].setdefault(reasoning.end, Role.END)
-            phases[ReplyPhase.TOOL][reasoning.end] = Role.END
         phases[ReplyPhase.TOOL].update({start: Role.TOOL_START} if start else {})
         phases[ReplyPhase.TOOL].update({end: Role.TOOL_END} if end else {})
+    if reasoning is not None:
+        ends = (reasoning.end, *(end for _, end in reasoning.also))
+        of_thinking = phases[ReplyPhase.IN]
+        breaks = {text: role for text, role in of_thinking.items() if role in (Role.ANSWER_START, Role.DROPPED)}
+        phases[ReplyPhase.ASIDE].update({**breaks, **dict.fromkeys(ends, Role.END)})
+    phases[ReplyPhase.CLOSED].update(
+        {text: role for text, role in phases[ReplyPhase.OUT].items() if role is not Role.TOOL_BARE}
+    )
     return make_layout(phases, token_ids, kept)
 
 

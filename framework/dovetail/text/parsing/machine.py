@@ -20,11 +20,13 @@ from collections.abc import Callable, Sequence
 from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, State, ToolStart
 from dovetail.identity import token_hex
 from dovetail.text.parsing.layout import FormatLayout, ReplyPhase, View
+from dovetail.text.parsing.place import Place
 from dovetail.text.parsing.plain import Plain, plain_tokens
 from dovetail.text.tokenizer.detokenizer import Detokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 _SPACE = re.compile(r"\s+")
+THINKS = frozenset([ReplyPhase.IN, ReplyPhase.ASIDE])
 
 
 def new_call_id() -> str:
@@ -61,7 +63,7 @@ class IncrementalParser(ABC):
         self._plain: dict[ReplyPhase, Plain] = {}
         self._passing: Plain | None = None
         """The tokens that go out as they are, while nothing is held back anywhere; None: none does."""
-        self._passing_tables: dict[ReplyPhase, Plain] = {}
+        self._passing_tables: dict[tuple[ReplyPhase, str], Plain] = {}
         self._tokenizer = tokenizer
         if tokenizer is not None:
             self._decoder = Detokenizer(
@@ -81,6 +83,10 @@ class IncrementalParser(ABC):
         self._state = 0
         self._seen = 0
         self._starts: deque[int] = deque()
+        self._unread = ""
+        """Text to read once more, as the third station found that it belongs to none of what it had begun."""
+        self.place = Place()
+        """Where the text stands that the present phase gave out."""
         # Output.
         self._events: list[Event] = []
         self._run_kind: type[ReasoningDelta] | type[ContentDelta] = ContentDelta
@@ -122,9 +128,11 @@ class IncrementalParser(ABC):
                 self._token(token_id, decoder)
                 continue
             self.num_chars += len(piece)
-            if self._phase is ReplyPhase.IN:
+            if self._phase in THINKS:
                 self.reasoning_tokens += 1
             self._sink(piece)
+            if self._unread:
+                self._push("")
         if not (self._held or self._starts or decoder.pending):
             self._passing = self._find_passing()
         return self._drain() if self._run or self._events else []
@@ -136,6 +144,7 @@ class IncrementalParser(ABC):
     def _pass(self, piece: str) -> list[Event]:
         """Return the events of a token that means nothing but text."""
         self.num_chars += len(piece)
+        self.place.last = piece
         if self._phase is ReplyPhase.TOOL:
             return self._pass_call(piece)
         if self._phase is not ReplyPhase.IN:
@@ -147,14 +156,16 @@ class IncrementalParser(ABC):
     def _pass_call(self, piece: str) -> list[Event]:
         """As `_pass`, in calls."""
         self._sink(piece)
+        if self._unread:
+            self._push("")
         return self._drain()
 
     def _passing_table(self, holds: str = "") -> Plain | None:
-        """Return the plain tokens of this phase without a character of `holds`, which is the same for a phase."""
-        found = self._passing_tables.get(self._phase)
+        """Return the plain tokens of this phase without a character of `holds`."""
+        found = self._passing_tables.get((self._phase, holds))
         if found is None and self._tokenizer is not None and self._decoder is not None:
             found = plain_tokens(self._tokenizer, self._by_ids[self._phase], self._decoder.skipped, holds)
-            self._passing_tables[self._phase] = found
+            self._passing_tables[self._phase, holds] = found
         return found
 
     def _token(self, token_id: int, decoder: Detokenizer) -> None:
@@ -166,10 +177,12 @@ class IncrementalParser(ABC):
         piece = decoder.push(token_id)
         self.num_chars += len(piece)
         if view.matcher is None and not view.bare:
-            if self._phase is ReplyPhase.IN:
+            if self._phase in THINKS:
                 self.reasoning_tokens += 1
             if piece:
                 self._sink(piece)
+                if self._unread:
+                    self._push("")
         else:
             self._starts.append(self._seen)
             self._push(piece)
@@ -181,7 +194,7 @@ class IncrementalParser(ABC):
         self._release()
         while self._starts:
             self._starts.popleft()
-            self.reasoning_tokens += self._phase is ReplyPhase.IN
+            self.reasoning_tokens += self._phase in THINKS
         self._finish(cut=reason != "stop")
         return self._drain()
 
@@ -235,6 +248,7 @@ class IncrementalParser(ABC):
                 return
         buffer = self._held + text
         begin, scanned, state = 0, len(self._held), self._state
+        self._held = ""
         self._seen += len(text)
         base = self._seen - len(buffer)
         while True:
@@ -246,17 +260,22 @@ class IncrementalParser(ABC):
                 self._take_spelled(view, buffer[bare], base + begin)
                 continue
             if view.matcher is None:
-                self._held, self._state = "", 0
-                self._give(buffer[begin:], self._seen + 1)
-                return
-            end, state, length = view.matcher.scan(buffer, scanned, state)
-            cut = end - (length or view.matcher.held(state))
-            self._give(buffer[begin:cut], base + cut)
-            if not length:
-                self._held, self._state = buffer[cut:], state
-                return
-            self._take_spelled(view, buffer[cut:end], base + end)
-            begin = scanned = end
+                end = cut = len(buffer)
+                state = length = 0
+            else:
+                end, state, length = view.matcher.scan(buffer, scanned, state)
+                cut = end - (length or view.matcher.held(state))
+            self._give(buffer[begin:cut], base + cut + (view.matcher is None))
+            if not self._unread:
+                if not length:
+                    self._held, self._state = buffer[cut:], state
+                    return
+                self._take_spelled(view, buffer[cut:end], base + end)
+                begin = scanned = end
+            if self._unread:
+                buffer, self._unread = self._unread + buffer[max(begin, cut) :], ""
+                begin = scanned = state = 0
+                base = self._seen - len(buffer)
 
     @property
     def _begins_answer(self) -> bool:
@@ -302,6 +321,9 @@ class IncrementalParser(ABC):
         bare = self._bare_at(view, held, 0, is_over=True) if held and view.bare else -1
         if bare < 0:
             self._give(held, self._seen)
+            if self._unread:
+                self._push("")
+                self._release()
             return
         rest = held[bare + 1 :]
         self._seen -= len(rest)
@@ -314,7 +336,7 @@ class IncrementalParser(ABC):
         """Give text up to offset `end` of the output to the phase's sink, and attribute its tokens."""
         while self._starts and self._starts[0] < end:
             self._starts.popleft()
-            self.reasoning_tokens += self._phase is ReplyPhase.IN
+            self.reasoning_tokens += self._phase in THINKS
         if text:
             self._sink(text)
 

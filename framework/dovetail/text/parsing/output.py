@@ -8,8 +8,8 @@ and markers, which `machine.py` describes, and
    markers are dropped here: those behind a marker as they come, those before one by holding newlines back.
 
 A marker inside a value is structural only where nothing but the next section, or the end of the output, follows it:
-`{"city": "the tag </tool_call> ends a call"}` is one value, whether the marker is a token or spelled. Noise in a
-section is held for a while: if a call follows, it is content without the section's markers, else with them.
+`{"city": "the tag </tool_call> ends a call"}` is one value, whether the marker is a token or spelled. A marker that a
+model only names, in code, in quotation marks, or in thinking that goes on, is text: see `place.py` and `aside.py`.
 
 Nothing is lost: every character goes to exactly one sink, or belongs to a marker and its newlines. Whitespace alone
 before thinking, or before, between or after tool calls, is no content. All work is linear in the output.
@@ -18,35 +18,31 @@ before thinking, or before, between or after tool calls, is no content. All work
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from dovetail.contracts.output import (
     ContentDelta,
-    Event,
     FormatSpec,
-    Malformed,
     Markers,
     ReasoningDelta,
     State,
-    ToolArgs,
-    ToolBody,
-    ToolEvent,
     ToolStart,
 )
+from dovetail.text.parsing.aside import Aside
 from dovetail.text.parsing.layout import ReplyPhase, Role, compile_layout
 from dovetail.text.parsing.machine import IncrementalParser, new_call_id
+from dovetail.text.parsing.place import SIGNS, Place
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.parsing.reply import Folded, ToolCall, fold
+from dovetail.text.parsing.sections import CALLING, SectionParser
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-
-MAX_NOISE = 512
-"""Characters of noise in a section that are held until it is known whether a call follows."""
 
 __all__ = ["Folded", "FormatParser", "ToolCall", "fold", "make_parser", "new_call_id", "parse_full"]
 
 
-class FormatParser(IncrementalParser):
+class FormatParser(SectionParser):
     """The `OutputParser` of a `FormatSpec` without a machine of its own, for one choice."""
 
     def __init__(
@@ -68,6 +64,7 @@ class FormatParser(IncrementalParser):
             make_id: Makes the ids of tool calls.
         """
         super().__init__(
+            spec,
             compile_layout(spec, {} if tokenizer is None else tokenizer.added_tokens),
             tokenizer,
             phase=ReplyPhase.OUT if spec.reasoning is None else ReplyPhase(spec.initial.value),
@@ -75,31 +72,22 @@ class FormatParser(IncrementalParser):
             keep_markers=keep_markers,
             make_id=make_id,
         )
+        self._spec = spec
         self._markers = spec.reasoning or Markers("", "")
-        self._tools = spec.tools
         self._held_in = "" if keep_markers else self._newlines_in_thinking()
-        self._answer = spec.answer
         self._answers = self._answered = False
         self._trailing = (spec.tools.before_start if spec.tools else "") or (
             spec.answer.before_end if spec.answer else ""
         )
         self._skip = self._markers.after_start if self._phase is ReplyPhase.IN else ""
-        self._begun = False
-        self._unclosed = False
-        self._tail = ""
-        self._lead: list[str] | None = self._new_lead()
-        self._body: ToolBody | None = None
-        self._opening = ""
-        self._explained = False
-        self._broken = False
-        self._noise: list[str] = []
-        self._noise_len = 0
-        self._closer: list[str] = []
+        self._begun = self._unclosed = False
+        self._aside: Aside | None = None
+        self._is_placed = spec.tools is not None or bool(self._markers.ended_by)
 
     @property
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be part of a marker or its newlines."""
-        if self._lead is not None or self._phase in (ReplyPhase.IN, ReplyPhase.TOOL):
+        if self._lead is not None or self._phase not in (ReplyPhase.OPEN, ReplyPhase.OUT):
             return ""
         return self._tail + self._held
 
@@ -109,13 +97,21 @@ class FormatParser(IncrementalParser):
             self._phase, self._skip = ReplyPhase.OPEN, ""
         self._lead = self._new_lead()
         self._prime(prompt_tail)
-        self._tail, self._lead = "", self._new_lead()
+        self._tail, self._lead, self.place = "", self._new_lead(), Place()
         return State(self._phase.value)
 
     def _finish(self, *, cut: bool) -> None:
-        if self._phase is ReplyPhase.TOOL:
+        while self._phase is ReplyPhase.TOOL:
             self._close_section("".join(self._closer[:1]), cut=cut and not self._closer)
-        elif self._phase is ReplyPhase.IN:
+            if self._unread:
+                self._push("")
+                self._release()
+        while self._aside is not None:
+            self._end_aside("length" if cut else "stop")
+            if self._unread:
+                self._push("")
+                self._release()
+        if self._phase is ReplyPhase.IN:
             self._text(ReasoningDelta, self._tail)
         else:
             if self._lead and not self._num_calls:
@@ -131,26 +127,30 @@ class FormatParser(IncrementalParser):
         if self._skip:
             return None
         if self._phase is ReplyPhase.TOOL:
-            return None if self._closer else self._passing_table()
+            if self._closer or not (self._explained or self._in_doubt or self.place.is_settled):
+                return None
+            return self._passing_table("" if self._explained or self._in_doubt else SIGNS)
         if self._lead is not None or self._tail or (self._phase is ReplyPhase.IN and not self._begun):
             return None
-        return self._passing_table(self._held_in if self._phase is ReplyPhase.IN else self._trailing)
-
-    def _pass_call(self, piece: str) -> list[Event]:
-        events = self._body.feed(piece) if self._body is not None else []
-        if not events:
-            return []
-        if len(events) == 1:
-            kind = type(events[0])
-            if kind is ToolArgs or (kind is Malformed and not self._opening):
-                return cast("list[Event]", events)
-        self._tool_events(events)
-        return self._drain()
+        if self._aside is not None or not (self.place.is_settled or not self._is_placed):
+            return None
+        held = self._held_in if self._phase is ReplyPhase.IN else self._trailing
+        return self._passing_table(held + SIGNS if self._is_placed else held)
 
     # What markers do.
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         """Act on a marker. False: it is literal text here."""
+        if self._phase is ReplyPhase.CLOSED or (self._phase is ReplyPhase.ASIDE and role is not Role.END):
+            self._end_aside(None)
+            if self._unread:
+                self._push("")
+                self._release()
+        if role in CALLING and not (self._priming or (self._phase is ReplyPhase.TOOL and self._explained)):
+            if self._is_named(role, marker, spelled=spelled):
+                return False
+            if self._phase is ReplyPhase.IN:
+                return self._begin_aside(marker)
         if role is Role.START:
             return self._take_start(marker)
         if role is Role.END:
@@ -160,9 +160,6 @@ class FormatParser(IncrementalParser):
         if role in (Role.ANSWER_START, Role.ANSWER_END):
             return self._take_answer(role)
         if role is Role.BREAK:
-            if not self._priming:
-                self._text(ReasoningDelta, self._tail)
-                self._leave_thinking()
             return False
         if role is Role.DROPPED:
             if self._phase is ReplyPhase.IN:
@@ -172,34 +169,78 @@ class FormatParser(IncrementalParser):
         if self._priming:
             return False
         if self._phase is ReplyPhase.TOOL:
-            if self._body is not None and self._body.inside_value and not (self._closer and role is Role.TOOL_START):
+            begins_next = role is Role.TOOL_START and (self._closer or self._in_doubt)
+            if self._body is not None and self._body.inside_value and not begins_next:
                 self._take_inside_value(role, marker)
                 return True
             self._close_section(marker if role is Role.TOOL_END else "")
+            if self._unread:  # a section in doubt was none, so that this marker stands in text
+                self._push("")
+                self._release()
+                return self._take(role, marker, spelled=spelled) if role is Role.TOOL_START else False
         if role is Role.TOOL_START:
             self._open_section(marker)
         elif role in (Role.TOOL_TEXT, Role.TOOL_BARE):
-            self._open_section("")
+            self._open_section("", in_doubt=self._tools is not None and marker in self._tools.also)
             self._sink(marker)
         return True
 
-    def _take_inside_value(self, role: enum.Enum, marker: str) -> None:
-        """A marker in a value is part of it; one that closes the section waits for what follows it."""
-        self._sink_pending()
-        if role is Role.TOOL_END:
-            self._closer = [marker]
+    def _begin_aside(self, marker: str) -> bool:
+        """Hold what looks like a call within thinking."""
+        self._end_run()
+        reader = None
+        if self._tools is not None:
+            spec = replace(self._spec, reasoning=None, initial=State.OUT)
+            reader = FormatParser(spec, make_id=self._make_id)
+            reader._num_calls, reader.patience = self._num_calls, self.patience
+        self._phase, self._aside, self._num_thought = ReplyPhase.ASIDE, Aside(marker, reader), self.reasoning_tokens
+        return True
+
+    _num_thought = 0
+    """Tokens of thinking before what is held of it."""
+
+    def _end_aside(self, reason: str | None) -> None:
+        """Say what was held of thinking: calls if the reply is over, for a `reason`, and was to begin with them."""
+        aside, self._aside = self._aside, None
+        if aside is None:
+            return
+        events = None if reason is None else aside.calls(reason)
+        self._phase = ReplyPhase.IN
+        if events is not None:
+            self.reasoning_tokens = self._num_thought
+            self._text(ReasoningDelta, self._tail if self._tools is None else "")
+            self._leave_thinking()
+            for event in events:
+                self._event(event)
+            self._num_calls += sum(isinstance(event, ToolStart) for event in events)
+        elif reason is not None and aside.is_none:
+            self._read_on(aside)
         else:
-            self._feed_body(marker)
+            self._sink(aside.text)
+            if aside.end:
+                end = aside.end.rstrip()
+                self._take_end(end)
+                self._unread = aside.end[len(end) :]
 
-    def _sink_pending(self) -> None:
-        """What looked like the section's end was part of a value."""
-        text, self._closer = "".join(self._closer), []
-        if text:
-            self._feed_body(text)
+    def _read_on(self, aside: Aside) -> None:
+        """What was held is thinking: its marker is text, and what follows it is read as thinking."""
+        self._phase, self._aside = ReplyPhase.IN, None
+        self.patience = aside.patience
+        self._sink(aside.marker)
+        self._unread = aside.text[len(aside.marker) :] + aside.end
 
-    def _feed_body(self, text: str) -> None:
-        if self._body is not None:
-            self._tool_events(self._body.feed(text))
+    def _sink_aside(self, text: str, aside: Aside) -> None:
+        """Hold more; what is certainly thinking is read on as such."""
+        if self._phase is ReplyPhase.CLOSED:
+            if text.isspace():
+                aside.end += text
+            else:
+                self._end_aside(None)
+                self._unread += text
+            return
+        aside.feed(text)
+        if aside.is_none:
+            self._read_on(aside)
 
     def _take_start(self, marker: str) -> bool:
         if self._phase is ReplyPhase.IN and self._begun:
@@ -210,23 +251,24 @@ class FormatParser(IncrementalParser):
         self._trim(marker)
         self._phase, self._skip, self._begun = ReplyPhase.IN, self._markers.after_start, False
         self._tail, self._lead = "", None
+        self.place = Place()
         return True
 
     def _take_end(self, marker: str) -> bool:
+        if self._phase is ReplyPhase.ASIDE and self._aside is not None:
+            self._phase, self._aside.end = ReplyPhase.CLOSED, marker
+            return True
         if self._phase is ReplyPhase.OPEN and (self._lead is None or self._answered) and not self._priming:
             return False
-        if self._phase in (ReplyPhase.OUT, ReplyPhase.TOOL) and not self._unclosed:
+        if self._phase is ReplyPhase.OUT and not self._unclosed:
             return False
-        if self._phase is ReplyPhase.TOOL:
-            if self._body is not None and self._body.inside_value:
-                return False
-            self._close_section("")
         self._unclosed = False
         if self._phase is ReplyPhase.IN and not self._keep_markers:
             self._text(ReasoningDelta, self._tail[: max(len(self._tail) - len(self._markers.before_end), 0)])
         self._trim(self._tail + "".join(self._lead or ()) + marker)
         self._phase, self._skip = ReplyPhase.OUT, self._markers.after_end
         self._tail, self._lead = "", self._new_lead()
+        self.place = Place()
         return True
 
     def _take_answer(self, role: enum.Enum) -> bool:
@@ -241,36 +283,13 @@ class FormatParser(IncrementalParser):
         self._answered = not self._priming
         self._skip = self._answer.after_start if self._answers else self._answer.after_end
         self._tail, self._lead = "", self._new_lead()
+        self.place = Place()
         return True
 
     def _leave_thinking(self) -> None:
         """End thinking that was not closed: something came that stands in no thinking. A late end marker is dropped."""
         self._phase, self._skip, self._unclosed = ReplyPhase.OUT, "", True
         self._tail, self._lead = "", self._new_lead()
-
-    def _open_section(self, marker: str) -> None:
-        """Begin a tool section. What was dropped before it comes back if the section holds no call."""
-        if self._tools is None:
-            raise RuntimeError("a tool marker matched without a tool format")
-        self._opening = ("" if self._phase is ReplyPhase.IN else "".join(self._lead or ()) + self._tail) + marker
-        self._unclosed = self._unclosed or self._phase is ReplyPhase.IN
-        self._tail, self._lead, self._skip = "", None, ""
-        self._explained = self._broken = False
-        self._noise_len = 0
-        self._body = self._tools.body(self._new_call)
-        self._phase = ReplyPhase.TOOL
-
-    def _close_section(self, marker: str, *, cut: bool = False) -> None:
-        self._closer = []
-        if self._body is not None:
-            self._tool_events(self._body.cut() if cut else self._body.close())
-        if self._noise:
-            self._flush_noise(self._opening)
-        if marker and self._broken and not self._explained:
-            self._event(Malformed("tool_call", marker))
-        self._body = None
-        self._phase = ReplyPhase.OUT
-        self._lead = self._new_lead()
 
     def _newlines_in_thinking(self) -> str:
         """Return what may be dropped from the end of thinking: what stands before its end marker, or before a call."""
@@ -286,16 +305,24 @@ class FormatParser(IncrementalParser):
             if not text:
                 return
         if self._body is not None:
+            if not (self._explained or self._in_doubt):
+                self.place.feed(text)
             if not self._closer:
                 if events := self._body.feed(text):
                     self._tool_events(events)
+                if self._in_doubt is not None and self._body.left is not None:
+                    self._end_doubt(self._body.left)
             elif text.isspace():
                 self._closer.append(text)
             else:
                 self._sink_pending()
                 self._feed_body(text)
+        elif self._aside is not None:
+            self._sink_aside(text, self._aside)
         elif self._phase is ReplyPhase.IN:
             self._begun = True
+            if self._is_placed:
+                self.place.feed(text)
             self._text(ReasoningDelta, self._hold_tail(text, self._held_in))
         else:
             self._sink_content(text)
@@ -310,6 +337,8 @@ class FormatParser(IncrementalParser):
         return text[length:]
 
     def _sink_content(self, text: str) -> None:
+        if self._is_placed:
+            self.place.feed(text)
         if self._lead is not None:
             self._lead.append(text)
             if text.isspace():
@@ -327,40 +356,6 @@ class FormatParser(IncrementalParser):
         cut = len(text) - length
         self._tail = text[cut:]
         return text[:cut]
-
-    def _new_lead(self) -> list[str] | None:
-        """Begin a stretch of content: whitespace at its start is held while it may stand before a marker."""
-        marked = self._tools is not None or self._answer is not None
-        if self._phase is ReplyPhase.OPEN or (self._phase is ReplyPhase.OUT and marked):
-            return []
-        return None
-
-    def _tool_events(self, events: Iterable[ToolEvent]) -> None:
-        for event in events:
-            if type(event) is ToolArgs:
-                self._event(event)
-                continue
-            if isinstance(event, Malformed) and self._opening:
-                self._hold_noise(event.text)
-                continue
-            if isinstance(event, ToolStart):
-                self._flush_noise("")
-                self._explained = True
-            self._event(event)
-
-    def _hold_noise(self, text: str) -> None:
-        self._broken = True
-        self._noise.append(text)
-        self._noise_len += len(text)
-        if self._noise_len > MAX_NOISE:
-            self._flush_noise(self._opening)
-
-    def _flush_noise(self, opening: str) -> None:
-        """Give out what stands in the section before any call, as content, and forget what opened the section."""
-        self._opening = ""
-        if self._noise:
-            self._event(Malformed("tool_call", opening + "".join(self._noise)))
-            self._noise.clear()
 
     def _trim(self, text: str) -> None:
         """Drop a marker or its newlines, unless reasoning is given out as written."""

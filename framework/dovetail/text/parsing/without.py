@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dovetail.contracts.output import Malformed, ToolBody, ToolEvent, ToolStart
+from dovetail.contracts.output import Malformed, ToolBody, ToolEnd, ToolEvent, ToolStart
 from dovetail.text.parsing.matcher import matcher
 
 MAX_NOISE = 512
@@ -30,10 +30,18 @@ class Without(ToolBody):
         self._with_markers: list[str] = []
         self._is_noise = False
         """Whether what came so far is too long for the noise before a call."""
+        self._is_doubtful = False
+        self._dropped: list[str] = []
+        """The markers since the last call, where calls are in doubt."""
+
+    def doubt(self) -> None:
+        """Its calls are in doubt."""
+        self._is_doubtful = True
+        self._body.doubt()
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
-        if not self._held and self._matcher.begins(text) is None:
+        if not self._held and self._matcher.begins(text) is None and not self._is_doubtful:
             return self._feed(text)
         read, state = len(self._held), self._state if self._held else 0
         text, self._held = self._held + text, ""
@@ -44,9 +52,15 @@ class Without(ToolBody):
             read = 0
             cut = end - (length or self._matcher.held(state))
             events += self._feed(text[pos:cut]) if cut > pos else []
+            if self._body.left is not None:
+                raw, rest = self._body.left
+                self.left = "".join(self._dropped) + raw, rest + text[cut:]
+                break
             if not length:
                 self._held, self._state = text[cut:], state
                 break
+            if self._is_doubtful and not self._body.inside_value:
+                self._dropped.append(text[cut:end])
             if self._body.inside_value:
                 events += self._feed(text[cut:end])
             elif self._is_noise:
@@ -58,11 +72,17 @@ class Without(ToolBody):
 
     def close(self) -> list[ToolEvent]:
         """End the section."""
-        return [*self._rest(), *self._taken(self._body.close()), *self._shown()]
+        return self._finish(self._body.close)
 
     def cut(self) -> list[ToolEvent]:
         """End the section, cut short."""
-        return [*self._rest(), *self._taken(self._body.cut()), *self._shown()]
+        return self._finish(self._body.cut)
+
+    def _finish(self, finish: Callable[[], list[ToolEvent]]) -> list[ToolEvent]:
+        events = [*self._rest(), *self._taken(finish()), *self._shown()]
+        if self._body.left is not None:
+            self.left = "".join(self._dropped) + self._body.left[0], self._body.left[1]
+        return events
 
     @property
     def inside_value(self) -> bool:
@@ -75,7 +95,7 @@ class Without(ToolBody):
 
     def _feed(self, text: str) -> list[ToolEvent]:
         events = self._body.feed(text)
-        return events if self._has_call or not events else self._taken(events)
+        return events if not events or (self._has_call and not self._is_doubtful) else self._taken(events)
 
     def _taken(self, events: list[ToolEvent]) -> list[ToolEvent]:
         """Hold the noise before the first call, and what was dropped between."""
@@ -90,6 +110,8 @@ class Without(ToolBody):
                 self._is_noise = self._num_noise > MAX_NOISE
                 taken += self._shown() if self._is_noise else []
                 continue
+            if isinstance(event, ToolEnd):
+                self._dropped.clear()
             if isinstance(event, ToolStart) and not self._has_call:
                 self._has_call, self._is_noise = True, False
                 taken += [Malformed("tool_call", "".join(self._noise))] if self._noise else []

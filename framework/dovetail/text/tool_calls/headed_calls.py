@@ -12,10 +12,11 @@ reading goes on at the next marker of a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
-from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent
+from dovetail.contracts.output import NewCall, ToolArgs, ToolEnd, ToolEvent
 from dovetail.text.parsing.matcher import matcher
 from dovetail.text.tool_calls.json_text import JsonText
 from dovetail.text.tool_calls.marked_calls import MarkedCalls
@@ -50,6 +51,7 @@ class HeadedCalls(MarkedCalls):
         begin: str = "",
         end: str = "",
         is_fenced: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Prepare.
 
@@ -60,10 +62,10 @@ class HeadedCalls(MarkedCalls):
             begin: Marker before a call, if there is one.
             end: Marker behind a call, if there is one.
             is_fenced: A fence ends arguments that lack a bracket, as a marker does.
+            tools: As OpenAI writes them, of which a call in doubt names one.
         """
         found = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
-        super().__init__(dict.fromkeys(READ, found), matcher((begin,)) if begin else None)
-        self._new_call = new_call
+        super().__init__(new_call, tools, dict.fromkeys(READ, found), matcher((begin,)) if begin else None)
         self._read_head = read_head
         self._begin, self._end = begin, end
         self._stops = frozenset(stops)
@@ -71,16 +73,14 @@ class HeadedCalls(MarkedCalls):
         self._breaks = "".join(sorted({text[0] for text in self._ends} & {"<", "`"}))
         self._is_marked = False
         self._at: At = "between"
-        self._raw: list[str] = []
         self._head: list[str] = []
         self._head_len = 0
-        self._call: int | None = None
         self._value = JsonText("{")
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
         pos = 0
-        if self._at == "value" and not self._held and self._call is not None:
+        if self._at == "value" and not (self._held or self._is_held) and self._call is not None:
             piece, end = self._value.take(text, 0)
             if end < 0:
                 return [ToolArgs(self._call, piece)] if piece else []
@@ -109,10 +109,16 @@ class HeadedCalls(MarkedCalls):
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
         held, self._held = self._held, ""
         if held and self._at in ("value", "broken"):
-            self._out.append(Malformed("tool_call", held) if self._at == "broken" else ToolArgs(self._call or 0, held))
+            if self._at == "broken":
+                self._give_noise(held)
+            else:
+                self._out.append(ToolArgs(self._call or 0, held))
         elif held:
             self._text(held)
-        if self._at == "plain" or (self._at == "open" and complete):
+        if self._is_held:
+            self._raw += [held] if self._at == "value" else []
+            self._break()  # in doubt, and not ended
+        elif self._at == "plain" or (self._at == "open" and complete):
             self._end_plain()
         elif self._at in ("open", "value"):
             if rest := self._value.rest():
@@ -135,6 +141,7 @@ class HeadedCalls(MarkedCalls):
             return
         if self._at == "plain":
             self._head.append(text)
+            self._raw += [text] if self._is_held else []
             return
         self._raw.append(text)
         if self._at == "tail":
@@ -154,11 +161,7 @@ class HeadedCalls(MarkedCalls):
         if mark in (self._begin, self._end):
             self._end_call()
             if self._at == "broken":
-                if mark == self._begin:
-                    self._at = "between"
-                    return start
-                self._out.append(Malformed("tool_call", mark))
-                return end
+                return self._mark_of_noise(mark, start, end)
             self._raw[:] = [mark] if mark == self._begin or self._call is None else []
             if mark == self._begin:
                 self._begin_head(is_marked=True)
@@ -166,6 +169,13 @@ class HeadedCalls(MarkedCalls):
         if self._at == "head":
             return start if self._start_or_break(mark) and mark == "{" else end
         self._text(mark)
+        return end
+
+    def _mark_of_noise(self, mark: str, start: int, end: int) -> int:
+        """Take the mark behind text that turned out to be none of a call."""
+        if self.left is not None or mark == self._begin:
+            return start
+        self._give_noise(mark)
         return end
 
     def _begin_head(self, *, is_marked: bool) -> None:
@@ -187,22 +197,23 @@ class HeadedCalls(MarkedCalls):
 
     def _start_or_break(self, mark: str = "") -> bool:
         head = self._read_head("".join(self._head))
-        if head is None or not head[0]:
+        self._call = self._begin_call(*head) if head is not None and head[0] else None
+        if self._is_held and mark != "{":
+            self._raw.append(mark)
+        if self._call is None:
             self._raw.append(mark)
             self._break()
             return False
-        start = self._new_call(*head)
-        self._call = start.index
-        self._out.append(start)
-        self._raw.clear()
         self._head.clear()
         self._at = "open"
         return True
 
     def _open(self, text: str, pos: int) -> int:
         """Find the first character of the arguments."""
+        begin = pos
         while pos < len(text) and text[pos].isspace():
             pos += 1
+        self._raw += [text[begin:pos]] if self._is_held and pos > begin else []
         if pos < len(text):
             if text[pos] in "{[":
                 self._at, self._value = "value", JsonText(text[pos], breaks=self._breaks)
@@ -212,6 +223,7 @@ class HeadedCalls(MarkedCalls):
 
     def _read_value(self, text: str, pos: int) -> int:
         piece, end = self._value.take(text, pos)
+        self._raw += [text[pos : end if end >= 0 else len(text)]] if self._is_held else []
         if end < 0:
             if piece:
                 self._out.append(ToolArgs(self._call or 0, piece))
@@ -224,9 +236,21 @@ class HeadedCalls(MarkedCalls):
             self._out.append(ToolArgs(self._call or 0, piece))
         if self._value.interrupted:
             return self._interrupted(text, end)
+        if self._is_held and not self._has_arguments():
+            self._break()
+            return end
         self._out.append(ToolEnd(self._call or 0))
+        self._settle()
         self._at = "tail"
         return end
+
+    def _has_arguments(self) -> bool:
+        """Whether what was read of a call in doubt are arguments."""
+        try:
+            found = json.loads("".join([event.json for event in self._out if isinstance(event, ToolArgs)]))
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(found, dict)
 
     def _interrupted(self, text: str, pos: int) -> int:
         """See whether what stands outside of the arguments' strings is a marker, which ends them; return where."""
@@ -234,6 +258,9 @@ class HeadedCalls(MarkedCalls):
         rest = text[pos:]
         for mark in self._ends:
             if rest.startswith(mark):
+                if self._is_held:
+                    self._break()
+                    return pos
                 self._out.append(ToolEnd(self._call or 0))
                 self._at = "tail" if mark == FENCE else "between"
                 return pos if mark == FENCE else self._mark(mark, pos, pos + len(mark))
@@ -241,18 +268,16 @@ class HeadedCalls(MarkedCalls):
             self._held = rest
             return len(text)
         self._out.append(ToolArgs(self._call or 0, rest[0]))
+        self._raw += [rest[0]] if self._is_held else []
         return pos + 1
 
     def _end_plain(self) -> None:
         """End a call whose arguments are no object or list: they pass as written, without the space around them."""
         text = "".join(self._head).strip()
+        if self._is_held and text:
+            self._break()
+            return
         self._out += [ToolArgs(self._call or 0, text or "{}"), ToolEnd(self._call or 0)]
+        self._settle()
         self._head.clear()
         self._at = "tail"
-
-    def _break(self) -> None:
-        """Give up on the section: what no call explains goes out as it came, and so will the rest."""
-        self._at = "broken"
-        if raw := "".join(self._raw):
-            self._out.append(Malformed("tool_call", raw))
-        self._raw.clear()

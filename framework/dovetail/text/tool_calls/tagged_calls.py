@@ -104,16 +104,12 @@ class TaggedCalls(MarkedCalls):
             name: The function's, where it stands outside of the section: then this is one call's arguments.
         """
         marks = _matchers(tags)
-        super().__init__(marks, marks["call"] if tags.call[0] else None)
-        self._new_call = new_call
+        super().__init__(new_call, tools, marks, marks["call"] if tags.call[0] else None)
         self._tags = tags
-        self._tools = tools
         self._schema: Mapping[str, Any] | None = None
         self._meant = dict(tags.spelled)
         self._plain = _not_plain(tags)
         self._followers = _followers(tags)
-        self._raw: list[str] = []
-        self._call: int | None = None
         self._first: At = "call" if tags.call[0] else "name"
         self._at: At = self._first
         self._head: list[str] = []
@@ -136,8 +132,13 @@ class TaggedCalls(MarkedCalls):
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
         is_value = self._at == "value" and self._streams and not (self._held or self._newline or self._at_start)
-        if is_value and self._call is not None and self._plain(text) is None:
-            return [ToolArgs(self._call, text)] if text else []
+        if is_value and text and self._call is not None and self._plain(text) is None:
+            piece = ToolArgs(self._call, text)
+            if not self._is_held:
+                return [piece]
+            self._raw.append(text)
+            self._out.append(piece)
+            return []
         if self._read_on[1] and self._goes_on_in_mark(text):  # no call where nothing is held
             return []
         text, self._held = self._held + text, ""
@@ -161,12 +162,14 @@ class TaggedCalls(MarkedCalls):
         ):
             self._unconfirmed()
         if held and self._at == "broken":
-            self._out.append(Malformed("tool_call", held))
+            self._give_noise(held)
         elif held:
             self._text(held)
         if self._at == "name" and complete and not self._tags.call[0]:
             self._start(self._tags.read_name("".join(self._head)))
-        if self._call is None:
+        if self._is_held and (self._at == "value" or not complete or not (self._num_keys or not self._tags.call_end)):
+            self._break()  # in doubt, and not ended
+        elif self._call is None:
             if self._at != "broken" and "".join(self._raw).strip() and (complete or not self._begins_call()):
                 self._break()
         else:
@@ -197,7 +200,7 @@ class TaggedCalls(MarkedCalls):
         """Take text between tags."""
         if not text:
             return
-        if self._call is None:
+        if self._call is None or self._is_held:
             self._raw.append(text)
         if self._at == "value":
             self._value_text(text)
@@ -216,6 +219,9 @@ class TaggedCalls(MarkedCalls):
         if text.isspace():
             self._space.append(text)
             return
+        if self._is_held:
+            self._break()
+            return
         kept = text.rstrip()
         self._out.append(Malformed("tool_call", "".join([*self._space, kept])))
         self._space[:] = [text[len(kept) :]]
@@ -224,7 +230,7 @@ class TaggedCalls(MarkedCalls):
         """Take a tag that stands from `start` to `end`; return where to read on."""
         tags = self._tags
         self._space.clear()
-        if self._call is None:
+        if self._call is None or self._is_held:
             self._raw.append(mark)
         tag = self._meant.get(mark, mark)
         if self._at == "call":
@@ -254,13 +260,13 @@ class TaggedCalls(MarkedCalls):
         if _NAME.fullmatch(name) is None:
             self._break()
             return
-        start = self._new_call(name)
-        self._call = start.index
+        self._call = self._begin_call(name)
+        if self._call is None:
+            self._break()
+            return
         self._schema = schemas_by_tool(self._tools).get(name)
         self._left = set(properties_of(self._schema))
         self._num_keys = 0
-        self._out.append(start)
-        self._raw.clear()
         self._at = "params"
 
     def _begin_value(self) -> None:
@@ -319,6 +325,8 @@ class TaggedCalls(MarkedCalls):
         if text[pos].isspace() and (space := _SPACE.match(text, pos)) is not None:
             after = space.end()
             self._gap.append(text[pos:after])
+            if self._is_held:
+                self._raw.append(text[pos:after])
             if after == len(text):
                 return after
         tags = self._tags
@@ -384,19 +392,13 @@ class TaggedCalls(MarkedCalls):
             self._args("}" if self._num_keys else "{}")
         self._out.append(ToolEnd(self._call))
         self._call = None
+        self._settle()
         self._space.clear()
         self._begin_head(self._first)
 
     def _args(self, json: str) -> None:
         if self._call is not None and json:
             self._out.append(ToolArgs(self._call, json))
-
-    def _break(self) -> None:
-        """Give up on the section: what no call explains goes out as it came, and so will the rest."""
-        self._at = "broken"
-        if raw := "".join(self._raw):
-            self._out.append(Malformed("tool_call", raw))
-        self._raw.clear()
 
 
 class Followers(NamedTuple):

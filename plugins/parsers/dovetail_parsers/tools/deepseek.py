@@ -38,7 +38,11 @@ class DeepSeekCalls(ToolParser):
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
         inner = (CALL[0], SEPARATOR, CALL[1])
-        return replace(spec, tools=ToolFormat(*SECTION, body=self._body, before_start="", also=(CALL[0],), inner=inner))
+
+        def body(new_call: NewCall) -> ToolBody:
+            return self._body(new_call, tools)
+
+        return replace(spec, tools=ToolFormat(*SECTION, body=body, before_start="", also=(CALL[0],), inner=inner))
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
@@ -60,7 +64,7 @@ class DeepSeekCalls(ToolParser):
         source = template.source
         return 0.9 if SECTION[0] in source and ("```json" in source) == self.is_fenced else 0.0
 
-    def _body(self, new_call: NewCall) -> ToolBody:
+    def _body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         return HeadedCalls(
             new_call,
             read_head=self._read_head,
@@ -68,6 +72,7 @@ class DeepSeekCalls(ToolParser):
             begin=CALL[0],
             end=CALL[1],
             is_fenced=self.is_fenced,
+            tools=tools,
         )
 
     def _read_head(self, text: str) -> Head | None:

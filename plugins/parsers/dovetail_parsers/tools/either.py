@@ -20,6 +20,11 @@ class Either(ToolBody):
         self._first, self._one, self._other, self._skipped = first, one, other, skipped
         self._lead: list[str] = []
         self._body: ToolBody | None = None
+        self._is_doubtful = False
+
+    def doubt(self) -> None:
+        """Its calls are in doubt."""
+        self._is_doubtful = True
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
@@ -29,15 +34,27 @@ class Either(ToolBody):
                 return []
             text = "".join(self._lead)
             self._body = self._one() if text.lstrip(self._skipped)[0] in self._first else self._other()
-        return self._body.feed(text)
+            if self._is_doubtful:
+                self._body.doubt()
+        events = self._body.feed(text)
+        self.left = self._body.left
+        return events
 
     def close(self) -> list[ToolEvent]:
         """End the section."""
-        return [] if self._body is None else self._body.close()
+        return self._finish(is_cut=False)
 
     def cut(self) -> list[ToolEvent]:
         """End the section, cut short."""
-        return [] if self._body is None else self._body.cut()
+        return self._finish(is_cut=True)
+
+    def _finish(self, *, is_cut: bool) -> list[ToolEvent]:
+        if self._body is None:
+            self.left = ("".join(self._lead), "") if self._is_doubtful else None
+            return []
+        events = self._body.cut() if is_cut else self._body.close()
+        self.left = self._body.left
+        return events
 
     @property
     def inside_value(self) -> bool:

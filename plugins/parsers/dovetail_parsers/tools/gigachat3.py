@@ -24,7 +24,7 @@ class GigaChat3(JsonSection):
 
     start = "<|function_call|>"
     before = "\n\n"
-    also = ("function call<|role_sep|>",)
+    starts = ("function call<|role_sep|>",)
     inner = ("<|role_sep|>", "<|message_sep|>")
     ignored = ("function call<|role_sep|>", "<|message_sep|>")
     listed = False

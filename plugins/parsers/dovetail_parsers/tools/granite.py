@@ -18,6 +18,6 @@ class Granite(JsonSection):
     """Calls as a list behind a marker."""
 
     start = "<|tool_call|>"
-    also = ("<tool_call>",)
+    starts = ("<tool_call>",)
     ignored = ("<tool_call>", "</tool_call>")
     knows = ("<|start_of_role|>", "<|tool_call|>")

@@ -33,22 +33,22 @@ def read_head(text: str) -> Head | None:
     return None if found is None else (found[1], head)
 
 
-def body(new_call: NewCall) -> ToolBody:
-    """Make the reader of a section."""
-    return HeadedCalls(
-        new_call,
-        read_head=read_head,
-        stops=("<|tool_call_argument_begin|>",),
-        begin="<|tool_call_begin|>",
-        end="<|tool_call_end|>",
-    )
-
-
 class KimiK2(ToolParser):
     """Calls with ids of their own between Kimi's markers."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            return HeadedCalls(
+                new_call,
+                read_head=read_head,
+                stops=("<|tool_call_argument_begin|>",),
+                begin="<|tool_call_begin|>",
+                end="<|tool_call_end|>",
+                tools=tools,
+            )
+
         tools_format = ToolFormat(
             "<|tool_calls_section_begin|>",
             "<|tool_calls_section_end|>",

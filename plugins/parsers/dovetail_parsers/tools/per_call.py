@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from dovetail.contracts.output import Malformed, ToolBody, ToolEvent
 from dovetail.text.parsing.matcher import matcher
+from dovetail.text.parsing.place import Place
 
 
 class PerCall(ToolBody):
@@ -22,6 +23,10 @@ class PerCall(ToolBody):
         self._closer = ""
         self._space = ""
         self._body: ToolBody | None = None
+        self._ended: ToolBody | None = None
+        """The reader that took text last."""
+        self._is_doubtful = False
+        self._place = Place()
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
@@ -32,12 +37,34 @@ class PerCall(ToolBody):
             end, state, length = self._matcher.scan(text, pos, 0)
             cut = end - (length or self._matcher.held(state))
             events += self._text(text[pos:cut])
+            if self._is_over(text[cut:]):
+                break
             if not length:
                 self._held = text[cut:]
                 break
             events += self._mark(text[cut:end])
             pos = end
+            if self._is_over(text[end:]):
+                break
         return events
+
+    def doubt(self) -> None:
+        """Its calls are in doubt."""
+        self._is_doubtful = True
+
+    def _new_body(self) -> ToolBody:
+        body = self._make()
+        if self._is_doubtful:
+            body.doubt()
+        return body
+
+    def _is_over(self, rest: str) -> bool:
+        """Whether what was read last belongs to no call, where calls are in doubt; `rest` was not read."""
+        if self.left is None and self._ended is not None and self._ended.left is not None:
+            self.left = self._begin + self._ended.left[0], self._ended.left[1]
+        if self.left is not None:
+            self.left = self.left[0], self.left[1] + rest
+        return self.left is not None
 
     def close(self) -> list[ToolEvent]:
         """End the section."""
@@ -59,6 +86,7 @@ class PerCall(ToolBody):
         if self._body is not None:
             events += self._body.close() if complete else self._body.cut()
             self._body = None
+        self._is_over("")
         return events
 
     def _text(self, text: str) -> list[ToolEvent]:
@@ -68,7 +96,13 @@ class PerCall(ToolBody):
             text = self._space + text
             kept = text.rstrip()
             self._space = text[len(kept) :]
-            return [Malformed("tool_call", kept)] if kept else []
+            if kept and self._is_doubtful:
+                self.left = (text, "")
+                return []
+            if not kept:
+                return []
+            self._place.feed(kept)
+            return [Malformed("tool_call", kept)]
         if self._closer and text.isspace():
             self._closer += text
             return []
@@ -79,9 +113,13 @@ class PerCall(ToolBody):
         body = self._body
         if body is None:
             space, self._space = self._space, ""
-            if mark != self._begin:
+            if mark != self._begin and self._is_doubtful:
+                self.left = (space + mark, "")
+                return []
+            if mark != self._begin or self._place.is_quoted:
+                self._place.feed(space + mark)
                 return [Malformed("tool_call", space + mark)]
-            self._body = self._make()
+            self._body = self._ended = self._new_body()
             return []
         if body.inside_value and not (self._closer and mark == self._begin):
             closer, self._closer = self._closer, ""
@@ -90,6 +128,10 @@ class PerCall(ToolBody):
                 return [*events, *body.feed(mark)]
             self._closer = mark
             return events
-        self._closer = ""
-        self._body = self._make() if mark == self._begin else None
-        return body.close()
+        closer, self._closer = self._closer, ""
+        events = body.close()
+        if body.left is not None:
+            self.left = self._begin + body.left[0], body.left[1] + closer + mark
+        else:
+            self._body = self._ended = self._new_body() if mark == self._begin else None
+        return events

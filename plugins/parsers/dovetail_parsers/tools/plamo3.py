@@ -61,7 +61,8 @@ class Plamo3(Section):
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read heads and JSON."""
-        return HeadedCalls(new_call, read_head=read_head, stops=("<|plamo:msg|>",), begin=BEGIN, end=END)
+        stops = ("<|plamo:msg|>",)
+        return HeadedCalls(new_call, read_head=read_head, stops=stops, begin=BEGIN, end=END, tools=tools)
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool

@@ -22,7 +22,8 @@ class Section(ToolParser):
         start: Opens a section; empty where the texts in `also` do.
         end: Closes it; empty where nothing does.
         before: Newlines in front of it.
-        also: Texts that open a section as well and are part of it.
+        also: Texts that begin a call, where a model leaves `start` out.
+        starts: Other texts that open a section, and are part of it.
         bare: Characters that do where an answer begins with one.
         inner: Tokens that stand inside a section.
         ignored: Texts in a section that mean nothing.
@@ -34,6 +35,7 @@ class Section(ToolParser):
     end: ClassVar[str] = ""
     before: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
+    starts: ClassVar[tuple[str, ...]] = ()
     bare: ClassVar[str] = ""
     inner: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = ()
@@ -57,6 +59,7 @@ class Section(ToolParser):
             body=body,
             before_start=self.before,
             also=self.also,
+            starts=self.starts,
             bare=self.bare,
             inner=self.inner,
         )

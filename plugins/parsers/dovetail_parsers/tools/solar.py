@@ -42,7 +42,12 @@ class Solar(Section):
         """Read heads and JSON."""
         stops = ("<|tool_call:args|>",)
         return HeadedCalls(
-            new_call, read_head=read_head, stops=stops, begin="<|tool_call:begin|>", end="<|tool_call:end|>"
+            new_call,
+            read_head=read_head,
+            stops=stops,
+            begin="<|tool_call:begin|>",
+            end="<|tool_call:end|>",
+            tools=tools,
         )
 
     def grammar(

@@ -18,7 +18,7 @@ from dovetail_parsers.tools.sections import JsonSection
 class Xlam(JsonSection):
     """Calls as a bare list."""
 
-    also = ("```json", "<tool_call>", "[TOOL_CALLS]")
+    starts = ("```json", "<tool_call>", "[TOOL_CALLS]")
     bare = "["
     ignored = ("```", "json", "<tool_call>", "</tool_call>", "[TOOL_CALLS]")
     knows = ("JSON array of tool calls",)

@@ -1,0 +1,57 @@
+"""Replies that name a format's tags make no call, and lose nothing of their thinking."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from phantoms import formats, parsed, phantoms
+from samples import CALLS, CONTENT_FIRST
+
+NAMED = [
+    # Prose, with a name that is no tool's and with one that is.
+    ("qwen3-coder", "A call begins with <function=NAME> and ends with </function>."),
+    ("qwen3-coder", "Maybe <function=now> fits."),
+    ("qwen3-coder", "So:\n<function=NAME>\n</function>"),
+    ("qwen3-coder", "So:\n<function=now>\nis how it begins."),
+    ("minimax-m2", 'The tag <invoke name="x"> opens one.\n\nIt is closed by </invoke>.'),
+    ("minicpm5", 'So:\n\n    <function name="now"></function>'),
+    ("deepseek-v32", 'Behind `<｜DSML｜invoke name="now">` stands\n```\n</｜DSML｜invoke>\n```'),
+    ("kimi-k2", "So <|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|> it is."),
+    # Sections, in code and quoted.
+    ("hermes", "Write `<tool_call>` first.\n\n```xml\n<tool_call>\n{\"name\": \"now\"}\n</tool_call>\n```\nSo."),
+    ("hermes", 'It writes "<tool_call>{"name": "now"}</tool_call>".'),
+    ("glm45", "It is ``<tool_call>now</tool_call>``."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), NAMED)
+def test_a_tag_that_is_named_is_text(name: str, text: str, tokenizer: object) -> None:
+    """In an answer, and within thinking, whether it is closed or not."""
+    found = {each: (spec, thinking) for each, spec, thinking in formats(tokenizer)}  # type: ignore[arg-type]
+    spec = found[name][0]
+    reply = parsed(spec, None, "<a>", [*text], "stop")
+    assert (reply.content, reply.tool_calls) == (text, [])
+    assert spec.reasoning is not None
+    start, end = spec.reasoning.start, spec.reasoning.end
+    for closing, answer in ((f"{end}so", "so"), ("", None)):
+        reply = parsed(spec, None, "<a>", [*f"{start}{text}{closing}"], "stop")
+        assert (reply.reasoning, reply.content, reply.tool_calls) == (text, answer, [])
+
+
+@pytest.mark.parametrize("name", sorted(CONTENT_FIRST))
+def test_a_call_counts_behind_what_was_named(name: str, tokenizer: object) -> None:
+    """Two calls on a line of their own, behind code and a quotation that is left open."""
+    (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == name)  # type: ignore[arg-type]
+    text = 'So `x` and ``y``, "z", don\'t:\n\n```py\n1\n```\nIt\u2019s "here\n'
+    reply = parsed(spec, None, "<a>", [text + CALLS[name]], "stop")
+    assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]
+
+
+def test_talk_makes_no_call() -> None:
+    """Random talk about every format; `tests/benchmarks/phantoms.py` reads thousands."""
+    assert list(phantoms(270, seed=3)) == []
