@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from phantoms import formats, parsed, phantoms
 from samples import CALLS, CONTENT_FIRST
 
+from dovetail.text.tokenizer.tokenizer import Tokenizer
+
 NAMED = [
     # Prose, with a name that is no tool's and with one that is.
     ("qwen3-coder", "A call begins with <function=NAME> and ends with </function>."),
@@ -30,9 +32,9 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("name", "text"), NAMED)
-def test_a_tag_that_is_named_is_text(name: str, text: str, tokenizer: object) -> None:
+def test_a_tag_that_is_named_is_text(name: str, text: str, tokenizer: Tokenizer) -> None:
     """In an answer, and within thinking, whether it is closed or not."""
-    found = {each: (spec, thinking) for each, spec, thinking in formats(tokenizer)}  # type: ignore[arg-type]
+    found = {each: (spec, thinking) for each, spec, thinking in formats(tokenizer)}
     spec = found[name][0]
     reply = parsed(spec, None, "<a>", [*text], "stop")
     assert (reply.content, reply.tool_calls) == (text, [])
@@ -44,9 +46,9 @@ def test_a_tag_that_is_named_is_text(name: str, text: str, tokenizer: object) ->
 
 
 @pytest.mark.parametrize("name", sorted(CONTENT_FIRST))
-def test_a_call_counts_behind_what_was_named(name: str, tokenizer: object) -> None:
+def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) -> None:
     """Two calls on a line of their own, behind code and a quotation that is left open."""
-    (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == name)  # type: ignore[arg-type]
+    (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == name)
     text = 'So `x` and ``y``, "z", don\'t:\n\n```py\n1\n```\nIt\u2019s "here\n'
     reply = parsed(spec, None, "<a>", [text + CALLS[name]], "stop")
     assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]

@@ -248,7 +248,7 @@ class IncrementalParser(ABC):
                 return
         buffer = self._held + text
         begin, scanned, state = 0, len(self._held), self._state
-        self._held = ""
+        self._held, self._state = "", 0
         self._seen += len(text)
         base = self._seen - len(buffer)
         while True:

@@ -66,14 +66,14 @@ class SectionParser(IncrementalParser):
 
     def _pass_call(self, piece: str) -> list[Event]:
         events = self._body.feed(piece) if self._body is not None else []
-        if self._in_doubt is not None and (events or (self._body is not None and self._body.left is not None)):
+        if not (events or self._in_doubt):
+            return []
+        if self._in_doubt is not None:
             self._tool_events(events)
             if self._body is not None and self._body.left is not None:
                 self._end_doubt(self._body.left)
                 self._push("")
             return self._drain()
-        if not events:
-            return []
         if len(events) == 1:
             kind = type(events[0])
             if kind is ToolArgs or (kind is Malformed and not self._opening):
