@@ -41,11 +41,13 @@ class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
     `state` is that at the prompt's end, as in `contracts.output.State`; `tools` are tokens that begin a tool call;
     they end thinking if `ended_by_tools`, as `breaks` do, and `break_texts`, which are spelled in several tokens; with
     `calls`, the grammar describes calls, too; `budget` is the most tokens of thinking, after which the end is forced.
+    Of `after`, what the template writes behind the end, the output parser drops what is written: it is no grammar's.
     """
 
     state: Literal["open", "in", "out"]
     start: Marker
     end: Marker
+    after: str = ""
     tools: tuple[int, ...] = ()
     breaks: tuple[int, ...] = ()
     break_texts: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, is_only, new_row, set_bit
-from dovetail.grammar.matching.reasoning_gate import MAX_LEADING_WHITESPACE, WHITESPACE, ReasoningGate
+from dovetail.grammar.matching.reasoning_gate import ReasoningGate
 from dovetail.grammar.matching.words import WordRules
 from dovetail.grammar.spec.unique.matcher import UniqueMatcher
 
@@ -23,7 +23,6 @@ class TokenSets:
     Attributes:
         eos: The ids that end a reply.
         not_eos: All others.
-        leading_whitespace: By n - 1: the tokens that are one to n whitespace characters.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -33,15 +32,7 @@ class TokenSets:
         self.full = full_row(vocabulary.size)
         self.eos = new_row(vocabulary.size, (i for i in vocabulary.eos_ids if i < vocabulary.size))
         self.not_eos = self.full & ~self.eos
-        self.space_len = {
-            i: len(token)
-            for i, token in enumerate(vocabulary.tokens)
-            if 0 < len(token) <= MAX_LEADING_WHITESPACE and _is_space(token)
-        }
-        self.leading_whitespace = [
-            new_row(vocabulary.size, (i for i, length in self.space_len.items() if length <= n + 1))
-            for n in range(MAX_LEADING_WHITESPACE)
-        ]
+        self._beginnings: dict[bytes, Words] = {}
         self._non_eos_masks: dict[frozenset[int], Words] = {frozenset(): self.not_eos}
 
     def non_eos_mask(self, but: frozenset[int]) -> Words:
@@ -53,13 +44,22 @@ class TokenSets:
                 self._non_eos_masks[but] = found
         return found
 
+    def beginnings(self, text: bytes) -> Words:
+        """Return the row of the tokens with which a text may begin, or which are all of it."""
+        found = self._beginnings.get(text)
+        if found is None:
+            found = new_row(self.size, (i for i, token in enumerate(self.tokens) if token and text.startswith(token)))
+            if len(self._beginnings) < MAX_ROWS:
+                self._beginnings[text] = found
+        return found
+
 
 class Mark(NamedTuple):
     """A place that a constraint can be taken back to."""
 
     num_taken: int
     num_matched: int
-    leading_whitespace: int
+    leading: bytes
     tail: tuple[int, ...]
 
 
@@ -95,7 +95,8 @@ class Constraint:
         self._only = -1
         self._stuck_at = -1
         self._sets = sets
-        self._leading_whitespace = 0
+        self._leading = b""
+        """What is left of the text between thinking and the grammar's."""
         self._num_taken = self._num_matched = 0
         self._non_eos_mask = sets.non_eos_mask(frozenset(stop_ids) - sets.eos_ids)
 
@@ -134,7 +135,7 @@ class Constraint:
             if gate.free:
                 but = gate.forbidden_ids
                 return None if gate.covers_reply else (("thinking", but), self._sets.non_eos_mask(but))
-            if gate.forbidden_id is not None or self._leading_whitespace > 0:
+            if gate.forbidden_id is not None or self._leading:
                 return None
         found = backend.known(matcher)
         return None if found is None else ((backend, found[0]), found[1])
@@ -185,8 +186,8 @@ class Constraint:
             if matched and gate.extra_id is not None:
                 set_bit(row, gate.extra_id)
             matched = self._ban(row, gate.forbidden_id, matched)
-        if matched and self._leading_whitespace > 0:
-            np.bitwise_or(row, sets.leading_whitespace[self._leading_whitespace - 1], out=row)
+        if matched and self._leading:
+            np.bitwise_or(row, sets.beginnings(self._leading), out=row)
         self._row = row if matched else None
         return matched
 
@@ -197,7 +198,7 @@ class Constraint:
             matcher is None
             or self.matching is None
             or self.rules is not None
-            or self._leading_whitespace
+            or self._leading
             or (self.gate is not None and self.gate.extra_id is not None)
         ):
             return []
@@ -227,25 +228,23 @@ class Constraint:
         if gate is not None and gate.accept(token_id) and not gate.covers_reply:
             if gate.free:
                 return None
-            self._leading_whitespace = gate.leading_whitespace
+            self._leading = gate.after
             return self._take_rest(gate.text_after_marker)
         matcher = self.matcher
         if matcher is None:
             return None
+        if self._leading and self._take_leading(self._sets.tokens[token_id] if token_id < self._sets.size else b""):
+            return None
         if matcher.accept((token_id,)) == 1:
             self._num_matched += 1
-            self._leading_whitespace = 0
+            self._leading = b""
             return matcher.error
-        length = self._sets.space_len.get(token_id, 0)
-        if 0 < length <= self._leading_whitespace:
-            self._leading_whitespace -= length
-            return None
         return matcher.error or f"the grammar does not allow token {token_id} here"
 
     def mark(self) -> Mark:
         """Return the present place, for `back_to`."""
         tail = () if self.rules is None else tuple(self.rules.tail)
-        return Mark(self._num_taken, self._num_matched, self._leading_whitespace, tail)
+        return Mark(self._num_taken, self._num_matched, self._leading, tail)
 
     def back_to(self, mark: Mark) -> None:
         """Take back what was accepted since a mark: at most `MAX_ROLLBACK` tokens, all of them without an error."""
@@ -256,7 +255,7 @@ class Constraint:
         if self.rules is not None:
             self.rules.tail.clear()
             self.rules.tail.extend(mark.tail)
-        self._num_taken, self._num_matched, self._leading_whitespace, _ = mark
+        self._num_taken, self._num_matched, self._leading, _ = mark
 
     def only_ends(self, row: Words) -> bool:
         """Whether a filled row allows nothing but ends of the reply and stop tokens."""
@@ -266,11 +265,13 @@ class Constraint:
         """Text behind the end marker in the marker's last token: no mask was applied to it."""
         if self.matcher is None or not rest:
             return None
-        if len(rest) <= self._leading_whitespace and _is_space(rest):
-            self._leading_whitespace -= len(rest)
+        if self._take_leading(rest):
             return None
         return "the answer began in the middle of the token that ended thinking, where no grammar can be enforced"
 
-
-def _is_space(token: bytes) -> bool:
-    return all(byte in WHITESPACE for byte in token)
+    def _take_leading(self, text: bytes) -> bool:
+        """Take text that stands before the grammar's: the output parser drops it, whatever the grammar allows."""
+        if not text or not self._leading.startswith(text):
+            return False
+        self._leading = self._leading[len(text) :]
+        return True

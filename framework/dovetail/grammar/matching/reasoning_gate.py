@@ -20,9 +20,6 @@ from dovetail.messages import MarkedThinking, MessageThinking, Thinking
 
 MAX_ROLLBACK = 256
 """Most tokens that `rollback` takes back at once."""
-MAX_LEADING_WHITESPACE = 4
-"""Whitespace characters allowed between the end of thinking and the grammar's text: templates put newlines there,
-and forbidding them costs quality."""
 WHITESPACE = b" \t\r\n"
 MAX_HEADER = 512
 """Characters of the longest header, as output parsers count; longer text is the answer."""
@@ -42,12 +39,13 @@ class ReasoningGate(ABC):
         text_after_marker: Of the token that ended thinking: its bytes behind a marker that is spelled as text.
         covers_reply: The grammar describes the whole reply, thinking included; the gate only keeps the budget.
         forbidden_ids: Tokens that must not come while the grammar does not hold: they would end thinking otherwise.
-        leading_whitespace: Whitespace characters that may stand before the grammar's text.
+        after: What may stand between the end of thinking and the grammar's text, from its beginning on: the newlines of
+            the template, which models have learnt and output parsers drop.
     """
 
     covers_reply = False
     forbidden_ids: frozenset[int] = frozenset()
-    leading_whitespace = 0
+    after = b""
     _SAVED: tuple[str, ...] = ()
 
     def __init__(self, thinking: Thinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
@@ -133,7 +131,6 @@ class MarkerGate(ReasoningGate):
         state: `open`, `in` or `out`.
     """
 
-    leading_whitespace = MAX_LEADING_WHITESPACE
     _SAVED = ("state", "reasoning_tokens", "text_after_marker", "_at", "_tail", "_begun")
 
     def __init__(self, thinking: MarkedThinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
@@ -141,6 +138,7 @@ class MarkerGate(ReasoningGate):
         super().__init__(thinking, tokens, constrained=constrained)
         self.state: str = thinking.state
         self._start, self._end = thinking.start, thinking.end
+        self.after = thinking.after.encode()
         self._end_bytes = thinking.end.text.encode()
         self._tools = frozenset(thinking.tools)
         self._breaks = frozenset(thinking.breaks) | (self._tools if thinking.ended_by_tools else frozenset())

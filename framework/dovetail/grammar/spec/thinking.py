@@ -73,6 +73,7 @@ def _between_markers(
         state=state.value,
         start=_marker(markers.start, tokenizer),
         end=_marker(markers.end, tokenizer),
+        after=markers.after_end,
         tools=tuple(added[text] for text in calls if text in added),
         breaks=tuple(added[text] for text in breaks if text in added),
         break_texts=tuple(text for text in texts if text and text not in added),
