@@ -46,10 +46,14 @@ def told(sizes: dict[str, int | None]) -> str:
     total = sum(num for _, num in known) / 1e6
     largest = ", ".join(f"{name} {num / 1e6:,.0f}" for name, num in known[:LARGEST])
     unknown = len(sizes) - len(known)
-    text = f"To download: {len(sizes)} packages, {total:,.0f} MB, less what is in pip's cache; in MB: {largest}"
+    text = f"To download: {total:,.0f} MB for {_packages(len(sizes))}, less what is in pip's cache; in MB: {largest}"
     text += ", …" if len(known) > LARGEST else ""
-    text += f"; {unknown} packages of unknown size" if unknown else ""
+    text += f"; {_packages(unknown)} of unknown size" if unknown else ""
     return f"{text}\n{ADVICE}" if any(name.startswith("nvidia-") for name in sizes) else text
+
+
+def _packages(number: int) -> str:
+    return f"{number} package{'s' if number != 1 else ''}"
 
 
 def main() -> int:

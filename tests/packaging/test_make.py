@@ -88,7 +88,7 @@ def test_torch_comes_from_the_index_that_is_named(tmp_path: Path, indexes: str) 
     named = f"TORCH_INDEX={indexes}/cpu"
     done = serve(named)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "To download: 1 packages, 1 MB, less what is in pip's cache; in MB: torch 1\n" in done.stdout
+    assert "To download: 1 MB for 1 package, less what is in pip's cache; in MB: torch 1\n" in done.stdout
     assert done.stdout.index("To download") < done.stdout.index("Collecting torch")
     assert "The command is .venv/bin/dovetail; your own model: .venv/bin/dovetail serve Qwen/Qwen3-0.6B" in done.stdout
     assert done.stdout.endswith("served serve --port 30000\n")
@@ -103,8 +103,8 @@ def test_what_is_downloaded_is_told_with_its_size() -> None:
     sizes: dict[str, int | None] = {f"nvidia-{number}": number * 1_000_000 for number in range(8)} | {"torch": None}
     first, advice = downloads.told(sizes).split("\n")
     assert first.startswith(
-        "To download: 9 packages, 28 MB, less what is in pip's cache; in MB: nvidia-7 7, nvidia-6 6,"
+        "To download: 28 MB for 9 packages, less what is in pip's cache; in MB: nvidia-7 7, nvidia-6 6,"
     )
-    assert first.endswith(", nvidia-2 2, …; 1 packages of unknown size")
+    assert first.endswith(", nvidia-2 2, …; 1 package of unknown size")
     assert advice == downloads.ADVICE
     assert "\n" not in downloads.told({"torch": 1_000_000})

@@ -127,7 +127,6 @@ def test_the_pins_are_within_what_the_package_takes() -> None:
         if not line.startswith("#"):
             pin = Requirement(line)
             pins.setdefault(canonicalize_name(pin.name), set()).add(str(pin.specifier).removeprefix("=="))
-    assert pins["torch"] == {"2.13.0"}
     for requirement in (Requirement(line) for lines in wanted for line in lines):
         found = pins.get(canonicalize_name(requirement.name), set())
         assert found, requirement
