@@ -38,6 +38,11 @@ def test_files_go_along_as_text(screen: Screen, server: ScriptedServer, tmp_path
     assert body["messages"] == [{"role": "user", "content": text}]
     assert page.locator(".files").count() == 0
     assert page.inner_text("h1") == "What do they say?"
+    (tmp_path / "notes.md").write_text("A line\n" * 2_000)
+    page.get_by_label("Text files", exact=True).set_input_files(tmp_path / "notes.md")
+    screen.ask("And now?")
+    assert page.locator(".bubble").last.evaluate("e => e.clientHeight < e.scrollHeight && e.clientHeight < 400")
+    assert screen.obstacles() == []
 
 
 def test_titles_are_changed_and_seen_in_full(screen: Screen, server: ScriptedServer) -> None:
@@ -63,6 +68,7 @@ def test_search_finds_texts_of_messages(screen: Screen, server: ScriptedServer) 
         screen.ask(question)
         screen.kept()
         page.get_by_role("button", name="New conversation", exact=True).click()
+        screen.ready()
     page.get_by_label("Search conversations").fill("KANGAROO")
     page.locator(".list a", has_text="First question").wait_for()
     page.locator(".list a", has_text="Second question").wait_for(state="detached")

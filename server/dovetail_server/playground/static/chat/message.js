@@ -14,6 +14,8 @@ const ENDS = {
   abort: "The server has ended this reply.",
 };
 const LONG = 20_000;
+const TALL = 2_000; // characters of a question that shall not push everything else away
+const SCROLLS = { class: "bubble tall", tabindex: 0, role: "region", "aria-label": "Long question" };
 
 export function Message({ node, siblings, isLast, actions }) {
   if (node.role === "tool") return html`<${Result} node=${node} />`;
@@ -53,7 +55,7 @@ function Asked({ node, branches, actions }) {
     </article>`;
   }
   return html`<article class="asked" aria-label="You">
-    <div class="bubble" dir="auto">${node.content.length > LONG ? html`<${Long} text=${node.content} />` : plain(node.content)}</div>
+    <div class="bubble" dir="auto" ...${node.content.length > TALL ? SCROLLS : {}}>${node.content.length > LONG ? html`<${Long} text=${node.content} />` : plain(node.content)}</div>
     <footer>${branches}
       <${IconButton} icon="edit" label="Edit" class="quiet edit" onClick=${() => setDraft(node.content)} />
       <${CopyButton} text=${node.content} what="question" />

@@ -69,7 +69,7 @@ export function CompletePage() {
     <form class="compare-form" onSubmit=${submit}>
       <label class="field" for="complete-text">Text</label>
       <textarea ref=${area} id="complete-text" rows="14" value=${form.text} readonly=${runs} aria-busy=${runs} dir="auto"
-        placeholder="Once upon a time" onInput=${(event) => change({ text: event.target.value })} onKeyDown=${key}></textarea>
+        placeholder="Text to continue" onInput=${(event) => change({ text: event.target.value })} onKeyDown=${key}></textarea>
       <div class="line">
         ${
           runs
