@@ -238,13 +238,13 @@ def test_random_texts_agree_with_a_plain_check(backend: GrammarBackend, vocabula
     assert watched.enforcement == "full"
     plain = Watched({}, backend, vocabulary)
     num = 0
-    for seed in range(600):
+    for seed in range(240):
         maker = Maker(seed)
         text = maker.text([maker.rng.choice([[1, 1], {"a": [2]}, 1, "a", maker.instance({})]) for _ in range(3)])
         if plain.accepts(text):
             num += 1
             assert watched.accepts(text) == _differ(json.loads(text)), text
-    assert num > 300
+    assert num > 120
 
 
 def _differ(value: Any) -> bool:
@@ -293,7 +293,7 @@ def test_first_items_that_are_described_one_by_one_differ(
     watched = Watched({"type": "array", "uniqueItems": True, **given}, backend, vocabulary)
     assert watched.enforcement == "full", watched.ignored
     lengths = set()
-    for seed in range(60):
+    for seed in range(20):
         text = watched.write(random.Random(seed))
         if text:
             assert len({json.dumps(_plain(item)) for item in json.loads(text)}) == len(json.loads(text)), text

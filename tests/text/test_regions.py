@@ -156,7 +156,7 @@ def test_random_replies_are_the_same_in_every_chunking() -> None:
         "\n",
         "w0w ",
     ]
-    for number in range(400):
+    for number in range(150):
         template = (HELD, INLINE, LINES, DIALECT, LIST)[number % 5]
         text = "".join(rng.choice(parts) for _ in range(rng.randrange(1, 6)))
         whole = read(template, [text])
