@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Parallel, Stream
 from dovetail.layers.experts import GatedExperts
-from dovetail.layers.moe import Router
+from dovetail.layers.moe import MixtureOfExperts, Router
 from dovetail.layers.plain import PLAIN
 from dovetail.layers.routing import Routing
+from dovetail.runtime.hf_config import dense_config
 
 CONTEXT = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
 
@@ -57,6 +58,21 @@ def test_ranks_that_divide_experts_add_up_to_one() -> None:
             param.data.copy_(whole.get_parameter(name)[2 * rank : 2 * rank + 2])
         shares.append(mine(x, ids, weights))
     torch.testing.assert_close(sum(shares), whole(x, ids, weights), rtol=1e-4, atol=1e-3)  # numbers are in the hundreds
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_shared_experts_give_the_same_with_a_stream_and_without(has_gate: bool) -> None:
+    """What every token goes through is added to what its chosen experts give, once."""
+    given = {"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 20, "intermediate_size": 12}
+    given |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    routing = Routing(num=6, top_k=2, normalise=True)
+    moe = filled(MixtureOfExperts(dense_config(given), CONTEXT, routing, 12, shared_inner=16, has_shared_gate=has_gate))
+    x = torch.randn(5, 20)
+    chosen = moe.experts(x, *moe.router(x))
+    shared = moe.shared(x) * (moe.shared_gate(x) if has_gate else 1)
+    near = {"rtol": 1e-4, "atol": 1e-5 * float((chosen + shared).abs().max())}
+    torch.testing.assert_close(moe(x), chosen + shared, **near)
+    torch.testing.assert_close(moe(x, add=Stream(x.clone())).total(), x + chosen + shared, **near)
 
 
 def chosen(routing: Routing, logits: Tensor, correction: Tensor | None = None) -> dict[int, float]:
