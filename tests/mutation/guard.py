@@ -40,12 +40,14 @@ States: `killed`, `survived`, `uncovered` (no test runs the code), `gone` (no su
 
 
 def digest(test: str) -> str:
-    """Return a digest of a test's source with its decorators; empty if the file has no such function."""
+    """Return a digest of a test's source, of its class if that inherits the test, or nothing if it is gone."""
     file, *names = test.partition("[")[0].split("::")
-    nodes: list[ast.AST] = [ast.parse((ROOT / file).read_bytes())] if (ROOT / file).is_file() else []
+    node: ast.AST | None = ast.parse((ROOT / file).read_bytes()) if (ROOT / file).is_file() else None
+    found = None
     for name in names:
-        nodes = [child for node in nodes for child in getattr(node, "body", []) if getattr(child, "name", "") == name]
-    return hashlib.sha256(ast.unparse(nodes[0]).encode()).hexdigest()[:8] if nodes else ""
+        node = next((child for child in getattr(node, "body", []) if getattr(child, "name", "") == name), None)
+        found = node or (found if isinstance(found, ast.ClassDef) else None)
+    return hashlib.sha256(ast.unparse(found).encode()).hexdigest()[:8] if found is not None else ""
 
 
 def is_kept(entry: Entry) -> bool:

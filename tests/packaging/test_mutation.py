@@ -112,6 +112,7 @@ def test_a_kill_counts_until_its_test_changes(guard: Any, tmp_path: Path, monkey
     test = "tests/test_room.py::test_fits"
     entry = {"key": list(mutant.key), "state": "killed", "killers": {test: guard.digest(test)}}
     assert guard.is_kept(entry)
+    assert guard.digest(test.replace("fits", "other")) == guard.digest("tests/none.py::test_fits") == ""
     moved = tmp_path / FILE.replace("room", "rooms")
     (tmp_path / FILE).rename(moved)
     text = tmp_path / "tests/test_room.py"
