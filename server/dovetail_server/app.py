@@ -21,7 +21,7 @@ from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
 from dovetail_server.asgi import BodyLimitMiddleware, Holder, RequestIdMiddleware
-from dovetail_server.auth import OPEN, Auth, Keys, open_paths
+from dovetail_server.auth import CALLER, OPEN, Auth, Keys, open_paths
 from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
 from dovetail_server.journal import MAX_JOURNAL_BYTES, Resumable
@@ -185,7 +185,7 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Answer an error of ours."""
-    return errors.to_reply(error)
+    return errors.to_reply(error, is_admin=CALLER.get().may_admin)
 
 
 def nearest_route(app: FastAPI, method: str, path: str) -> str | None:

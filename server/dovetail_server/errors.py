@@ -36,10 +36,15 @@ TYPES = {
 
 
 class ServiceError(DovetailError):
-    """The server cannot take the request now; the same request may succeed later."""
+    """The server cannot take the request now; the same request may succeed later.
 
-    def __init__(self, message: str, *, code: str, status: int = 503, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
+    `detail`, which may name folders and other servers, is for the log and for admins.
+    """
+
+    def __init__(
+        self, message: str, *, code: str, status: int = 503, retry_after_s: int | None = None, detail: str = ""
+    ) -> None:
+        super().__init__(f"{message}: {detail}" if detail else message)
         self.message = message
         self.code = code
         self.status = status
@@ -141,9 +146,12 @@ def describe(error: Exception) -> tuple[int, ErrorDetail, dict[str, str]]:
     return 500, ErrorDetail(message=text, type="server_error", code="internal_error"), {}
 
 
-def to_reply(error: Exception) -> Response:
-    """Build the HTTP reply for any exception."""
-    return reply(*describe(error))
+def to_reply(error: Exception, *, is_admin: bool = False) -> Response:
+    """Build the HTTP reply for any exception; admins are told details."""
+    status, detail, headers = describe(error)
+    if is_admin and isinstance(error, ServiceError):
+        detail = msgspec.structs.replace(detail, message=str(error))
+    return reply(status, detail, headers)
 
 
 MAX_NAMED = 128

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from dovetail.messages import BACKGROUND
 from dovetail_server.auth import CALLER, Keys, owner_name
 from dovetail_server.cli.hash_key import main as hash_key
 from dovetail_server.errors import ServiceError
+from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.serving.common import service_of
 from dovetail_server.tenants.keys_file import Limits, PriorityRange, key_hash, read_keys_file
 from dovetail_server.tenants.tenant import Grant, Tenant, duration
@@ -249,6 +251,29 @@ def test_requests_at_once_and_use_are_counted_by_key(make_harness: Callable[...,
     assert f'dovetail_key_requests_total{{key="{owner_name(ALICE)[:16]}"}} 2.0' in text
     assert f'dovetail_key_rejected_requests_total{{key="{owner_name(ALICE)[:16]}",limit="requests"}} 1.0' in text
     assert "dovetail_keys_file_current 1.0" in text
+
+
+def test_a_gateway_adds_up_what_its_workers_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key's use is that of all workers; a refusal of one is the answer."""
+
+    def row(key: str, num: int, **rejected: int) -> dict[str, Any]:
+        counts = dict.fromkeys(("requests", "running_requests", "input_tokens", "output_tokens"), num)
+        return {"key": key, "name": key, **counts, "rejected": rejected, "limits": {"requests": 9}}
+
+    replies: dict[int, tuple[int, bytes, str]] = {
+        i: (200, json.dumps({"data": rows}).encode(), "application/json")
+        for i, rows in enumerate(([row("a", 1, requests=2), row("b", 5)], [row("a", 10, requests=3, input_tokens=1)]))
+    }
+    fan = FanOut(SimpleNamespace(fleet=SimpleNamespace(ready=list)))  # type: ignore[arg-type]
+
+    async def ask_all(*_: Any) -> Any:
+        return replies
+
+    monkeypatch.setattr(fan, "_ask_all", ask_all)
+    found = json.loads(bytes(asyncio.run(fan.usage(SimpleNamespace())).body))  # type: ignore[arg-type]
+    assert found["data"] == [row("a", 11, requests=5, input_tokens=1), row("b", 5)]
+    replies[2] = (401, b"no", "text/plain")
+    assert asyncio.run(fan.usage(SimpleNamespace())).status_code == 401  # type: ignore[arg-type]
 
 
 def test_a_full_queue_has_room_for_each_keys_share(make_harness: Callable[..., Harness]) -> None:

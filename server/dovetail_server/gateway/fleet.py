@@ -91,7 +91,7 @@ class Fleet:
     def nobody(self) -> ServiceError:
         """Return the error for a request that no worker can take."""
         why = "; ".join(f"{worker.tag} {worker.url}: {worker.refusal or worker.why_not}" for worker in self.workers)
-        return ServiceError(f"no worker is ready ({why}); try again later", code="no_worker", retry_after_s=2)
+        return ServiceError("no worker is ready; try again later", code="no_worker", retry_after_s=2, detail=why)
 
     def problem(self) -> str | None:
         """Say why no traffic should come, or None."""

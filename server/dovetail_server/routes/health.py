@@ -21,9 +21,12 @@ RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready", 
 def answer(reason: str | None, removed: Sequence[str] = ()) -> Response:
     """Return 200, or 503 with the reason; `plugins` shows objects of plugins that were removed for failing."""
     body: dict[str, Any] = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
-    if CALLER.get() is NOBODY:  # a probe without a key learns no reasons
+    caller = CALLER.get()
+    if caller is NOBODY:  # a probe without a key learns no reasons
         body = {"status": body["status"]}
-    elif removed:
+    elif reason is not None and not caller.may_admin:  # what follows may name folders
+        body["reason"] = reason.partition(":")[0]
+    if removed and caller is not NOBODY:
         body["plugins"] = list(removed)
     return Response(msgspec.json.encode(body), 200 if reason is None else 503, media_type="application/json")
 
