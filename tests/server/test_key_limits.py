@@ -20,7 +20,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server.auth import CALLER, Keys, owner_name
 from dovetail_server.cli.hash_key import main as hash_key
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors import ServiceError, to_reply
 from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.serving.common import service_of
 from dovetail_server.tenants.keys_file import Limits, PriorityRange, key_hash, read_keys_file
@@ -251,6 +251,18 @@ def test_requests_at_once_and_use_are_counted_by_key(make_harness: Callable[...,
     assert f'dovetail_key_requests_total{{key="{owner_name(ALICE)[:16]}"}} 2.0' in text
     assert f'dovetail_key_rejected_requests_total{{key="{owner_name(ALICE)[:16]}",limit="requests"}} 1.0' in text
     assert "dovetail_keys_file_current 1.0" in text
+
+
+def test_reasons_that_name_places_are_for_admins(make_harness: Callable[..., Harness]) -> None:
+    """Others are told what does not work, not where: by probes and by errors alike."""
+    harness = make_harness(api_key=[ALICE], admin_api_key=BOSS)
+    harness.engine.dead = "killed in /srv/models"
+    found = {key: harness.get("/readyz", headers=as_key(key)).json()["reason"] for key in (ALICE, BOSS)}
+    assert found == {ALICE: "engine dead", BOSS: "engine dead: killed in /srv/models"}
+    error = ServiceError("no worker is ready", code="no_worker", detail="http://10.0.0.1 is away")
+    told = [bytes(to_reply(error, is_admin=is_admin).body) for is_admin in (False, True)]
+    assert [b"10.0.0.1" in body for body in told] == [False, True]
+    assert "10.0.0.1" in str(error)
 
 
 def test_a_gateway_adds_up_what_its_workers_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,11 +79,9 @@ class BatchService:
         try:
             layout.create()
         except OSError as error:
-            text, why = (
-                "the folder of files and batches (--file-storage-path) cannot be used",
-                error.strerror or str(error),
-            )
-            raise ServiceError(text, code="storage_unavailable", retry_after_s=5, detail=why) from error
+            text = "the folder of files and batches (--file-storage-path) cannot be used"
+            detail = error.strerror or str(error)
+            raise ServiceError(text, code="storage_unavailable", retry_after_s=5, detail=detail) from error
         given = settings.database_url
         url = database_url(None if given is None else given.get_secret_value(), layout.folder)
         migrate(url, layout)
