@@ -109,7 +109,7 @@ def test_edit_retry_and_branches(screen: Screen, server: ScriptedServer) -> None
     assert page.locator(".bubble").inner_text() == "Question two"
     page.locator(".asked").get_by_label("Previous version").click()
     page.wait_for_selector(".reply >> text=First.")
-    page.get_by_label("Go on in a new conversation").click()
+    page.get_by_label("Branch into a new conversation").click()
     screen.until("document.querySelectorAll('.list li').length === 2")
     assert page.locator(".bubble").inner_text() == "Question one"
     assert sorted(len(one["nodes"]) for one in screen.stored()) == [2, 5]
@@ -177,7 +177,7 @@ def test_structured_output_and_its_report(screen: Screen, replying: Callable[[st
     schema.fill('{"type": "object",')
     page.get_by_text("The schema is not JSON").wait_for()
     schema.fill('{"type":"object","properties":{"a":{"type":"integer"}}}')
-    page.get_by_role("button", name="Lay out").click()
+    page.get_by_role("button", name="Format JSON").click()
     screen.until(f"{SCHEMA}.value.split('\\n').length > 4")
     ends = {"backend": "llguidance", "enforcement": "full", "ignored": [], "valid": True}
     replying(stream(piece(content='{"a": 1}'), piece(finish="stop", structured_output=ends)))

@@ -84,7 +84,7 @@ function Reply({ node, branches, isLast, actions }) {
       <${CopyButton} text=${node.content} what="reply" />
       ${node.tokens.length > 0 && html`<${IconButton} icon="grid" label="Tokens" aria-pressed=${showsTokens} onClick=${() => setShowsTokens(!showsTokens)} />`}
       <${IconButton} icon="code" label="Show code" onClick=${() => actions.program(node)} />
-      <${IconButton} icon="branch" label="Go on in a new conversation" onClick=${() => actions.branch(node)} />
+      <${IconButton} icon="branch" label="Branch into a new conversation" onClick=${() => actions.branch(node)} />
       <span class="figures">${figures(node).join(" · ")}</span>
     </footer>`}
   </article>`;

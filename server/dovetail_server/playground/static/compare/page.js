@@ -63,7 +63,7 @@ export function ComparePage() {
     redraw();
   };
   const set = (i) => (changes) => (Object.assign(form.sides[i], changes), change({}));
-  return html`<${Page} title="Compare" lead="One question and one seed, answered with two settings. Where both draw the same tokens, the settings made no difference.">
+  return html`<${Page} title="Compare" lead="One question and one seed, answered with two settings. Where both sample the same tokens, the settings made no difference.">
     <form class="compare-form" onSubmit=${submit}>
       <label class="field" for="compare-prompt">Question</label>
       <textarea id="compare-prompt" rows="3" value=${form.prompt} onInput=${(event) => change({ prompt: event.target.value })}></textarea>

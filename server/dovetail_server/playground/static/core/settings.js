@@ -97,8 +97,8 @@ function number(settings, { name, label, min = -Infinity, max = Infinity }, body
   const text = String(settings[name] ?? "").trim();
   if (text === "") return;
   const value = Number(text);
-  if (!Number.isFinite(value)) problems[name] = `${label} is no number.`;
-  else if (WHOLE.has(name) && !Number.isSafeInteger(value)) problems[name] = `${label} is no whole number.`;
+  if (!Number.isFinite(value)) problems[name] = `${label} is not a number.`;
+  else if (WHOLE.has(name) && !Number.isSafeInteger(value)) problems[name] = `${label} is not a whole number.`;
   else if (value < min) problems[name] = `${label} is less than ${min}.`;
   else if (value > max) problems[name] = `${label} is more than ${max}.`;
   else body[name] = value;
@@ -112,9 +112,9 @@ function output(settings, body, problems) {
     const schema = parsed(text, "The schema", "grammar", problems);
     if (schema === undefined) return;
     if (schema === null || Array.isArray(schema) || typeof schema !== "object") {
-      problems.grammar = "The schema is no JSON object.";
+      problems.grammar = "The schema is not a JSON object.";
     } else body.response_format = { type: "json_schema", json_schema: { name: "reply", schema } };
-  } else if (kind && text.trim() === "") problems.grammar = "Nothing is given.";
+  } else if (kind && text.trim() === "") problems.grammar = "The field is empty.";
   else if (kind) body[kind] = text;
 }
 
@@ -122,7 +122,7 @@ function tools(settings, body, problems) {
   if (!(settings.tools ?? "").trim()) return;
   const value = parsed(settings.tools, "The list of tools", "tools", problems);
   if (value === undefined) return;
-  if (!Array.isArray(value)) problems.tools = "The tools are no list: they begin with [.";
+  if (!Array.isArray(value)) problems.tools = "The tools are not a list: a list begins with [.";
   else if (value.length) {
     body.tools = value.map((tool) => (tool?.function || !tool?.name ? tool : { type: "function", function: tool }));
     if (settings.tool_choice) body.tool_choice = settings.tool_choice;
@@ -133,7 +133,7 @@ function extra(settings, body, problems) {
   if (!(settings.extra ?? "").trim()) return;
   const value = parsed(settings.extra, "What else to send", "extra", problems);
   if (value === undefined) return;
-  if (value === null || Array.isArray(value) || typeof value !== "object") problems.extra = "It is no JSON object.";
+  if (value === null || Array.isArray(value) || typeof value !== "object") problems.extra = "It is not a JSON object.";
   else Object.assign(body, value);
 }
 

@@ -23,7 +23,7 @@ export function TextField({ label, value, problem, onChange, rows = 2, isCode = 
     <textarea id=${`${id}-area`} rows=${rows} class=${isCode ? "code" : ""} spellcheck=${!isCode} value=${value} placeholder=${placeholder}
       aria-invalid=${Boolean(problem)} aria-describedby=${problem ? id : undefined} onInput=${(event) => onChange(event.target.value)}></textarea>
     <${Problem} id=${id} text=${problem} />
-    ${isJson && value.trim() && !problem && html`<button type="button" class="plain" onClick=${tidy}>Lay out</button>`}
+    ${isJson && value.trim() && !problem && html`<button type="button" class="plain" onClick=${tidy}>Format JSON</button>`}
   </div>`;
 }
 
