@@ -30,9 +30,9 @@ def test_numbers_rates_and_quantiles() -> None:
     assert now.rate("engine_step", before) == 25
     assert before.rate("engine_step", now) is None
     assert now.rate("engine_step", None) is None
-    assert now.quantile("first token", 0.5) == pytest.approx(0.1 + 0.9 / 2)
-    assert now.quantile("first token", 0.99) == 1.0
-    assert now.quantile("between tokens", 0.5) is None
+    assert now.quantile("time to first token", 0.5) == pytest.approx(0.1 + 0.9 / 2)
+    assert now.quantile("time to first token", 0.99) == 1.0
+    assert now.quantile("inter-token latency", 0.5) is None
 
 
 def test_one_look(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +41,7 @@ def test_one_look(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) ->
     server.get("/livez")
     assert dovetail(["top", "--url", server.base, "--once"]) == 0
     shown = capsys.readouterr().out
-    for part in ("tokens a second", "1 requests", "first token", "KV cache"):
+    for part in ("tokens/s", "1 requests", "time to first token", "queue time", "KV cache"):
         assert part in shown
     assert dovetail(["top", "--url", "http://127.0.0.1:9", "--once"]) == 1
     assert "does not answer" in capsys.readouterr().err

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 HISTOGRAMS = {
-    "first token": "dovetail_time_to_first_token_seconds",
-    "between tokens": "dovetail_inter_token_seconds",
-    "whole request": "dovetail_request_seconds",
+    "time to first token": "dovetail_time_to_first_token_seconds",
+    "inter-token latency": "dovetail_inter_token_seconds",
+    "end-to-end latency": "dovetail_request_seconds",
+    "queue time": "dovetail_queue_seconds",
+    "prefill time": "dovetail_prefill_seconds",
+    "decode time": "dovetail_decode_seconds",
 }
 
 

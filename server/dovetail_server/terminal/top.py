@@ -23,15 +23,15 @@ def picture(url: str, load: Load | None, before: Load | None, problem: str) -> R
 
 
 def numbers(load: Load, before: Load | None) -> Table:
-    """Requests, pace and cache."""
+    """Requests, throughput and cache."""
     table = Table.grid(padding=(0, 2))
-    table.add_row("requests", f"{shown(load.get('requests_running'))} run, {shown(load.get('requests_queued'))} wait")
-    pace = load.get("generation_tokens_per_second")
-    table.add_row("tokens a second", shown(pace, 1))
-    table.add_row("steps a second", shown(load.rate("engine_step", before), 1))
+    table.add_row("requests", f"{shown(load.get('requests_running'))} running, {shown(load.get('requests_queued'))} queued")
+    rate = load.get("generation_tokens_per_second")
+    table.add_row("tokens/s", shown(rate, 1))
+    table.add_row("steps/s", shown(load.rate("engine_step", before), 1))
     table.add_row("KV cache", bar(load.get("kv_usage_ratio")))
     prompt, cached = load.get("prompt_tokens_total"), load.get("cached_prompt_tokens_total")
-    table.add_row("found in the cache", bar(cached / prompt if prompt and cached is not None else None))
+    table.add_row("prefix cache hit rate", bar(cached / prompt if prompt and cached is not None else None))
     total = f"{shown(load.get('requests_total'))} requests, {shown(load.get('generation_tokens_total'))} tokens"
     table.add_row("since the start", total)
     if restarts := load.get("engine_restarts_total"):
@@ -40,9 +40,9 @@ def numbers(load: Load, before: Load | None) -> Table:
 
 
 def times(load: Load) -> Table:
-    """How long things took, since the start."""
+    """Latencies since the start."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("seconds", "half within", "90 % within", "99 % within"):
+    for name in ("seconds", "p50", "p90", "p99"):
         table.add_column(name, justify="left" if name == "seconds" else "right")
     for label in HISTOGRAMS:
         found = [load.quantile(label, share) for share in (0.5, 0.9, 0.99)]
