@@ -25,7 +25,8 @@ def picture(url: str, load: Load | None, before: Load | None, problem: str) -> R
 def numbers(load: Load, before: Load | None) -> Table:
     """Requests, throughput and cache."""
     table = Table.grid(padding=(0, 2))
-    table.add_row("requests", f"{shown(load.get('requests_running'))} running, {shown(load.get('requests_queued'))} queued")
+    running, queued = shown(load.get("requests_running")), shown(load.get("requests_queued"))
+    table.add_row("requests", f"{running} running, {queued} queued")
     rate = load.get("generation_tokens_per_second")
     table.add_row("tokens/s", shown(rate, 1))
     table.add_row("steps/s", shown(load.rate("engine_step", before), 1))
