@@ -10,16 +10,23 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from pins import PINS, ROOT, silence
 
 SUITE = Path(__file__).parent / "short_suite.py"
 
 
-def pinned_torch() -> str:
-    """Return the line of the pins that names torch."""
-    return next(line for line in PINS.read_text("utf-8").splitlines() if line.startswith("torch=="))
+def torch(*, is_pinned: bool) -> str:
+    """Return the requirement of torch as `constraints.txt` has it, or of the lowest version."""
+    if is_pinned:
+        return next(line for line in PINS.read_text("utf-8").splitlines() if line.startswith("torch=="))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    [wanted] = (line for line in map(Requirement, project["dependencies"]) if line.name == "torch")
+    [lowest] = (part.version for part in wanted.specifier if part.operator == ">=")
+    return f"torch=={lowest}"
 
 
 def main() -> int:
@@ -34,11 +41,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dovetail-lowest-") as name:
         python = Path(name, "env/bin/python")
         install = [*uv, "pip", "install", "--quiet", "--python", str(python)]
-        # uv leaves what is installed and fits. Asked for the lowest it would pass over a CPU build, `+cpu`.
-        torch = [[*install, pinned_torch()]] if options.pinned_torch else []
         for command in (
             [*uv, "venv", "--quiet", "--python", sys.executable, str(Path(name, "env"))],
-            *torch,
+            # First, as uv leaves what fits: asked for the lowest it passes over a CPU build (`+cpu`).
+            [*install, torch(is_pinned=options.pinned_torch)],
             [*install, "--resolution", "lowest-direct", str(ROOT)],
             [*uv, "pip", "list", "--python", str(python)],
             [str(python), str(SUITE)],
