@@ -129,6 +129,18 @@ def test_items_that_repeat_are_refused(backend: GrammarBackend, vocabulary: Voca
         assert anything.accepts(text), text
 
 
+def test_arrays_in_arrays_differ_on_both_levels(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
+    """Also where the two that are equal have others between them, and a third level lies in between."""
+    inner = {"type": "array", "uniqueItems": True}
+    for items in (inner, {"type": "array", "maxItems": 3, "items": inner, "uniqueItems": True}):
+        watched = Watched({"type": "array", "items": items, "uniqueItems": True}, backend, vocabulary)
+        assert watched.enforcement == "full"
+        for text in ("[[[1],[2]],[[1],[2]]]", "[[[1]],[[2]],[[1]]]", "[[[1],[1]]]", "[[[1,2]],[[1],[2],[1]]]"):
+            assert not watched.accepts(text), text
+        for text in ("[[[1],[2]],[[2],[1]]]", "[[[1]],[[1],[2]],[[1,2]]]", "[[[1,2],[2,1]]]"):
+            assert watched.accepts(text), text
+
+
 @pytest.mark.parametrize(
     "given",
     [
