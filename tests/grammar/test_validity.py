@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from dovetail.grammar.compile.validity import is_valid
+from dovetail.grammar.compile.validity import verdict
 
 TEXTS = [
     "",
@@ -47,14 +47,14 @@ def test_texts_and_names_are_judged_by_ecmascript(pattern: str) -> None:
     cases += [(each, {text: value}) for text in TEXTS for value in (1, "x") for each in (rest, unevaluated)]
     for schema, value in cases:
         expected = jsonschema_rs.validator_for(schema).is_valid(value)
-        assert is_valid(schema, json.dumps(value)) == expected, (schema, value)
+        assert verdict(schema, json.dumps(value)) == expected, (schema, value)
 
 
 def test_a_final_newline_is_no_end() -> None:
     """Python's own `$` would stand before it."""
-    assert is_valid({"pattern": "^a$"}, '"a"')
-    assert not is_valid({"pattern": "^a$"}, '"a\\n"')
-    assert not is_valid({"patternProperties": {"^a$": True}, "additionalProperties": False}, '{"a\\n": 1}')
+    assert verdict({"pattern": "^a$"}, '"a"')
+    assert not verdict({"pattern": "^a$"}, '"a\\n"')
+    assert not verdict({"patternProperties": {"^a$": True}, "additionalProperties": False}, '{"a\\n": 1}')
 
 
 @pytest.mark.parametrize(
@@ -66,23 +66,23 @@ def test_a_final_newline_is_no_end() -> None:
 )  # fmt: skip
 def test_what_the_other_validator_reads_otherwise(pattern: str, right: str | None, wrong: str) -> None:
     """Edges of words are between letters of ASCII, and a class may be empty: ECMA-262, 22.2.2."""
-    assert right is None or is_valid({"pattern": pattern}, json.dumps(right))
-    assert not is_valid({"pattern": pattern}, json.dumps(wrong))
+    assert right is None or verdict({"pattern": pattern}, json.dumps(right))
+    assert not verdict({"pattern": pattern}, json.dumps(wrong))
 
 
 def test_what_is_no_expression_judges_nothing() -> None:
     """A bracket too many does not end what is put around."""
     with pytest.raises(re.error):
-        is_valid({"pattern": "a)(b"}, '"ab"')
+        verdict({"pattern": "a)(b"}, '"ab"')
 
 
 def test_names_of_groups_and_equal_expressions() -> None:
     """Python writes names in another way; two expressions that it writes alike both say something."""
     schema: dict[str, Any] = {"pattern": r"^(?<one>[ab])\k<one>$"}
-    assert is_valid(schema, '"bb"')
-    assert not is_valid(schema, '"ab"')
+    assert verdict(schema, '"bb"')
+    assert not verdict(schema, '"ab"')
     schema = {"patternProperties": {r"\d": {"minimum": 1}, "[0-9]": {"maximum": 1}}}
-    assert [is_valid(schema, f'{{"7": {value}}}') for value in (0, 1, 2)] == [False, True, False]
+    assert [verdict(schema, f'{{"7": {value}}}') for value in (0, 1, 2)] == [False, True, False]
 
 
 def test_the_schema_is_judged_by_again() -> None:
@@ -90,6 +90,24 @@ def test_the_schema_is_judged_by_again() -> None:
     schema = {"type": "object", "properties": {"a": {"pattern": r"^\d$"}}, "patternProperties": {"^b$": False}}
     before = json.dumps(schema)
     for _ in range(2):
-        assert is_valid(schema, '{"a": "7"}')
-        assert not is_valid(schema, '{"a": "7\\n"}')
+        assert verdict(schema, '{"a": "7"}')
+        assert not verdict(schema, '{"a": "7\\n"}')
     assert json.dumps(schema) == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "wanted"),
+    [
+        ({"$dynamicRef": "#n", "$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}}, "1", True),
+        ({"$dynamicRef": "#n", "$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}}, '"x"', False),
+        ({"items": {"$dynamicRef": "#/$defs/n"}, "$defs": {"n": {"const": 1}}}, "[1, 2]", False),
+        ({"properties": {"a": {"$ref": "https://example.com/x.json"}}}, '{"a": 1}', None),
+        ({"properties": {"a": {"$ref": "https://example.com/x.json"}}, "required": ["b"]}, "{}", False),
+        ({"$ref": "http://json-schema.org/draft-07/schema#"}, '{"type": 7}', False),
+        ({"type": "integer", "minimum": 0, "exclusiveMinimum": True}, "0", False),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 0, "exclusiveMinimum": True}, "0", False),
+    ],
+)
+def test_the_schema_as_it_came_is_judged_by(schema: Any, text: str, wanted: bool | None) -> None:
+    """Dynamic references are followed; one to a schema that is not at hand leaves no verdict, unless all else fails."""
+    assert verdict(schema, text) is wanted

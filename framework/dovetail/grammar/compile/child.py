@@ -100,9 +100,9 @@ class SchemaValidator:
 
     def __init__(self) -> None:
         """Load what judging needs."""
-        from dovetail.grammar.compile.validity import is_valid  # imports jsonschema, which compiling does not need
+        from dovetail.grammar.compile.validity import verdict  # imports jsonschema, which compiling does not need
 
-        self._is_valid = is_valid
+        self._verdict = verdict
 
     def prepare(self, job: ChildJob | ChildCheck) -> None:
         """Nothing is left to load."""
@@ -113,7 +113,7 @@ class SchemaValidator:
             return ChildReply(error="this process only judges texts")
         try:
             schema = json.loads(job.schema)
-            return ChildReply(verdicts=[self._is_valid(schema, text) for text in job.texts])
+            return ChildReply(verdicts=[self._verdict(schema, text) for text in job.texts])
         except Exception as error:  # a schema that jsonschema cannot use judges nothing valid
             return ChildReply(error=f"{type(error).__name__}: {error}")
 

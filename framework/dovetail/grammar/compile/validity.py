@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from typing import Any, NoReturn
 
 from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import validator_for
+from jsonschema_specifications import REGISTRY
+from referencing.exceptions import Unresolvable
 
 from dovetail.grammar.spec import schema as schemas
 from dovetail.grammar.spec.expressions.characters import DIGIT, SPACE, WORD, others, ranges
@@ -15,17 +19,34 @@ from dovetail.grammar.spec.normal import plain
 FORMATS = Draft202012Validator.FORMAT_CHECKER
 
 
-def is_valid(schema: Any, text: str) -> bool:
-    """Whether `text` is JSON that conforms to `schema`, of any draft, formats included. Fetches nothing."""
+def verdict(schema: Any, text: str) -> bool | None:
+    """Whether `text` is JSON that conforms to `schema`, of any draft, formats included. Fetches nothing.
+
+    The schema is judged by twice: as it came, by the rules of its draft, and in the normal form, which knows the words
+    of all drafts. None: it refers to a schema that is not at hand.
+    """
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
-    validator = Draft202012Validator(_for_python(plain(schema)), format_checker=FORMATS)
+    given = _for_python(copy.deepcopy(schema))
+    draft = validator_for(given, default=Draft202012Validator)
+    normal = _for_python(plain(schema))
+    found = {_holds(draft, given, value, is_strict=False), _holds(Draft202012Validator, normal, value)}
+    return False if False in found else None if None in found else True
+
+
+def _holds(draft: Any, schema: Any, value: Any, *, is_strict: bool = True) -> bool | None:
+    """Ask a draft's validator. `is_strict` False: words of other drafts, which it cannot use, say nothing."""
     try:
-        validator.validate(value)
+        draft(schema, format_checker=FORMATS, registry=REGISTRY).validate(value)
     except ValidationError:
         return False
+    except Unresolvable:
+        return None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        if is_strict:
+            raise
     return True
 
 

@@ -60,7 +60,7 @@ class ChildReply(msgspec.Struct, frozen=True, kw_only=True):
     load_bytes: int = 0
     error: str | None = None
     code: str | None = None
-    verdicts: list[bool] = []
+    verdicts: list[bool | None] = []
 
 
 def time_left(job: ChildJob | ChildCheck) -> float:
