@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import validator_for
-from jsonschema_specifications import REGISTRY
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 
 from dovetail.grammar.spec import schema as schemas
