@@ -80,8 +80,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep servers that are told no folder out of the data of whoever runs the tests; see `own_data` for each file."""
-    if config.getoption("full"):
-        os.environ["DOVETAIL_FULL"] = "1"  # for tests that still look at it, and for the kit
     settings.load_profile("nightly" if config.getoption("full") else "dovetail")
     folder = tempfile.TemporaryDirectory(prefix="dovetail-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
@@ -96,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Bound the test by its own time, where that is longer than the limit of all."""
     end_when_stuck(item.config, item)
-    is_cold = os.environ.get("DOVETAIL_FULL") or item.nodeid.partition("::")[0] in COLD
+    is_cold = item.config.getoption("full") or item.nodeid.partition("::")[0] in COLD
     item.config.stash[WARM].set(not is_cold)
     return (yield)
 
@@ -478,7 +476,7 @@ def covering(rows: list[tuple[Any, ...]]) -> set[int]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Fork the processes that run tests, and with each the template that it forks others from."""
-    config.stash[WARM].set(not os.environ.get("DOVETAIL_FULL"))
+    config.stash[WARM].set(not config.getoption("full"))
 
 
 TOGETHER = ("tests/peers/test_gateways.py", "tests/peers/test_sglang_frontend.py", "tests/peers/test_npm.py",

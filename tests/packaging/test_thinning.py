@@ -60,42 +60,26 @@ def collected(folder: Path, *arguments: str, full: bool = False) -> tuple[list[s
     return ran, done.stdout.splitlines()[-1]
 
 
-def test_every_value_of_each_parameter_is_tried(folder: Path) -> None:
-    """As many cases as the longest parameter has values; the values of the others take turns."""
+def test_every_value_and_every_combination_that_is_asked_for_is_tried(folder: Path) -> None:
+    """As many cases as the longest parameter has values, the others take turns; what is marked full is left out."""
     ran, last = collected(folder)
     grid = [re.fullmatch(r"test_grid\[(\d)-[-\d]+-(.)\]", name) for name in ran if "test_grid" in name]
     assert [found[1] for found in grid if found] == list("01234")
     assert {found[2] for found in grid if found} == set("xyz")
     assert sum("test_whole" in name for name in ran) == 15
+    together = [re.fullmatch(r"test_together\[(\d)-(\w+)-(.)\]", name) for name in ran if "together" in name]
+    assert len(together) == 6
+    assert len({(found[2], found[3]) for found in together if found}) == 6
+    assert {found[1] for found in together if found} == set("012345")
+    assert [name for name in ran if "long" in name or "sizes" in name] == ["test_sizes[1]"]
     assert "2 failed" in last
     assert "42 deselected" in last
 
 
-def test_every_combination_of_what_the_mark_names_is_tried(folder: Path) -> None:
-    """And every value of the others."""
-    ran, _ = collected(folder, "test_grids.py", "-k", "test_together")
-    grid = [re.fullmatch(r"test_together\[(\d)-(\w+)-(.)\]", name) for name in ran]
-    assert len(grid) == 6
-    assert len({(found[2], found[3]) for found in grid if found}) == 6
-    assert {found[1] for found in grid if found} == set("012345")
-
-
-def test_what_is_marked_full_runs_where_it_is_asked_for(folder: Path) -> None:
-    """By `--full`, or by its name; a case may be marked, too."""
-    assert collected(folder, "test_grids.py", "-k", "test_long or test_sizes")[0] == ["test_sizes[1]"]
-    assert len(collected(folder, "test_grids.py", "-k", "test_long or test_sizes", full=True)[0]) == 3
-    assert collected(folder, "test_grids.py::test_long")[0] == ["test_long"]
-
-
-def test_the_whole_grid_runs_where_it_is_asked_for(folder: Path) -> None:
-    """`--full` leaves nothing out."""
+def test_all_runs_where_it_is_asked_for(folder: Path) -> None:
+    """`--full` leaves nothing out, and a name finds a case whether the sample has it or not."""
     ran, last = collected(folder, full=True)
     assert len(ran) == 69
     assert "deselected" not in last
-
-
-@pytest.mark.parametrize("name", ["4--4-x", "0-0-z"])
-def test_one_case_can_be_asked_for_by_name(folder: Path, name: str) -> None:
-    """Whether the sample has it or not."""
-    ran, _ = collected(folder, f"test_grids.py::test_grid[{name}]")
-    assert ran == [f"test_grid[{name}]"]
+    names = ["test_grid[4--4-x]", "test_grid[0-0-z]", "test_long"]
+    assert collected(folder, *(f"test_grids.py::{name}" for name in names))[0] == names

@@ -160,18 +160,16 @@ def test_pytest_is_pytest(is_forked: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_processes_that_run_tests_beside_others_are_forked(
-    tmp_path: Path, is_full: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of pytest-xdist, with all that tests import; `DOVETAIL_FULL=1` starts them."""
+def test_processes_that_run_tests_beside_others_are_forked(tmp_path: Path, is_full: bool) -> None:
+    """Those of pytest-xdist, with all that tests import; `--full` starts them."""
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text("utf-8"), "utf-8")
     (tmp_path / "warm").symlink_to(TESTS / "warm")
     (tmp_path / "test_it.py").write_text(
         f"import sys\n\nHAS = 'torch' in sys.modules\n\ndef test_it():\n    assert HAS is {not is_full}\n"
     )
-    monkeypatch.setenv("DOVETAIL_FULL", "1" if is_full else "")
     options = ["-q", "-p", "no:cacheprovider", "-n", "1", "-c", str(TESTS.parent / "pyproject.toml")]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), "test_it.py"]
+    command += ["--full"] if is_full else []
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
