@@ -28,7 +28,7 @@ from dovetail.testing.models import make_model
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.qwen3 import Qwen3
 
-LENGTHS = (3, 150, 150, 40, 97, 17)
+LENGTHS = (3, 150, 150, 40)
 ON = {"batch_invariant": True}
 
 
@@ -110,7 +110,7 @@ def test_it_holds_with_other_features(more: dict[str, Any]) -> None:
     """A cache in 8 bits, and drafts that are verified several tokens a step."""
     prompts, params = prompts_of(190), asked(len(LENGTHS))
     together = [seen(deltas) for deltas in generate(MODEL_DIR, prompts, params, dtype="bfloat16", **more, **ON)]
-    for number in (2, 4):
+    for number in (2, 3):
         [alone] = generate(
             MODEL_DIR, prompts[number : number + 1], params[number], dtype="bfloat16", chunked_prefill_size=37,
             **more, **ON,

@@ -279,7 +279,7 @@ def experts(form: Any, **ways: Any) -> tuple[Any, PackedExpertWeights]:
     )
 
 
-@pytest.mark.sampled("form", "is_few")
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "form", [Scaled(FLOAT8), Scaled(FLOAT8, 32), Scaled(), Int4(32, has_zero=True), Mxfp4()], ids=str
 )
