@@ -17,7 +17,7 @@ from dovetail.grammar.spec.structural import formats_of
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.gbnf import to_lark
 from dovetail_grammar.llguidance_schema import prepare_value, spacing, whitespace
-from dovetail_grammar.patterns import strip_anchors
+from dovetail_grammar.patterns import strip_anchors, whole
 from dovetail_grammar.structural_lost import ends_in_tokens, is_counted_text
 from dovetail_grammar.xml_styles import TaggedArguments, in_any_order
 
@@ -39,7 +39,7 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     if spec.kind in (Kind.JSON, Kind.JSON_OBJECT):
         return str(matcher.grammar_from_json_schema(spec.source))
     if spec.kind is Kind.REGEX:
-        return str(matcher.grammar_from_regex(strip_anchors(spec.source)))
+        return str(matcher.grammar_from_regex(strip_anchors(whole(spec.source))))
     if spec.kind is Kind.CHOICE:
         return str(matcher.grammar_from_lark(choice_lark(read_choices(spec.source))))
     if spec.kind is Kind.STRUCTURAL:
@@ -135,7 +135,7 @@ class StructuralLark:
         return self._rule("%json " + json.dumps(schema, ensure_ascii=False))
 
     def _regex(self, node: Mapping[str, Any]) -> str:
-        pattern = strip_anchors(node["pattern"])
+        pattern = strip_anchors(whole(node["pattern"]))
         return self._rule("/" + re.sub(r"(?<!\\)/", r"\\/", pattern) + "/")
 
     def _any_text(self, node: Mapping[str, Any]) -> str:

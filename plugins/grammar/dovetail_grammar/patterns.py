@@ -146,6 +146,14 @@ def has_odd_anchors(pattern: str) -> bool:
     )
 
 
+def whole(pattern: str) -> str:
+    """Return an expression that a whole text matches, without look-around and edges of words where that is known."""
+    if not is_unreadable(pattern):
+        return pattern
+    made = plainly(f"^(?:{pattern})$", in_one=True, without=())
+    return made.parts[0] if made.parts else pattern
+
+
 def options(pattern: str) -> list[str]:
     """Return a pattern's alternatives."""
     found, start, depth = [], 0, 0

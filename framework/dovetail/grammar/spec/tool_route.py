@@ -17,6 +17,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.spec.asking import Weakened, weakened
+from dovetail.grammar.spec.expressions import plainly
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
@@ -28,6 +29,7 @@ from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail.grammar.spec.wire import option_of
 from dovetail.text.tool_calls.reply_grammar import answer_message, arguments_schema, chosen, other_messages
 from dovetail.text.tool_calls.schema_types import STRING, types_of
+from dovetail.text.tool_calls.tagged_values import ABOUT, FREE, tagged_value
 
 Tool = Mapping[str, Any]
 _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$defs"))
@@ -112,10 +114,12 @@ class ToolRouter:
                 item = replace(item, schema={"type": "object"}, ignored=("",))
             weak[each.name] = (each.place, item)
         spec = self._grammar([_with(tool, weak) for tool in tools], choice, parallel)
+        root, unsaid = json.loads(spec.source), set[str]()
+        _say_plainly(root, unsaid)
+        spec = replace(spec, source=json.dumps(root))
         support = backend.supports(spec)
         if support.level is SupportLevel.NONE:
             return support.reason
-        root = json.loads(spec.source)
         places = ToolPlaces(root, weak)
         tags = Watched.of(root, support.ignored)
         texts = {json.dumps(found, sort_keys=True) for _, found in schemas_with_places(root)}
@@ -124,7 +128,7 @@ class ToolRouter:
             if tool_name not in known:
                 continue
             place, item = weak[tool_name]
-            lost = [*item.ignored, *(item.normal.place(at) for at in _lost(item.schema, texts))]
+            lost = [*item.ignored, *(item.normal.place(at) for at in _lost(item.schema, texts, unsaid))]
             lost += [at[len(place) :] for at in map(places.place, tags.lost) if at.startswith(f"{place}/")]
             if lost and tool["function"].get("strict") and self._router.strict_schema:
                 raise not_strict(f"{self._param}: the tool {tool_name!r}", [replace(item, ignored=tuple(lost))])
@@ -218,7 +222,23 @@ def _declared_text(declared: Any, whole: Mapping[str, Any]) -> str:
     return json.dumps({**declared, **shared} if isinstance(declared, Mapping) else True, sort_keys=True)
 
 
-def _lost(whole: Mapping[str, Any], texts: set[str]) -> list[str]:
+def _say_plainly(node: Any, unsaid: set[str]) -> None:
+    """Write expressions of strings between tags without look-around; what is then too large is not said."""
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    if isinstance(node, dict) and (about := node.pop(ABOUT, None)) is not None:
+        made = plainly(node["pattern"], in_one=True, without=()).parts
+        if made:
+            node["pattern"] = made[0]
+        else:
+            unsaid.add(about)
+            node.clear()
+            node.update(FREE)
+        return
+    for part in parts:
+        _say_plainly(part, unsaid)
+
+
+def _lost(whole: Mapping[str, Any], texts: set[str], unsaid: set[str]) -> list[str]:
     """Return the places of a tool's schema that a grammar, in which the schemas `texts` stand, does not keep."""
     if json.dumps({"type": "object", **whole}, sort_keys=True) in texts:
         return []
@@ -228,6 +248,9 @@ def _lost(whole: Mapping[str, Any], texts: set[str]) -> list[str]:
         lost.append("/required")
     for name, declared in properties.items():
         if _declared_text(declared, whole) in texts:
+            continue
+        is_said = json.dumps(declared, sort_keys=True) not in unsaid
+        if is_said and "string" in (types_of(declared, whole) or STRING) and tagged_value(declared, whole).is_full:
             continue
         kinds = types_of(declared, whole)
         kept = {"type", "enum"} if kinds == STRING else {"type"} if "string" in kinds else set()

@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.text.tool_calls.reply_grammar import arguments_schema, chosen
-from dovetail.text.tool_calls.schema_types import STRING, types_of
 from dovetail.text.tool_calls.tagged_calls import Tags
+from dovetail.text.tool_calls.tagged_values import json_value, tagged_value
 
 Node = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -121,7 +121,8 @@ def tagged_arguments(
     newline = "\n" if tags.newlines else ""
     parts = []
     for name, declared in _properties(schema).items():
-        is_string, value = _tagged_value(declared, schema, newline + tags.value_end)
+        found = tagged_value(declared, schema, newline + tags.value_end)
+        is_string, value = found.is_string, found.node
         shown = name if key is None else key(name, is_string)
         begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
         part: Node = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
@@ -133,7 +134,7 @@ def keyword_arguments(tool: Tool) -> Node:
     """Describe a call's arguments as Python's keywords with JSON values, which the parser of Python calls reads too."""
     schema = arguments_schema(tool)
     items: dict[str, Node] = {
-        name: sequence(text(f"{name}="), _json(declared, schema)) for name, declared in _properties(schema).items()
+        name: sequence(text(f"{name}="), json_value(declared, schema)) for name, declared in _properties(schema).items()
     }
     return _joined(items, schema, ", ")
 
@@ -158,7 +159,8 @@ def brace_arguments(tool: Tool, quote: str) -> Node:
     schema = arguments_schema(tool)
     items = {}
     for name, declared in _properties(schema).items():
-        is_string, value = _tagged_value(declared, schema, quote)
+        found = tagged_value(declared, schema, quote)
+        is_string, value = found.is_string, found.node
         begin, end = (f"{name}:{quote}", quote) if is_string else (f"{name}:", "")
         items[name] = (
             sequence(text(begin), value) if not end else {"type": "tag", "begin": begin, "content": value, "end": end}
@@ -171,7 +173,7 @@ def element_arguments(tool: Tool, mark: str) -> Node:
     schema = arguments_schema(tool)
     parts = []
     for name, declared in _properties(schema).items():
-        _, value = _tagged_value(declared, schema, mark)
+        value = tagged_value(declared, schema, mark).node
         part: Node = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
         parts.append(part if name in schema.get("required", ()) else optional(part))
     return sequence(*parts) if parts else NOTHING
@@ -180,21 +182,3 @@ def element_arguments(tool: Tool, mark: str) -> Node:
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
-
-
-def _json(declared: Any, root: Mapping[str, Any]) -> Node:
-    """Describe a JSON value; local references keep what they refer to."""
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    schema = {**declared, **shared} if isinstance(declared, Mapping) else True
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _tagged_value(declared: Any, root: Mapping[str, Any], end: str) -> tuple[bool, Node]:
-    """Describe a value between tags, and say whether it is a string."""
-    types = types_of(declared, root)
-    if types and "string" not in types:
-        return False, _json(declared, root)
-    values = declared.get("enum") if isinstance(declared, Mapping) else None
-    if types == STRING and isinstance(values, list) and values and not any(end in str(value) for value in values):
-        return True, {"type": "or", "elements": [text(str(value)) for value in values]}
-    return True, {"type": "any_text"}

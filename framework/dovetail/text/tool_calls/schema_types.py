@@ -40,7 +40,7 @@ def types_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0)
         return frozenset()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return types_of(_resolve(reference, root), root, depth + 1)
+        return types_of(resolve(reference, root), root, depth + 1)
     given = schema.get("type")
     if isinstance(given, str):
         return frozenset([given])
@@ -127,7 +127,7 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _resolve(reference: str, root: Mapping[str, Any] | None) -> Any:
+def resolve(reference: str, root: Mapping[str, Any] | None) -> Any:
     """Follow a local reference such as `#/$defs/City`."""
     found: Any = root
     if not reference.startswith("#/"):
