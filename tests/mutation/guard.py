@@ -30,7 +30,7 @@ IMPORTS = ("framework", "server", *(f"plugins/{name}" for name in PLUGINS), "tes
 STAGES = ((8, 15.0, False), (24, 60.0, True), (40, 100.0, False))
 """Maximum tests, their estimated seconds, and whether those whose names resemble the mutant come first."""
 HTTP_S = 0.004
-KNOWN = ("framework/dovetail/engine/admission.py", "Admission._admit", "false", "request.in_flight", 0)
+KNOWN = ("framework/dovetail/engine/admission.py", "Admission._try", "false", "request.in_flight", 0)
 """No test killed it when the list was made; that is why it is on it."""
 Entry = dict[str, Any]
 """A row of the list: a mutant's `key`, `state` and `killers`, which are tests with the digests of their sources.
