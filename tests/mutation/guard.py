@@ -1,4 +1,4 @@
-"""Shows which small faults the tests detect: `guard.py draw`, `cover MAP`, `check MAP`. CONTRIBUTING.md explains.
+"""Shows which small faults the tests detect: `guard.py draw`, `cover MAP`, `check [MAP]`. CONTRIBUTING.md explains.
 
 `mutants.json` lists mutants with the tests that killed each. After tests were removed or merged, `check` reports every
 mutant that was killed and no longer is.
@@ -159,8 +159,9 @@ def check(entries: list[Entry], known: dict[str, Any], jobs: int, is_all: bool, 
     before = {number for number, entry in enumerate(entries) if entry["state"] == "killed"}
     plan = []
     for number, entry in enumerate(entries):
-        if is_all or entry["state"] == "new" or (entry["killers"] and not is_kept(entry)):
-            stages = [[test for test in entry["killers"] if test in known["seconds"]]]
+        is_due = is_all or entry["state"] == "new" if known["seconds"] else is_all and entry["killers"]
+        if is_due or (entry["killers"] and not is_kept(entry)):
+            stages = [[test for test in entry["killers"] if digest(test)]]
             file, function, _, code, _ = entry["key"]
             words = frozenset(map(str.lower, re.findall("[A-Z]?[a-z]{3,}", f"{file} {function} {code}")))
             for num, max_s, by_name in STAGES:
@@ -186,7 +187,9 @@ def main() -> int:
     """Do what the command line says; return 1 if a mutant is no longer killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=("draw", "cover", "check"))
-    parser.add_argument("map", nargs="?", type=Path, help="file with the coverage, which `cover` writes")
+    parser.add_argument(
+        "map", nargs="?", type=Path, help="the coverage that `cover` writes; without it, `check` runs killers only"
+    )
     parser.add_argument("--seed", type=int, default=39)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="try all mutants again, not only those with changed tests")
@@ -196,8 +199,8 @@ def main() -> int:
         entries = [{"key": list(key), "state": "new", "killers": {}} for key in keys]
     else:
         entries = json.loads(LIST.read_text())
-        if args.map is None:
-            parser.error(f"{args.command} needs MAP, the file with the coverage")
+        if args.map is None and args.command == "cover":
+            parser.error("cover needs MAP, the file to write")
     lost: list[Entry] = []
     with tempfile.TemporaryDirectory(prefix="mutation-") as name:
         folder = Path(name)
@@ -206,7 +209,8 @@ def main() -> int:
             args.map.write_text(json.dumps(coverage(rows(folder / "hits"), rows(folder / "times"))))
             return 0
         if args.command == "check":
-            lost = check(entries, json.loads(args.map.read_text()), args.jobs, args.all, folder)
+            known = json.loads(args.map.read_text()) if args.map else {"seconds": {}, "reached": {}}
+            lost = check(entries, known, args.jobs, args.all, folder)
             for entry in lost:
                 print("lost:", entry["state"], *entry["key"])
             print(f"{sum(entry['state'] == 'killed' for entry in entries)} of {len(entries)} killed, {len(lost)} lost")
