@@ -21,6 +21,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
 from dovetail.utils import wait_for_server
+from dovetail_server.shown import HIDDEN
 
 pytestmark = pytest.mark.install
 SMALLEST = ROOT / "docs/examples/dovetail-acme-parser"
@@ -166,7 +167,8 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
             assert found[key] == "active", key
         assert found["reasoning_parser", "qwen3"] == "found"
         given = requests.get(f"{base}/get_server_info", timeout=60).json()["plugins"]
-        assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
+        assert given["desk"]["keep"] == "1"
+        assert given["blockwise"] == {"block": HIDDEN}  # the engine's, of which the server does not know what is secret
 
 
 @pytest.mark.full

@@ -177,6 +177,7 @@ FAMILIES: dict[str, list[Ask]] = {
         post("ping, posted", "/ping"),
         get("version", "/version", only=("none",)),
         get("loads", "/v1/loads", only=("dp_rank_count",)),
+        get("usage", "/v1/usage", only=("object",)),
         get("model", "/model_info", only=("architecture", "context_length", "is_generation", "vocab_size")),
         get("model, SGLang's name", "/get_model_info", only=("served_model_names",)),
         get("server", "/server_info", only=("status", "max_total_num_tokens")),
