@@ -64,7 +64,7 @@ class Served:
         found = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
         rows = [line.split(None, 2) for line in found.splitlines()]
         mine = [int(pid) for pid, parent, args in rows if int(parent) == self.process.pid and "cli.owned" in args]
-        ports = {int(worker["url"].rsplit(":", 1)[1]): worker["number"] for worker in self.workers()}
+        ports = {int(worker["url"].rsplit(":", 1)[1]): worker["number"] for worker in self.workers(ADMIN)}
         return [pid for _, pid in sorted((number_of(pid, ports), pid) for pid in mine)]
 
     def until(self, is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
