@@ -71,6 +71,7 @@ class SectionParser(IncrementalParser):
         if self._in_doubt is not None:
             self._tool_events(events)
             if self._body is not None and self._body.left is not None:
+                self._passing = None
                 self._end_doubt(self._body.left)
                 self._push("")
             return self._drain()
