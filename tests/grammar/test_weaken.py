@@ -226,14 +226,19 @@ def test_arguments_are_judged_and_reported_for_each_tool(router: Router) -> None
         front.close()
 
 
-def test_what_a_format_of_tags_does_not_say_is_ignored(router: Router) -> None:
-    """A string's length has no place between tags."""
+@pytest.mark.parametrize(("most", "is_said"), [(3, True), (300, False)])
+def test_what_a_format_of_tags_does_not_say_is_ignored(most: int, is_said: bool, router: Router) -> None:
+    """Between tags a short string's length is enforced, and a long one's is named as not enforced."""
     parser = load(make_plan(Registry.scan(), tool_parser="qwen3-coder"), "api").get("tool_parser", "qwen3-coder")()
-    parameters = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 3}, "n": {"type": "integer"}}}
+    parameters = {
+        "type": "object",
+        "properties": {"s": {"type": "string", "maxLength": most}, "n": {"type": "integer"}},
+    }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     front = StructuredOutputs(dict(router.able(Kind.JSON, "")))
     route = front.tools(parser, "qwen3-coder", [tool], "required", parallel=False, param="tool_choice")
-    assert route.ways[0].ignored == ("/tools/0/function/parameters/properties/s/maxLength",)
+    place = "/tools/0/function/parameters/properties/s/maxLength"
+    assert route.ways[0].ignored == (() if is_said else (place,))
 
 
 def test_a_tool_is_told_of_over_http(served: Served) -> None:

@@ -78,7 +78,7 @@ def test_torch_comes_from_the_index_that_is_named(tmp_path: Path, indexes: str) 
     shutil.copy(ROOT / "tests/packaging/downloads.py", clone / "tests/packaging")
     for name, text in (("pyproject.toml", PROJECT), ("backend.py", BACKEND), ("constraints.txt", "torch==2.13.0\n")):
         (clone / name).write_text(text)
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "MAKE"))}
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "MAKE", "ARGS"))}
     env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{indexes}/plain", "PIP_NO_CACHE_DIR": "1"}
 
     def serve(*variables: str) -> subprocess.CompletedProcess[str]:

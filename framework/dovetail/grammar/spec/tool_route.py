@@ -113,10 +113,8 @@ class ToolRouter:
             if item.reason or not isinstance(item.schema, dict):
                 item = replace(item, schema={"type": "object"}, ignored=("",))
             weak[each.name] = (each.place, item)
-        spec = self._grammar([_with(tool, weak) for tool in tools], choice, parallel)
-        root, unsaid = json.loads(spec.source), set[str]()
-        _say_plainly(root, unsaid)
-        spec = replace(spec, source=json.dumps(root))
+        spec, unsaid = self._grammar([_with(tool, weak) for tool in tools], choice, parallel)
+        root = json.loads(spec.source)
         support = backend.supports(spec)
         if support.level is SupportLevel.NONE:
             return support.reason
@@ -140,12 +138,13 @@ class ToolRouter:
     def _free(self, way: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> EnforcementOption:
         """Return a way in which the arguments are any object."""
         free = [_function(tool, {"type": "object"}) for tool in tools]
-        step = option_of(way.step.backend, self._grammar(free, choice, parallel))
+        step = option_of(way.step.backend, self._grammar(free, choice, parallel)[0])
         return EnforcementOption(
             step, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
         )
 
-    def _grammar(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
+    def _grammar(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> tuple[GrammarSpec, set[str]]:
+        """Return the grammar of the calls, said plainly, and what that leaves unsaid."""
         strict = any(tool["function"].get("strict") for tool in tools)
         if choice == "auto":
             spec = auto_grammar(self._parser, tools, strict, parallel)
@@ -154,8 +153,11 @@ class ToolRouter:
         if spec is None:
             text = f"{self._param}: the tool format {self._name!r} has no grammar, so this cannot be enforced"
             raise RequestError(f"{text}; use tool_choice auto", param=self._param, code="unsupported_parameter")
+        root, unsaid = json.loads(spec.source), set[str]()
+        _say_plainly(root, unsaid)
+        spec = replace(spec, source=json.dumps(root))
         check_spec(spec, self._param)
-        return self._router.spaced(spec)
+        return self._router.spaced(spec), unsaid
 
 
 def join(
