@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -416,8 +417,9 @@ def test_no_salt_reaches_another_keys_prefixes() -> None:
     for keys in (alone, shared):
         for owner in ("", owner_name(ALICE)):
             for salt in (None, "x", f"{owner_name(ALICE)} x", f"{owner_name(ALICE)} "):
-                CALLER.set(keys.caller(owner))
-                salts[keys is alone, owner, salt] = service_of(Asked(salt))["cache_salt"]
+                task = copy_context()  # a caller that stayed set would be every later test's
+                task.run(CALLER.set, keys.caller(owner))
+                salts[keys is alone, owner, salt] = task.run(service_of, Asked(salt))["cache_salt"]
     isolated = [salt for (is_alone, _, _), salt in salts.items() if is_alone]
     assert len(set(isolated)) == len(isolated) == 8
     assert salts[False, "", None] == salts[False, owner_name(ALICE), None] == ""
