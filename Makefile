@@ -85,8 +85,9 @@ lowest: $(DEV_STAMP)  ## Install the lowest versions that Dovetail takes, and us
 links: $(DEV_STAMP)  ## Ask for every address of another host that the documentation names.
 	$(BIN)/python docs/site/foreign_links.py
 
-golden: $(DEV_STAMP)  ## Record the signatures that plugins use; refuses a break without a version bump.
+golden: $(DEV_STAMP)  ## Record what others rely on; refuses a break without a version bump or a signed fragment.
 	$(BIN)/python tests/plugins/golden/update.py
+	$(BIN)/python tests/guards/inventory.py --write
 
 bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
 	$(BIN)/python tests/benchmarks/plugin_list.py
