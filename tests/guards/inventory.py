@@ -56,9 +56,9 @@ def name_of(line: str) -> str:
 
 
 def unsigned(lines: Iterable[str], fragments: str) -> list[str]:
-    """Return the lines whose name stands nowhere in the fragments."""
+    """Return the lines whose name, or the last part of its path, stands nowhere in the fragments."""
     named = {word for text in re.findall(r"`([^`]+)`", fragments) for word in (text, *text.split())}
-    return [line for line in lines if name_of(line) not in named]
+    return [line for line in lines if not {name_of(line), re.split(r"[.>]", name_of(line))[-1]} & named]
 
 
 def git(*args: str) -> str:
@@ -85,7 +85,7 @@ def refused(pages: dict[str, str], base: str) -> list[str]:
     fragments, found = fragments_since(base), []
     for name, text in pages.items():
         path = (GOLDEN / name).relative_to(ROOT).as_posix()
-        old = git("show", f"{base or 'HEAD'}:{path}")
+        old = git("show", f"{base}:{path}") or git("show", f"HEAD:{path}")  # the commit may be older than the record
         found += unsigned(gone(old, text), fragments)
     return found
 
