@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dovetail.errors import ConfigError, ModelError, RequestError
+from dovetail.text.chat import budget
+from dovetail.text.chat.budget import FULL, INLINE, PROBE
 from dovetail.text.chat.template import ChatTemplate, RenderedChat
 from dovetail.text.chat.templates import builtin_templates
 from dovetail.text.detection.formats import bound_reasoning, thinking_behind
+from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 entry_points = cache(metadata.entry_points)
@@ -331,16 +340,122 @@ RUNAWAYS = {
     "width argument": "{{ '{:{w}d}'.format(5, w=10 ** 9) }}",
     "indent": "{{ {'a': 1} | tojson(indent=10 ** 9) }}",
     "batch": "{{ [1] | batch(10 ** 9, 'x') | list }}",
+    "format, repeated": "{{ ('%(a)s' * 9999) % {'a': 'x' * 99999} }}",
+    "format filter": "{{ ('%s' * 999) | format(*(['x' * 99999] * 999)) }}",
+    "format method, repeated": "{{ ('{0}' * 9999).format('x' * 99999) }}",
+    "translate": "{{ ('a' * 99999).translate({97: 'x' * 99999}) }}",
+    "tabs": "{{ ('\\t' * 65536).expandtabs(65536) }}",
+    "indented lines": "{{ ('\\n' * 65536) | indent(65536) }}",
+    "indented text": "{{ ('\\n' * 65536) | indent('x' * 65536) }}",
+    "indented JSON": "{{ [range(99999) | list] * 99 | tojson(indent=65536) }}",
+    "separated JSON": "{{ range(9999) | list | tojson(separators=('x' * 99999, ':')) }}",
+    "bytes": "{{ 'a'.encode() * 10 ** 9 }}",
+    "bytes of a number": "{{ (5).to_bytes(10 ** 9, 'big') }}",
+    "joined operands": "{% set a = 'x' * 99999 %}{{ a" + " ~ a" * 999 + " }}",
+    "sum of texts": "{{ (['x' * 9999] * 9999) | sum(start='') }}",
+    "sum of lists": "{{ ([[1] * 999] * 99999) | sum(start=[]) }}",
+}
+SLOW = {
+    "select in a list": "{% set l = range(99999) | list %}{{ range(99999) | select('in', l) | list | length }}",
+    "select in a range": "{{ range(99999) | map('string') | select('in', range(99999)) | list | length }}",
+    "reject, not consumed": "{% for i in range(99999) | map('string') | reject('in', range(99999)) %}{% endfor %}",
+    "loop condition": "{% for i in range(99999) if (i | string) in range(99999) and false %}{% endfor %}",
+    "conditions": "{% set l = range(8000) | list %}" + "{% if 'x' in l %}{% endif %}" * 400,
+    "comparisons": "{% set l = range(8000) | list %}{% set m = range(8000) | list %}"
+    + "{% if l == m %}{% endif %}" * 400,
+    "tests": "{% set l = range(8000) | list %}" + "{% if 'x' is in l %}{% endif %}" * 400,
+    "slices": "{% set l = range(8000) | list %}" + "{% set x = l[1:] + l %}" * 400,
+    "sort": "{% set l = range(99999) | map('string') | list %}{% for i in range(999) %}{{ l | sort }}{% endfor %}",
+    "sort of texts": "{{ (['x' * 9999 ~ 'a', 'x' * 9999 ~ 'b'] * 9999) | sort | length }}",
+    "map": "{{ range(99999) | map('center', 65536) | map('length') | sum }}",
+    "chain": "{{ range(99999)" + " | map('string') | map('int')" * 40 + " | list | length }}",
+    "unique": "{{ range(99999) | map('string') | unique | map('upper') | unique | list | length }}",
+    "groups": "{% for i in range(99999) %}{{ range(999) | groupby('real') | length }}{% endfor %}",
+    "links": "{{ ('www.' * 99999) | urlize }}",
+    "wrapped": "{{ ('a-' * 99999) | wordwrap(3) }}",
+    "tags": "{{ ('<!--' * 99999) | striptags }}",
+    "tags, method": "{{ (('<!--' * 99999) | safe).striptags() }}",
+    "from the right": "{{ ('a' * 260000).rfind('b' ~ 'a' * 130000) }}",
+    "split from the right": "{{ ('a' * 260000).rsplit('b' ~ 'a' * 130000) }}",
+    "pretty": "{{ (range(99999) | map('string') | list) | pprint }}",
 }
 
 
-@pytest.mark.parametrize("name", RUNAWAYS)
-def test_a_runaway_template_is_a_bad_request(name: str) -> None:
-    """Templates that loop or explode end in a 400 within their limits, and the next render is not affected."""
-    chat = template("{% if messages[0].content == 'go' %}" + RUNAWAYS[name] + "{% endif %}fine", max_seconds=0.2)
-    with pytest.raises(RequestError, match="chat template"):
+ENDING = ("range", "recursion", "recursive loop")
+"""Those that end by themselves, which may be sooner."""
+
+
+@pytest.mark.parametrize("name", [*RUNAWAYS, *SLOW])
+def test_a_runaway_template_is_at_fault(name: str) -> None:
+    """Templates that loop or explode end soon, in an error that names them, and the next render is not affected.
+
+    On the event loop that is within 50 ms of processor time, whatever the template does.
+    """
+    source = "{% if messages[0].content == 'go' %}" + (RUNAWAYS | SLOW)[name] + "{% endif %}fine"
+    chat = template(source, limits=replace(FULL, seconds=0.1), origin="the model of somebody")
+    began, ends = time.thread_time(), suppress if name in SLOW else pytest.raises
+    with ends(RequestError) as found:
         chat.render([{"role": "user", "content": "go"}])
+    if found is not None and name != "range":
+        assert re.search("chat template.*the model of somebody", str(found.value))
+        assert (found.value.status, found.value.code) == (500, "chat_template_failed")
+    assert time.thread_time() - began < 1.5
+    chat.limits = INLINE
+    began = time.thread_time()
+    with pytest.raises((RequestError, InlineCostError) if name in ENDING else InlineCostError):
+        chat.render([{"role": "user", "content": "go"}])
+    assert time.thread_time() - began < 0.05
     assert chat.render(HELLO).text == "fine"
+
+
+def test_a_large_conversation_is_the_request_s() -> None:
+    """Beyond 64 KiB the conversation may be what is too much, and the client is told so."""
+    chat = template("{% for i in range(999) %}{{ messages[0].content }}{% endfor %}")
+    with pytest.raises(RequestError, match="shorten the conversation") as found:
+        chat.render([{"role": "user", "content": "x" * (1 << 17)}])
+    assert found.value.status == 400
+
+
+def test_all_renders_of_a_prompt_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is rendered two or three times: together they may take as long as the limit says."""
+    chat, clock = template("{% for i in range(30) %}{% endfor %}x"), count()
+    ticks = SimpleNamespace(thread_time=lambda: next(clock), perf_counter=lambda: next(clock))
+    monkeypatch.setattr(budget, "time", ticks)
+    chat.limits = replace(FULL, seconds=200)
+    assert chat.render(HELLO).text == "x"
+    chat.limits = replace(FULL, seconds=50)
+    with pytest.raises(RequestError, match="ran longer"):
+        chat.render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if a %}" * 300 + "{% endif %}" * 300,
+        "{% for a in b %}" * 300 + "{% endfor %}" * 300,
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{{ " + "[" * 300 + "1" + "]" * 300 + " }}",
+        "{{ a" + ".b" * 3000 + " }}",
+        "{{ a" + " + a" * 3000 + " }}",
+        "{{ " + "not " * 3000 + "a }}",
+        "{{ a" + " | trim" * 3000 + " }}",
+        "x" * (1 << 19),
+    ],
+)
+def test_a_template_that_cannot_be_compiled_is_told_in_one_line(source: str) -> None:
+    """Nesting that is too deep for Jinja, or for Python, and templates without end."""
+    with pytest.raises(ModelError, match=r"^somebody: chat template: [^\n]+$"):
+        template(source, origin="somebody")
+
+
+def test_a_start_does_not_wait_for_a_template_again_and_again() -> None:
+    """Once it has taken too long, the samples of a start fail at once."""
+    began = time.thread_time()
+    chat = template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", limits=PROBE)
+    for _ in range(20):
+        with pytest.raises(RequestError, match="ran longer"):
+            chat.render(HELLO)
+    assert time.thread_time() - began < 2 * PROBE.seconds
 
 
 def test_a_model_without_a_template_says_what_to_do() -> None:

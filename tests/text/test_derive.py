@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ from dovetail.contracts.reasoning import ParserRequest
 from dovetail.grammar.spec.structural import check
 from dovetail.plugins.registry import Registry
 from dovetail.testing.parsers import BytesTokenizer
+from dovetail.text.chat.budget import FULL
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
 from dovetail.text.detection.derive import (
@@ -194,8 +196,8 @@ def test_newlines_are_the_templates_own() -> None:
 def test_templates_that_say_nothing(source: str, tmp_path: Path) -> None:
     """A template that refuses, loops, fails or writes differently each time gives no format, and no exception."""
     assert (
-        derive(ChatTemplate({"default": source}, max_seconds=0.2))
-        == Derived(turn_end=derive(ChatTemplate({"default": source}, max_seconds=0.2)).turn_end)
+        derive(ChatTemplate({"default": source}, limits=replace(FULL, seconds=0.2)))
+        == Derived(turn_end=derive(ChatTemplate({"default": source}, limits=replace(FULL, seconds=0.2))).turn_end)
         or "strftime" in source
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))

@@ -20,7 +20,9 @@ from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
 from dovetail.processing.text_settings import TextSettings
-from dovetail.text.chat.template import ChatTemplate, template_switches
+from dovetail.text.chat.budget import FULL, INLINE
+from dovetail.text.chat.messages import template_switches
+from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer.tokenizer import Tokenizer, check_text
 
@@ -89,6 +91,7 @@ class Processor:
         """
         self.tokenizer = tokenizer
         self.template = template
+        template.limits = FULL
         self.reasoning = reasoning
         if reasoning is not None:
             template.begin_thinking = thinking_behind(reasoning, tokenizer, template)
@@ -201,6 +204,14 @@ class Processor:
             )
         return self
 
+    def keep_inline(self) -> None:
+        """Render and tokenize here only what cannot take long, from now on; the rest raises `InlineCostError`.
+
+        For a server: others wait while it prepares a request, and it has processes that can be killed.
+        """
+        self.template.limits = INLINE
+        self.tokenizer.keep_inline()
+
     def start_elsewhere(self) -> ProcessorStart | None:
         """Return what another process starts with; None if it cannot have the same."""
         if self._setup is None:
@@ -223,6 +234,10 @@ class Processor:
         notes = [f"{self.tokenizer.vocab_size:,} tokens"]
         if not self.template.source:
             notes.append("no chat template")
+        if self.template.problem is not None:
+            notes.append(f"requests will not be rendered: {self.template.problem}")
+        if self.tokenizer.unbounded is not None:
+            notes.append(f"the tokenizer runs in processes of its own: {self.tokenizer.unbounded}")
         return notes
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool, keeps: bool = False) -> list[int]:

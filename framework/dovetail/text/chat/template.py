@@ -12,10 +12,12 @@ from typing import Any
 import jinja2
 
 from dovetail.errors import ModelError, RequestError
+from dovetail.text.chat.budget import FULL, INLINE, PROBE, Limits, TemplateLimitError
 from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
 from dovetail.text.chat.moment import begin_render, one_moment
-from dovetail.text.chat.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
+from dovetail.text.chat.sandbox import ChatEnvironment
 from dovetail.text.chat.templates import read_template
+from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 BeginThinking = Callable[[str, Mapping[str, Any]], str | None]
@@ -30,8 +32,18 @@ _RESERVED = frozenset((
 ))
 # fmt: on
 _SENTINEL = "\ue000dovetail\ue001"
-_DRAWS = re.compile(r"\|\s*random\b")
 """Text that no conversation holds, to find a place in rendered text."""
+_DRAWS = re.compile(r"\|\s*random\b")
+MAX_SOURCE = 1 << 17
+"""Characters of a template: Jinja and Python take four seconds to compile so many at worst."""
+FAILED = "chat_template_failed"
+"""Code of errors that are the template's fault."""
+SMALL = 1 << 16
+"""Characters of a conversation, as JSON. A template that exceeds its limits for so few would for any."""
+
+
+class _RefusalError(RequestError):
+    """The template refused the conversation, or failed on its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ class ChatTemplate:
         *,
         special_tokens: Mapping[str, str] | None = None,
         origin: str = "the model",
-        max_seconds: float = MAX_SECONDS,
+        limits: Limits = FULL,
         response_template: Any = None,
     ) -> None:
         """Compile.
@@ -73,25 +85,29 @@ class ChatTemplate:
             sources: Templates by name: `default`, and `tool_use` for requests with tools. Empty: no template.
             special_tokens: `bos_token`, … as `Tokenizer.special_tokens`.
             origin: Named in errors and logs.
-            max_seconds: Time limit of one render.
+            limits: Of a render, all that it takes included; an attribute, which may be set.
             response_template: What the model's tokenizer_config.json says of replies.
 
         Raises:
-            ModelError: A template has a syntax error.
+            ModelError: A template has a syntax error, is too long or nests too deeply.
         """
         self.origin = origin
         self.begin_thinking: BeginThinking | None = None
         """Says how thinking begins behind a prompt, for templates that print none of a message that is continued."""
         self.response_template = response_template
         self._special_tokens = dict(special_tokens or {})
-        self._max_seconds = max_seconds
+        self.limits = PROBE
+        self.problem: str | None = None
+        """Why samples were not rendered at the start: the template took too long, or built too much."""
         self._environment = ChatEnvironment()
-        self._templates = {name: self._compile(name, source) for name, source in sources.items()}
+        with self._environment.budget.bounded(PROBE):
+            self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         default = "default" if "default" in sources else next(iter(sources), None)
         self._default = None if default is None else self._templates[default]
         self.source = "" if default is None else sources[default]
         self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
         self.arguments_format: ArgumentsFormat = self._detect_arguments_format() if self._default else "object"
+        self.limits = limits
 
     @property
     def varies(self) -> bool:
@@ -111,7 +127,7 @@ class ChatTemplate:
         choice: str | os.PathLike[str] | None = None,
         response_template: Any = None,
     ) -> ChatTemplate:
-        """Take the template that `--chat-template` says, or else the model's own.
+        """Take the template that `--chat-template` says, or else the model's own, with the limits of a start.
 
         Args:
             own: The model's templates by name.
@@ -123,11 +139,12 @@ class ChatTemplate:
             ConfigError: It is neither, or the file cannot be read, or its template, or the model's, has a syntax error.
         """
         if choice is None:
-            return cls(own, special_tokens=special_tokens, response_template=response_template)
+            return cls(own, special_tokens=special_tokens, limits=PROBE, response_template=response_template)
         return cls(
             {"default": read_template(choice)},
             special_tokens=special_tokens,
             origin=f"--chat-template {os.fspath(choice)}",
+            limits=PROBE,
             response_template=response_template,
         )
 
@@ -153,7 +170,8 @@ class ChatTemplate:
 
         Raises:
             RequestError: There is no template, a field is wrong, or the template refused or failed; its message is
-                passed on.
+                passed on. With status 500 the template is at fault.
+            InlineCostError: The limits are those of a render here, and it takes more.
         """
         _check_kwargs(template_kwargs or {})
         if continue_final_message and add_generation_prompt:
@@ -169,7 +187,7 @@ class ChatTemplate:
             "documents": [*documents] if documents else None,
         }
         template = self._pick(bool(tools))
-        with one_moment():
+        with one_moment(), self._environment.budget.bounded(self.limits, len(messages)):
             if continue_final_message:
                 return self._render_continued(template, context, template_kwargs or {})
             text = self._render(template, context, add_generation_prompt=add_generation_prompt is not False)
@@ -189,7 +207,7 @@ class ChatTemplate:
         marked = [*messages[:-1], _with_sentinel(messages[-1])]
         try:
             text, found, _ = self._render(template, {**context, "messages": marked}, False).rpartition(_SENTINEL)
-        except RequestError:  # some templates refuse a message that is thinking alone
+        except _RefusalError:  # some templates refuse a message that is thinking alone
             if not _is_thinking(messages[-1]):
                 raise
             found = ""
@@ -202,7 +220,7 @@ class ChatTemplate:
             )
         try:
             before = self._render(template, {**context, "messages": messages[:-1]}, False)
-        except RequestError:  # some templates refuse a conversation without a question
+        except _RefusalError:  # some templates refuse a conversation without a question
             before = ""
         tail = text[common_len(text, before) :]
         begin = self.begin_thinking if _is_thinking(messages[-1]) else None
@@ -232,7 +250,7 @@ class ChatTemplate:
         """Return what the generation prompt added, or, where a template always adds it, what follows the messages."""
         try:
             plain = self._render(template, context, False)
-        except RequestError:
+        except _RefusalError:
             plain = text
         tail = text[common_len(text, plain) :]
         messages = context["messages"]
@@ -241,23 +259,46 @@ class ChatTemplate:
         marked = [*messages[:-1], _with_sentinel(messages[-1])]
         try:
             return self._render(template, {**context, "messages": marked}, True).rpartition(_SENTINEL)[2]
-        except RequestError:  # a template that inspects the content may refuse the sentinel
+        except _RefusalError:  # a template that inspects the content may refuse the sentinel
             return ""
 
     def _render(self, template: jinja2.Template, context: Mapping[str, Any], add_generation_prompt: bool) -> str:
-        budget = self._environment.budget
-        budget.reset(self._max_seconds)
+        if self.problem is not None and self.limits is PROBE:
+            raise _RefusalError(self.problem)
+        self._environment.budget.restart()
         begin_render()
         try:
             return template.render(context, add_generation_prompt=add_generation_prompt)
         except TemplateLimitError as error:
-            raise RequestError(f"{error}; shorten the conversation or fix the template", param="messages") from error
+            raise self._beyond(str(error), context) from error
+        except RecursionError as error:
+            raise self._fault("the chat template calls itself too deeply") from error
         except jinja2.TemplateError as error:
-            raise RequestError(f"chat template: {error.message or error}", param="messages") from error
+            raise _RefusalError(f"chat template: {error.message or error}", param="messages") from error
+        except MemoryError:
+            raise
         except Exception as error:  # a template computes on the request's data: its failure is the request's
-            raise RequestError(f"chat template: {type(error).__name__}: {error}", param="messages") from error
-        finally:
-            budget.reset()
+            raise _RefusalError(f"chat template: {type(error).__name__}: {error}", param="messages") from error
+
+    def _sample(self, template: jinja2.Template, context: Mapping[str, Any], add_generation_prompt: bool) -> str:
+        with self._environment.budget.bounded(self.limits):
+            return self._render(template, context, add_generation_prompt)
+
+    def _beyond(self, reason: str, context: Mapping[str, Any]) -> Exception:
+        """Return the error for a render beyond its limits."""
+        if self.limits is INLINE:
+            return InlineCostError(reason)
+        if self.limits is PROBE:
+            self.problem = reason
+            return _RefusalError(reason)
+        given = [context.get(name) for name in ("messages", "tools", "documents")]
+        if len(json.dumps(given, default=str)) <= SMALL:
+            return self._fault(reason)
+        return RequestError(f"{reason}; shorten the conversation or fix the template", param="messages")
+
+    def _fault(self, reason: str) -> RequestError:
+        text = f"{reason} ({self.origin}'s); the request is not at fault: serve with another, by --chat-template FILE"
+        return RequestError(text, code=FAILED, status=500)
 
     def _pick(self, with_tools: bool) -> jinja2.Template:
         if self._default is None:
@@ -268,11 +309,17 @@ class ChatTemplate:
         return self._templates.get("tool_use", self._default) if with_tools else self._default
 
     def _compile(self, name: str, source: str) -> jinja2.Template:
+        where = f"{self.origin}: chat template" + ("" if name == "default" else f" ({name})")
+        if len(source) > MAX_SOURCE:
+            raise ModelError(f"{where}: {len(source)} characters; at most {MAX_SOURCE} are allowed")
         try:
             return self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            where = "" if name == "default" else f" ({name})"
-            raise ModelError(f"{self.origin}: chat template{where}, line {error.lineno}: {error.message}") from error
+            raise ModelError(f"{where}, line {error.lineno}: {error.message}") from error
+        except (RecursionError, MemoryError, SyntaxError) as error:  # of Jinja's parser, or of Python's
+            raise ModelError(f"{where}: it nests too deeply ({type(error).__name__})") from error
+        except Exception as error:  # such as a name that Python's compiler does not take
+            raise ModelError(f"{where}: it cannot be compiled: {type(error).__name__}: {error}") from error
 
     def _detect_content_format(self) -> ContentFormat:
         """Render one message in both forms and see which comes out as text."""
@@ -292,7 +339,7 @@ class ChatTemplate:
             reply = {"role": "assistant", "content": "", "tool_calls": calls}
             context = {**self._special_tokens, "messages": [*messages, reply], "tools": None}
             try:
-                text = self._render(self._pick(True), context, False)
+                text = self._sample(self._pick(True), context, False)
             except RequestError:
                 continue
             if f"'{_SENTINEL}'" not in text:
@@ -305,25 +352,10 @@ class ChatTemplate:
             return False
         context = {**self._special_tokens, "messages": [{"role": "user", "content": content}], "tools": None}
         try:
-            text = self._render(self._default, context, True)
+            text = self._sample(self._default, context, True)
         except RequestError:
             return False
         return _SENTINEL in text and not any(f"{quote}{_SENTINEL}{quote}" in text for quote in "'\"")
-
-
-def template_switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `chat_template_kwargs` with what `reasoning_effort` stands for; explicit switches win.
-
-    Templates know thinking as `enable_thinking`, `thinking` or `reasoning_effort`: all are set; `none` turns it off.
-    """
-    given = dict(kwargs or {})
-    if reasoning_effort is None:
-        return given
-    thinks = reasoning_effort != "none"
-    switches: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
-    if thinks:
-        switches["reasoning_effort"] = reasoning_effort
-    return switches | given
 
 
 def common_len(text: str, other: str) -> int:

@@ -9,13 +9,13 @@ gets its texts whole.
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import tokenizers
+
+from dovetail.text.tokenizer.bounded import state
 
 PIECE = 1 << 10
 """Characters of a piece, which the longest may exceed: an eighth of a megabyte while it is tokenized."""
@@ -82,11 +82,14 @@ def shared(ids: Iterable[int], known: dict[int, int] | None = None) -> list[int]
 
 
 def cuts_of(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Return what a tokenizer's texts may be cut behind, or None where they have to stay whole."""
+    """Return what a tokenizer's texts may be cut behind, or None where they have to stay whole.
+
+    It is one of those that `bounded.why_unbounded` finds nothing wrong with: texts are tried.
+    """
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE) or model.dropout or backend.truncation or backend.padding:
         return None
-    if _state(backend.normalizer).get("type") not in _KEEPS_CUTS or not _splits_words(backend):
+    if state(backend.normalizer).get("type") not in _KEEPS_CUTS or not _splits_words(backend):
         return None
     added = list(backend.get_added_tokens_decoder().values())
     if any(_CUT.search(token.content) or (token.rstrip and token.content[-1:].isalpha()) for token in added):
@@ -105,15 +108,9 @@ def _is_mark(token: tokenizers.AddedToken, added: Sequence[tokenizers.AddedToken
     )
 
 
-def _state(part: Any) -> dict[str, Any]:
-    """Return a part of a tokenizer as its file has it."""
-    found: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
-    return found
-
-
 def _splits_words(backend: tokenizers.Tokenizer) -> bool:
     """Whether the text is split at every cut, whatever stands before it."""
-    whole = _state(backend.pre_tokenizer)
+    whole = state(backend.pre_tokenizer)
     parts = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
     has_split = False
     for part in parts:

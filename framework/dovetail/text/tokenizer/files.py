@@ -23,6 +23,7 @@ import tokenizers
 from dovetail.errors import ModelError
 from dovetail.gguf.config import generation_config
 from dovetail.gguf.reader import gguf_of
+from dovetail.panics import is_panic
 from dovetail.text.tokenizer.gguf import backend_of, chat_templates, special_tokens
 
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
@@ -111,7 +112,9 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
         return _convert(folder)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, or panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise ModelError(f"{path}: not a tokenizer.json that this version reads: {error}") from error
     backend.no_truncation()
     backend.no_padding()

@@ -5,14 +5,19 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from dovetail.errors import RequestError
+from dovetail.errors import DovetailError, ModelError, RequestError
+from dovetail.panics import is_panic
+from dovetail.text.inline import InlineCostError
+from dovetail.text.tokenizer.bounded import why_unbounded
 from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, pieces, shared
 from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
 from dovetail.text.tokenizer.fill_in import Infill
@@ -22,6 +27,8 @@ WHOLE = 4 * PIECE
 """Characters of a text that is tokenized as a whole, whatever the tokenizer."""
 MOST_KEPT = 1 << 16
 """Characters of a text whose pieces are kept for others: longer ones are few, and would push out many."""
+FAILED = "tokenizer_failed"
+"""Code of errors that are the tokenizer's fault."""
 JOINED = 4096
 """Joining takes 80 bytes beside each of what it joins."""
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -77,6 +84,8 @@ class Tokenizer:
         default_sampling: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` where generation_config
             sets them; `do_sample: false` gives temperature 0.
         adds_bos: Whether raw text gets a BOS token in front.
+        unbounded: Why a text may take it more than time in proportion to its length; None where it cannot.
+        is_inline: Whether it may tokenize in this process; see `keep_inline`.
         strips_leading_space: Whether a text decoded from its start loses one leading space (sentencepiece).
         fill_in: How the model is asked for what stands between two texts; None: it was not trained for it.
         pieces: Text of a token by id, None where its bytes are not whole characters. For hot loops.
@@ -107,11 +116,20 @@ class Tokenizer:
         self.strips_leading_space = self.bytes_table.strips_leading_space
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")
-        self._cuts = cuts_of(backend)
+        self.unbounded = why_unbounded(backend)
+        self.is_inline = True
+        self._cuts = cuts_of(backend) if self.unbounded is None else None
         self._known = KnownPieces()
         self._tells_apart = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
-        probe = self.encode("a", add_special_tokens=True)
-        self.adds_bos = self._bos_id is not None and probe[:1] == [self._bos_id]
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        """See the class; a text tells."""
+        return self._bos_id is not None and self.encode("a", add_special_tokens=True)[:1] == [self._bos_id]
+
+    def keep_inline(self) -> None:
+        """Refuse to tokenize in this process if that may take for ever: `InlineCostError`."""
+        self.is_inline = self.unbounded is None
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -120,7 +138,14 @@ class Tokenizer:
         Raises:
             ModelError: There is none, or a file cannot be read; the message names the file and the fix.
         """
-        return cls(load_backend(folder), TokenizerFiles.read(folder))
+        backend, files = load_backend(folder), TokenizerFiles.read(folder)
+        try:
+            return cls(backend, files)
+        except DovetailError:
+            raise
+        except Exception as error:  # values that no tokenizer has
+            reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            raise ModelError(f"{folder}: the tokenizer's files do not go together: {reason}") from error
 
     def encode(self, text: str, *, add_special_tokens: bool, keeps: bool = False) -> list[int]:
         """Tokenize.
@@ -132,7 +157,8 @@ class Tokenizer:
                 takes tells of texts before, so not where texts are to be kept apart.
 
         Raises:
-            RequestError: The text holds a lone surrogate or a NUL character.
+            RequestError: The text holds a lone surrogate or a NUL character. With status 500 the tokenizer failed.
+            InlineCostError: It may not tokenize here.
         """
         check_text(text)
         if len(text) > WHOLE and self._cuts is not None:
@@ -147,10 +173,6 @@ class Tokenizer:
             elif not self._add_bos and has_bos and not text.startswith(self.special_tokens["bos_token"]):
                 del ids[0]
         return ids
-
-    def encode_written(self, text: str) -> list[int]:
-        """Tokenize text that a model may have written, whatever characters are in it: without special tokens."""
-        return self._encode(text, add_special_tokens=False)
 
     def encode_within(
         self, first: str, second: str | None = None, *, most: int | None = None, cuts_left: bool = False
@@ -173,12 +195,14 @@ class Tokenizer:
         texts = [first] if second is None else [first, second]
         for text in texts:
             check_text(text)
-        parts = self._backend.encode_batch(texts, add_special_tokens=False)
+        with self._contained():
+            parts = self._backend.encode_batch(texts, add_special_tokens=False)
         if most is not None:
             room = max(0, most - self._backend.num_special_tokens_to_add(len(parts) == 2))
             for part, kept in zip(parts, shares([len(part) for part in parts], room), strict=True):
                 part.truncate(kept, direction="left" if cuts_left else "right")
-        joined = self._backend.post_process(parts[0], parts[1] if len(parts) == 2 else None, True)
+        with self._contained():
+            joined = self._backend.post_process(parts[0], parts[1] if len(parts) == 2 else None, True)
         types = joined.type_ids if self._tells_apart else ()
         return joined.ids, types.index(1) if 1 in types else 0
 
@@ -189,12 +213,33 @@ class Tokenizer:
             RequestError: As `encode`.
         """
         check_text(text)
-        found = self._backend.encode(text, add_special_tokens=False)
+        with self._contained():
+            found = self._backend.encode(text, add_special_tokens=False)
         return text if len(found) <= most else text[: found.offsets[most - 1][1]]
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # `encode` holds the GIL, `encode_batch_fast` does not.
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with self._contained():
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Run the library: only where it may, and with its failures told as what they are.
+
+        Raises:
+            InlineCostError: It may not.
+            RequestError: It failed, or panicked.
+        """
+        if not self.is_inline:
+            raise InlineCostError(f"the model's tokenizer runs in a process of its own: {self.unbounded}")
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            reason = str(error).split("\n", 1)[0] or type(error).__name__
+            text = f"the model's tokenizer failed: {reason}; the request is not at fault: serve with another"
+            raise RequestError(text, code=FAILED, status=500) from error
 
     def _encode_pieces(
         self, text: str, cuts: re.Pattern[str], known: KnownPieces | None, *, add_special_tokens: bool
@@ -206,7 +251,8 @@ class Tokenizer:
         while some := list(islice(left, TOGETHER)):
             before = [None if known is None else known.find(piece) for piece in some]
             new = [piece for piece, found in zip(some, before, strict=True) if found is None]
-            made = iter(self._backend.encode_batch_fast(new, add_special_tokens=False) if new else ())
+            with self._contained():
+                made = iter(self._backend.encode_batch_fast(new, add_special_tokens=False) if new else ())
             for piece, found in zip(some, before, strict=True):
                 if found is not None:
                     ids += shared(found, equal)

@@ -14,6 +14,9 @@ from typing import Any
 
 import tokenizers
 
+from dovetail.errors import ModelError
+from dovetail.text.tokenizer.expressions import is_linear
+
 
 def byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's printable alphabet)."""
@@ -25,6 +28,8 @@ def byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = byte_alphabet()
+MAX_CONTENT = 64
+"""Characters that a decoder may put in the place of others."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 Step = Callable[[str], str | bytes]
@@ -43,7 +48,12 @@ def _byte_fallback(token: str) -> str | bytes:
 
 
 def _replace(pattern: Mapping[str, str], content: str) -> Step:
+    if len(content) > MAX_CONTENT:
+        raise ModelError(f"the tokenizer's decoder writes {len(content)} characters for one; at most {MAX_CONTENT}")
     if "Regex" in pattern:
+        if not is_linear(pattern["Regex"]):
+            text = f"the tokenizer's decoder replaces {pattern['Regex'][:100]!r}, which may take more than linear time"
+            raise ModelError(f"{text}; give another tokenizer, by --tokenizer-path")
         regex = re.compile(pattern["Regex"])
         return lambda token: regex.sub(lambda _: content, token)
     return lambda token: token.replace(pattern["String"], content)

@@ -1,0 +1,110 @@
+"""Whether a tokenizer takes time and memory in proportion to its text, whatever that is: read off its parts.
+
+Tokenizers come with a model. One that does may run in the server's process; another may take minutes for thirty
+characters, or write a gigabyte for one, so it runs where it can be killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import tokenizers
+
+from dovetail.text.tokenizer.expressions import is_linear
+
+MAX_GROWTH = 16
+"""Characters that normalizing may make of one: Unicode's own forms make 18 at most, and count as one here."""
+MAX_WORD = 1000
+"""Characters of a word that WordPiece looks up, piece by piece: it takes their number to the power of three."""
+MAX_PIECE = 512
+"""Characters of the longest token of a Unigram model, which tries all that fit at each place."""
+MAX_PARTS = 64
+_NORMALIZERS = {
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Lowercase",
+    "StripAccents",
+    "BertNormalizer",
+    "Nmt",
+    "Strip",
+    "ByteLevel",
+}
+_CUTTERS = {
+    "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
+    "UnicodeScripts", "Whitespace", "WhitespaceSplit",
+}  # fmt: skip
+_LISTS = ("normalizers", "pretokenizers")
+
+
+def state(part: Any) -> dict[str, Any]:
+    """Return a part of a tokenizer as its file has it."""
+    found: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
+    return found
+
+
+def why_unbounded(backend: tokenizers.Tokenizer) -> str | None:
+    """Return why a text may take a tokenizer more than time and memory in proportion; None where it cannot."""
+    growth = 1.0
+    for part in _flat(state(backend.normalizer)):
+        made = _growth(part)
+        if made is None:
+            return f"its normalizer {_named(part)} may take more than linear time"
+        growth *= made
+        if growth > MAX_GROWTH:
+            return f"its normalizer {_named(part)} makes a text much longer"
+    for part in _flat(state(backend.pre_tokenizer)):
+        kind, source = part.get("type"), part.get("pattern", {}).get("Regex")
+        if not (kind in _CUTTERS or (kind == "Split" and (source is None or is_linear(source)))):
+            return f"its pre-tokenizer {_named(part)} may take more than linear time"
+    return _why_unbounded(backend.model)
+
+
+def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a sequence; more than `MAX_PARTS` end with one of no known kind."""
+    found, left = 0, [part] if part else []
+    while left:
+        part = left.pop(0)
+        if part.get("type") == "Sequence":
+            left[:0] = next((part[name] for name in _LISTS if name in part), [])
+            continue
+        found += 1
+        yield part if found <= MAX_PARTS else {"type": f"number {found}"}
+
+
+def _growth(part: dict[str, Any]) -> float | None:
+    """Return how many characters a normalizer makes of one at most; None where it may take long."""
+    kind = part.get("type")
+    if kind in _NORMALIZERS:
+        return 1
+    if kind == "Prepend":
+        return 1 if len(part["prepend"]) <= MAX_PARTS else MAX_GROWTH + 1
+    if kind == "Replace":
+        content, pattern = part["content"], part["pattern"]
+        if "Regex" in pattern:
+            return max(1, len(content)) if is_linear(pattern["Regex"]) else None
+        return max(1.0, len(content) / max(1, len(pattern["String"])))
+    if kind == "Precompiled":
+        table = base64.b64decode(part["precompiled_charsmap"] or "")
+        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+        return 1 if max(map(len, texts)) <= MAX_PARTS else MAX_GROWTH + 1
+    return None
+
+
+def _named(part: dict[str, Any]) -> str:
+    source = part.get("pattern", {}).get("Regex")
+    return str(part.get("type")) + ("" if source is None else f" by {source[:100]!r}")
+
+
+def _why_unbounded(model: Any) -> str | None:
+    if isinstance(model, (tokenizers.models.BPE, tokenizers.models.WordLevel)):
+        return None
+    if isinstance(model, tokenizers.models.WordPiece):
+        most = model.max_input_chars_per_word
+        return None if most <= MAX_WORD else f"its WordPiece model takes words of up to {most} characters"
+    most = max(map(len, tokenizers.Tokenizer(model).get_vocab()), default=0)
+    return None if most <= MAX_PIECE else f"its Unigram model has a token of {most} characters"

@@ -1,0 +1,134 @@
+"""Tokenizers that a text may take long: which those are, and what becomes of their failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+
+from dovetail.errors import ModelError, RequestError
+from dovetail.text.inline import InlineCostError
+from dovetail.text.tokenizer.bounded import why_unbounded
+from dovetail.text.tokenizer.expressions import is_linear
+from dovetail.text.tokenizer.gguf_cuts import CUTS
+from dovetail.text.tokenizer.tokenizer import Tokenizer
+
+ORDINARY = [
+    *{source for sources in CUTS.values() for source in sources},
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    r"[\p{Han}]+|[^\r\n\p{L}]?[\p{Lu}&&[^\p{Han}]]*[\p{Ll}&&[^\p{Han}]]+(?i:'s|'t)?|[^\r\n\p{L}]?[\p{Lu}&&[^\p{Han}]]+",
+    r" ?[^(\s|[.,!?…])]+",
+    " {2,}",
+]
+OTHERS = [
+    r"(a+)+$", r"(a|aa)+$", r"(a|b|ab)*c", r"a*a*b", r".*.*x", r"a+b", r"\s+$", r"\s*x|\s", r"\s*[\r\n]+|\s|\s+",
+    r"\s*x| \s+", r"(?:a?){30}a{30}", "a?" * 9 + "a" * 9, r"(\w+)\1", r"x*?y", r"(a{1,20}){1,20}b", r"a{1,5000}b",
+    r"(?:a+|b)c", r"(?<=a*)b", r"a**", r"a{2}+b", r"a+(?=b)|a", "(" * 2000, "[a", "a" * 20000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ORDINARY)
+def test_expressions_of_published_models_are_linear(source: str) -> None:
+    """They are run where they were."""
+    assert is_linear(source)
+
+
+@pytest.mark.parametrize("source", OTHERS, ids=lambda source: source[:20])
+def test_an_expression_that_may_go_back_is_not(source: str) -> None:
+    """Nor is one that is written in another way."""
+    assert not is_linear(source)
+
+
+def split(source: str) -> Callable[[tokenizers.Tokenizer], None]:
+    return lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Split(Regex(source), "isolated"))
+
+
+def normalize(*parts: Any) -> Callable[[tokenizers.Tokenizer], None]:
+    return lambda made: setattr(made, "normalizer", normalizers.Sequence(list(parts)))
+
+
+def model(made: Any) -> Callable[[tokenizers.Tokenizer], None]:
+    return lambda backend: setattr(backend, "model", made)
+
+
+SLOW: dict[str, Callable[[tokenizers.Tokenizer], None]] = {
+    "Split by '(a+)+$'": split("(a+)+$"),
+    "Replace by '(a+)+$'": normalize(normalizers.Replace(Regex("(a+)+$"), "")),
+    "much longer": normalize(normalizers.Replace("a", "a" * 1000)),
+    "normalizer Replace makes": normalize(*[normalizers.Replace("a", "aa")] * 30),
+    "number 65": normalize(*[normalizers.Lowercase()] * 70),
+    "WordPiece": model(models.WordPiece({"a": 0, "[UNK]": 1}, max_input_chars_per_word=10**9)),
+    "Unigram": model(models.Unigram([("a" * 1000, 0.0), ("a", 0.0)], 1)),
+}
+
+
+@pytest.mark.parametrize("why", SLOW)
+def test_a_tokenizer_that_may_take_long_is_not_run_inline(why: str) -> None:
+    """It is seen by its parts, and where others wait it refuses to run."""
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    assert why_unbounded(backend) is None
+    SLOW[why](backend)
+    made = Tokenizer(backend)
+    assert why in str(made.unbounded)
+    made.keep_inline()
+    for run in (
+        lambda: made.encode("a", add_special_tokens=False),
+        lambda: made.encode_within("a"),
+        lambda: made.beginning("a", 1),
+        lambda: made.adds_bos or made.encode("a" * 9999, add_special_tokens=False),
+    ):
+        with pytest.raises(InlineCostError, match="process of its own"):
+            run()
+
+
+def test_a_panic_is_the_tokenizer_s_error() -> None:
+    """PyO3's is no `Exception`; the next text is tokenized."""
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    split("(a+)+$")(backend)
+    made = Tokenizer(backend)
+    with pytest.raises(RequestError, match=r"tokenizer failed.*not at fault") as found:
+        made.encode("a" * 2000 + "b", add_special_tokens=False)
+    assert (found.value.status, found.value.code) == (500, "tokenizer_failed")
+    assert "\n" not in str(found.value)
+    assert made.encode("aab", add_special_tokens=False) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""},
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 99999},
+        {"type": "Replace", "pattern": {"Regex": r"\p{L}"}, "content": ""},
+    ],
+)
+def test_a_decoder_that_may_take_long_is_refused(decoder: dict[str, Any], tmp_path: Path) -> None:
+    """Every token of a reply goes through it, in the server's process."""
+    tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state | {"decoder": decoder}))
+    with pytest.raises(ModelError, match=r"^[^\n]+$"):
+        Tokenizer.load(tmp_path).token_bytes(0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": {"x": {"content": "c"}}},
+        {"added_tokens_decoder": {"2": {}}},
+        {"added_tokens_decoder": {"2": {"content": 5}}},
+        {"added_tokens_decoder": [1]},
+        {"additional_special_tokens": 5},
+        {"model_input_names": 5},
+    ],
+)
+def test_files_that_do_not_go_together_are_told_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
+    """Values of another kind than they should be."""
+    tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"^[^\n]+$"):
+        Tokenizer.load(tmp_path)
