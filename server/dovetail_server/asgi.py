@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.observers import HttpEnd, HttpStart
 from dovetail.errors import RequestError
+from dovetail.panics import is_panic
 from dovetail_server.auth import CALLER
 from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
 from dovetail_server.observers import Observers
@@ -139,8 +140,8 @@ class BodyLimitMiddleware:
             await self.app(scope, limiter.receive, limiter.send)
         except ClientGoneError:
             return
-        except Exception as error:
-            if limiter.has_begun:
+        except BaseException as error:
+            if limiter.has_begun or not (isinstance(error, Exception) or is_panic(error)):
                 raise  # the reply is under way; uvicorn logs and closes the connection
             await to_reply(error)(scope, limiter.receive, limiter.send)
         finally:

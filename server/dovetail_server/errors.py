@@ -126,7 +126,7 @@ def reply(status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = 
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")
 
 
-def describe(error: Exception) -> tuple[int, ErrorDetail, dict[str, str]]:
+def describe(error: BaseException) -> tuple[int, ErrorDetail, dict[str, str]]:
     """Return status, body and headers for an error; what is not ours is logged and becomes a 500 with an id."""
     if isinstance(error, RequestError):
         kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
@@ -146,7 +146,7 @@ def describe(error: Exception) -> tuple[int, ErrorDetail, dict[str, str]]:
     return 500, ErrorDetail(message=text, type="server_error", code="internal_error"), {}
 
 
-def to_reply(error: Exception, *, is_admin: bool = False) -> Response:
+def to_reply(error: BaseException, *, is_admin: bool = False) -> Response:
     """Build the HTTP reply for any exception; admins are told details."""
     status, detail, headers = describe(error)
     if is_admin and isinstance(error, ServiceError):

@@ -189,7 +189,7 @@ def test_the_death_of_a_process_is_one_request_s(patient: Harness) -> None:
         os.kill(pid, signal.SIGKILL)
         reply = doomed.result(60)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "body_process_died")
-    assert "process that reads large requests died" in reply.json()["error"]["message"]
+    assert "process that reads requests died" in reply.json()["error"]["message"]
     assert reply.headers["retry-after"]
     assert patient.post(CHAT, say(PAD)).status_code == 200
     assert not patient.state.bodies.pids

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import BACKGROUND
+from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
 from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.schema import MessagesRequest
@@ -16,6 +18,7 @@ from dovetail_server.batches.result import Result, decode_head, refusal, result_
 from dovetail_server.bodies import responses as response_bodies
 from dovetail_server.bodies import tasks
 from dovetail_server.bodies.pool import DIED
+from dovetail_server.bodies.request import not_beside_prompts
 from dovetail_server.bodies.work import read_line
 from dovetail_server.native.score import ScoreRequest
 from dovetail_server.openai.chat import ChatRequest
@@ -111,10 +114,12 @@ async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> Reply:
     }
     task = known.get(endpoint, tasks.COMPLETIONS)
     if not state.bodies.takes(len(raw)):
-        return await asyncio.to_thread(lambda: job_of(state, parse(read_line(raw), task.model), None))
+        with suppress(InlineCostError):
+            return await asyncio.to_thread(lambda: job_of(state, parse(read_line(raw), task.model), None))
     owner = CALLER.get().owner
     outcome = await state.bodies.run(task, raw, owner=owner, is_background=True, is_line=True)
-    return await asyncio.to_thread(lambda: job_of(state, parse(outcome.light, task.model), outcome.read_prompts()))
+    with not_beside_prompts():
+        return await asyncio.to_thread(lambda: job_of(state, parse(outcome.light, task.model), outcome.read_prompts()))
 
 
 async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:

@@ -1,4 +1,4 @@
-"""A process that reads large bodies: `python -m dovetail_server.bodies.child FD`. Started by `BodyPool`.
+"""A process that reads bodies: `python -m dovetail_server.bodies.child FD`. Started by `BodyPool`.
 
 It loads tokenizer, template and parsers, and reads none itself: for each socket that it is sent it forks a copy, which
 takes one job. Whatever a body does to a copy (time, memory, a crash in native code) costs that one request.
@@ -24,8 +24,8 @@ from dovetail.grammar.compile.memory import address_space, most_own_bytes, retur
 from dovetail.process_limits import lower
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.threads import set_threads
-from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, Refusal, WorkerStart, too_costly
-from dovetail_server.bodies.work import do
+from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, Refusal, WorkerStart, is_short, too_costly
+from dovetail_server.bodies.work import do, part_of
 from dovetail_server.responses.references import Answer
 from dovetail_server.serving.parsing import installed
 
@@ -36,7 +36,7 @@ MEMORY_FACTOR = 48
 """A job may have so much, and of its body so many times. A token takes a tokenizer a hundred bytes."""
 THREAD_BYTES = 130 << 20
 """Of address space, while a thread's heap and stack are laid out; it takes a few megabytes of memory."""
-GRACE_S = 2.0
+GRACE_S = 0.5
 LIMITED = Refusal(
     message="the server's own limit of address space (ulimit -v, LimitAS) leaves too little to read this request",
     param=None,
@@ -97,7 +97,8 @@ class Worker:
         os.nice(NICE)
         addresses = address_space()
         set_threads(self._num_threads)
-        self._text.tokenizer.encode(WARM_UP, add_special_tokens=False)  # starts them, before there is a job
+        if self._text.tokenizer.unbounded is None:
+            self._text.tokenizer.encode(WARM_UP, add_special_tokens=False)  # starts them, before there is a job
         job = msgspec.msgpack.decode(receive(channel), type=Job)
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
@@ -110,9 +111,9 @@ class Worker:
 
         try:
             outcome = do(job, body.pop, self._text, self._served, ask)
-        except OutOfTimeError:
-            outcome = Outcome(refusal=too_costly("time"))
-        if not has_memory and outcome.refusal == too_costly("memory"):
+        except OutOfTimeError as error:
+            outcome = Outcome(refusal=too_costly("time", job.num_bytes, part_of(error)))
+        if not has_memory and is_short(outcome.refusal, job.num_bytes):
             outcome = Outcome(refusal=LIMITED)
         signal.setitimer(signal.ITIMER_PROF, 0)
         took_s, grown = time.process_time() - began, most_own_bytes() - before

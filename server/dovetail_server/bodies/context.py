@@ -32,7 +32,7 @@ class ReadingContext(ServingContext):
         """Start without processes: all bodies are read here until `ready_with` is called."""
         super().__init__(settings, engine, hooks, tasks)
         self.bodies = BodyPool(settings.body_processes, settings.body_cpu_limit)
-        """Reads large bodies."""
+        """Reads large bodies, and whatever a checkpoint's template or tokenizer may take long for."""
 
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
@@ -43,6 +43,8 @@ class ReadingContext(ServingContext):
             if processor is None
             else WorkerStart(processor=processor, served=self.served_names, num_threads=num_threads())
         )
+        if self.bodies.is_on:
+            text.keep_inline()
 
     @abstractmethod
     async def stored_responses(self) -> ResponseStore:

@@ -1,4 +1,4 @@
-"""`BodyPool`: large bodies go to processes of their own, a few at a time.
+"""`BodyPool`: bodies that are large, or that a checkpoint's files take long for, go to processes, a few at a time.
 
 A body waits for its turn as it was sent, so what waits is bounded by `--max-queued-bytes`. Its process is killed when
 the client leaves, and ends at its limits of processor time and memory. One process is started ahead, with the threads
@@ -21,6 +21,7 @@ import msgspec
 from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
+from dovetail.text.chat.budget import FULL
 from dovetail_server.bodies.turns import Turns
 from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.errors import ServiceError
@@ -33,6 +34,8 @@ logger = logging.getLogger("dovetail.server")
 MODULE = "dovetail_server.bodies.child"
 SLOWER = 20
 """On a busy machine a job may take so many times its processor time before it counts as hanging."""
+SMALL_CPU_S = FULL.seconds
+"""Processor time of a small body, which comes here for its template or tokenizer only."""
 DIED = "body_process_died"
 _decode = msgspec.msgpack.Decoder(Begun | Question | Outcome).decode
 Answering = Callable[[Question], Awaitable[Answer]]
@@ -50,10 +53,16 @@ class BodyPool:
         """
         self._cpu_s = cpu_s
         self._turns = Turns(max_processes)
-        self._is_on = max_processes > 0
+        self._max_processes = max_processes
+        self._is_closed = False
         self._template: ForkTemplate | None = None
         self.pids: set[int] = set()
         """Processes that read a body."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether other processes read bodies."""
+        return self._max_processes > 0 and self._template is not None and not self._is_closed
 
     @property
     def fork_server_pid(self) -> int | None:
@@ -68,10 +77,10 @@ class BodyPool:
     def problem(self) -> str | None:
         """Return why no large body can be read now, or None. Where there is a reason, another start is tried."""
         template = self._template
-        if not self._is_on or template is None or (failure := template.failure) is None:
+        if not self.is_on or template is None or (failure := template.failure) is None:
             return None
         template.ready()
-        return f"the process that reads large requests could not be started: {failure}"
+        return f"the process that reads requests could not be started: {failure}"
 
     def ready_with(self, start: WorkerStart | None) -> None:
         """Set what the processes load; None where only this process can have it."""
@@ -81,7 +90,7 @@ class BodyPool:
 
     def takes(self, num_bytes: int) -> bool:
         """Whether a body of this size is read by another process."""
-        return num_bytes > LARGE and self._is_on and self._template is not None
+        return num_bytes > LARGE and self.is_on
 
     async def run(
         self,
@@ -109,7 +118,8 @@ class BodyPool:
             RequestError: The body is refused, or takes too much time or memory.
             ServiceError: Its process died, or could not be started.
         """
-        job = Job(task=task.name, num_bytes=len(raw), is_line=is_line, cpu_s=self._cpu_s, context=context)
+        cpu_s = self._cpu_s if len(raw) > LARGE else min(self._cpu_s, SMALL_CPU_S)
+        job = Job(task=task.name, num_bytes=len(raw), is_line=is_line, cpu_s=cpu_s, context=context)
         async with self._turns.turn(owner, is_background=is_background):
             outcome = await self._attempt(job, raw, answer)
         took = f"{outcome.cpu_s * 1000:.0f} ms and {outcome.grown_bytes} bytes of memory"
@@ -118,17 +128,17 @@ class BodyPool:
             refusal = outcome.refusal
             raise RequestError(refusal.message, param=refusal.param, code=refusal.code, status=refusal.status)
         if outcome.fault is not None:
-            raise RuntimeError(f"reading a large body failed:\n{outcome.fault}")
+            raise RuntimeError(f"reading a body failed:\n{outcome.fault}")
         return outcome
 
     def warm_up(self) -> None:
         """Begin to start the template ahead of the first body, which tries again where it fails, and says so."""
-        if self._is_on and self._template is not None:
+        if self.is_on and self._template is not None:
             self._template.ready().add_done_callback(_started)
 
     def close(self) -> None:
         """End all processes."""
-        self._is_on = False
+        self._is_closed = True
         if self._template is not None:
             self._template.close()
         for pid in list(self.pids):
@@ -190,13 +200,13 @@ class Conversation:
             is_over = True
             return outcome
         except TimeoutError:
-            return Outcome(refusal=too_costly("time"))
+            return Outcome(refusal=too_costly("time", job.num_bytes))
         except GoneError:
             if not self._pid:
                 raise
             is_over = True
             if time.monotonic() - began >= job.cpu_s:  # the system's limit ended it, in native code
-                return Outcome(refusal=too_costly("time"))
+                return Outcome(refusal=too_costly("time", job.num_bytes))
             logger.error("The process %d that read a body of %d bytes (%s) died.", self._pid, len(raw), job.task)
             raise died("died") from None
         finally:
@@ -257,5 +267,5 @@ def fork_ahead(server: ForkServer) -> None:
 
 def died(what: str) -> ServiceError:
     """Return the error for a body whose process is gone."""
-    text = f"the process that reads large requests {what}; the server goes on, and so do other requests"
+    text = f"the process that reads requests {what}; the server goes on, and so do other requests"
     return ServiceError(text, code=DIED, retry_after_s=1)

@@ -1,13 +1,14 @@
-"""Where a route gets its body. Small ones are read here, in a thread if that takes a while.
+"""Where a route gets its body, and what it becomes. Small ones are read here, in a thread if that takes a while.
 
 Large ones go as they are to a process that can be killed (`bodies/`), which gives back either the reply, or the prompts
-and what is left of the body without them.
+and what is left of the body without them. So do small ones that a checkpoint's template or tokenizer takes long for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
@@ -15,19 +16,23 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from dovetail.errors import RequestError
+from dovetail.text.inline import InlineCostError
 from dovetail_server.auth import CALLER
 from dovetail_server.bodies.tasks import Call, RawTask, Task, no_answer
 from dovetail_server.bodies.work import read_line
 from dovetail_server.density import MAX_OBJECTS
 from dovetail_server.errors import ClientGoneError
 from dovetail_server.reading import check_name, parse
+from dovetail_server.serving.prepare import is_quick
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
+    from dovetail_server.bodies.wire import Outcome
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 IN_THREAD = 1 << 15
 """Bodies above this many bytes are parsed in a worker thread: a thousand tiny messages take 5 ms."""
 MAX_PLAIN = 1 << 20
@@ -81,7 +86,7 @@ def json_body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
 def prompt_body(task: Task[M]) -> Callable[[Request], Awaitable[M]]:
     """Return a FastAPI dependency that reads a body with prompts.
 
-    Of a large one it returns what is left without them; `take_prompts` has them.
+    Of a large one it returns what is left without them; `prepared` has them.
     """
 
     async def read_prompts(request: Request) -> M:
@@ -90,34 +95,73 @@ def prompt_body(task: Task[M]) -> Callable[[Request], Awaitable[M]]:
         if not state.bodies.takes(len(raw)):
             return await read(raw, task.model)
         state.check_ready()
-        outcome = await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+        outcome = await _elsewhere(request, state, task, raw)
         request.scope["state"][_PROMPTS] = await asyncio.to_thread(outcome.read_prompts)
         return await read(outcome.light, task.model)
 
     return read_prompts
 
 
-def take_prompts(request: Request) -> Prompts | None:
-    """Return the prompts of a large body, once; None where they are to be made of the request.
+async def prepared(request: Request, task: Task[M], body: M, work: Callable[[Prompts | None], T]) -> T:
+    """Return what `work` makes of a request whose body has been read by `prompt_body(task)`.
 
-    They do not stay in the scope, which is part of a cycle: their memory would wait for the garbage collector.
+    Args:
+        request: The request.
+        task: See above.
+        body: Its body.
+        work: Takes the prompts; None where it makes them itself, which may be too much for this process.
+
+    Raises:
+        ClientGoneError: The client left before a worker thread had made it.
+        RequestError: From `work`, or from the process that made the prompts.
     """
-    found: Prompts | None = request.scope["state"].pop(_PROMPTS, None)
-    return found
+    # They do not stay in the scope, which is part of a cycle: their memory would wait for the garbage collector.
+    prompts: Prompts | None = request.scope["state"].pop(_PROMPTS, None)
+    if prompts is None:
+        with suppress(InlineCostError):
+            return await _made(request, body, lambda: work(None))
+        outcome = await _elsewhere(request, request.app.state.server, task, await request.body())
+        prompts = await asyncio.to_thread(outcome.read_prompts)
+    with not_beside_prompts():
+        return await _made(request, body, lambda: work(prompts))
+
+
+async def _made(request: Request, body: BaseModel, work: Callable[[], T]) -> T:
+    if is_quick(body, len(await request.body())):
+        return work()
+    return await cancel_on_disconnect(request, asyncio.to_thread(work))
+
+
+async def _elsewhere(request: Request, state: ReadingContext, task: Task[Any] | RawTask, raw: bytes) -> Outcome:
+    return await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+
+
+@contextmanager
+def not_beside_prompts() -> Iterator[None]:
+    """Refuse what a tokenizer that may take long is needed for beside a prompt.
+
+    Raises:
+        RequestError: It is.
+    """
+    try:
+        yield
+    except InlineCostError as error:
+        text = f"bad_words, suffix and thinking budgets cannot be used with this model: {error}"
+        raise RequestError(text, code="unsupported") from None
 
 
 async def finished(request: Request, state: ReadingContext, task: Task[Any]) -> Response:
     """Do what a route does with its body, and return the reply."""
     raw = await raw_body(request)
-    if state.bodies.takes(len(raw)):
-        outcome = await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
-        return Response(outcome.reply, media_type="application/json")
-    body = await read(raw, task.model)
-    check_name(body, state.served_names)
-    call = Call(text=state.text, request=body, context="", ask=no_answer)
-    return Response(
-        await cancel_on_disconnect(request, asyncio.to_thread(task.run, call)), media_type="application/json"
-    )
+    if not state.bodies.takes(len(raw)):
+        body = await read(raw, task.model)
+        check_name(body, state.served_names)
+        call = Call(text=state.text, request=body, context="", ask=no_answer)
+        with suppress(InlineCostError):
+            reply = await cancel_on_disconnect(request, asyncio.to_thread(task.run, call))
+            return Response(reply, media_type="application/json")
+    outcome = await _elsewhere(request, state, task, raw)
+    return Response(outcome.reply, media_type="application/json")
 
 
 async def worked(request: Request, state: ReadingContext, task: RawTask) -> bytes:
@@ -125,8 +169,7 @@ async def worked(request: Request, state: ReadingContext, task: RawTask) -> byte
     raw = await raw_body(request)
     if not state.bodies.takes(len(raw)):
         return await asyncio.to_thread(task.run, raw, state.served_names)
-    outcome = await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
-    return outcome.reply or b""
+    return (await _elsewhere(request, state, task, raw)).reply or b""
 
 
 def check_content_type(content_type: str, raw: bytes) -> None:

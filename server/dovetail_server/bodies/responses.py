@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
-from dovetail_server.bodies.request import read
+from dovetail_server.bodies.request import not_beside_prompts, read
 from dovetail_server.bodies.tasks import COMPACT, INPUT_TOKENS, RESPONSES
 from dovetail_server.bodies.wire import Question
 from dovetail_server.openai.response_objects import CompactedResponse
@@ -58,7 +60,8 @@ async def begin(
         request = await read(raw, ResponsesRequest, is_line=is_line)
         found = await entry.open(request, references_of(request))
         if not state.bodies.takes(found.num_bytes):
-            return await asyncio.to_thread(entry.job_of, found)
+            with suppress(InlineCostError):
+                return await asyncio.to_thread(entry.job_of, found)
     outcome = await state.bodies.run(
         RESPONSES,
         raw,
@@ -67,7 +70,8 @@ async def begin(
         context=entry.response_id,
         answer=entry.answer if found is None else given(found),
     )
-    return await asyncio.to_thread(lambda: entry.job(outcome.read_prompts()))
+    with not_beside_prompts():
+        return await asyncio.to_thread(lambda: entry.job(outcome.read_prompts()))
 
 
 async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
@@ -83,7 +87,8 @@ async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
         request = await read(raw, InputTokensRequest)
         found = await entry.open(responses.as_response(request), references_of(request))
         if not state.bodies.takes(found.num_bytes):
-            return await asyncio.to_thread(responses.count, state.text, request, entry.response_id, found)
+            with suppress(InlineCostError):
+                return await asyncio.to_thread(responses.count, state.text, request, entry.response_id, found)
     outcome = await state.bodies.run(
         INPUT_TOKENS,
         raw,
@@ -103,12 +108,14 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
     """
     entry = Entry(state, owner)
     found: Answer | None = None
+    prompts: Prompts | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, CompactRequest)
         found = await entry.open(responses.as_response(request), references_of(request))
-    if found is not None and not state.bodies.takes(found.num_bytes):
-        prompts = await asyncio.to_thread(compaction.read_prompt, state.text, request, entry.response_id, found)
-    else:
+        if not state.bodies.takes(found.num_bytes):
+            with suppress(InlineCostError):
+                prompts = await asyncio.to_thread(compaction.read_prompt, state.text, request, entry.response_id, found)
+    if prompts is None:
         outcome = await state.bodies.run(
             COMPACT,
             raw,

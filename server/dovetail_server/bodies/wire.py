@@ -1,4 +1,4 @@
-"""What travels between the server and the processes that read large bodies; see `dovetail.forks`."""
+"""What travels between the server and the processes that read bodies; see `dovetail.forks`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import array
 import msgspec
 
 from dovetail.processing.processor import ProcessorStart
+from dovetail.text.chat.template import FAILED as TEMPLATE_FAILED
 from dovetail.text.tokenizer.cuts import shared
+from dovetail.text.tokenizer.tokenizer import FAILED as TOKENIZER_FAILED
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 LARGE = 1 << 16
-"""Bodies above this many bytes go to another process: what is smaller is read in less time than that takes."""
+"""Bodies above this many bytes go to another process: what is smaller is mostly read in less time than that takes."""
 ID = "i"
 """Token ids travel as packed numbers: as msgpack they would take Python's lock for as long as parsing them."""
 
@@ -57,10 +59,29 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     status: int
 
 
-def too_costly(what: str) -> Refusal:
-    """Word the refusal of a body that takes too much."""
-    text = f"reading this request takes too much {what}; make it smaller"
-    return Refusal(message=text, param=None, code="body_too_costly", status=400)
+PARTS = {"chat template": TEMPLATE_FAILED, "tokenizer": TOKENIZER_FAILED}
+"""What of a model's files a process runs, with the code of errors that are its fault."""
+
+
+def too_costly(what: str, num_bytes: int, part: str | None = None) -> Refusal:
+    """Word the refusal of a body that takes too much.
+
+    Args:
+        what: Time or memory.
+        num_bytes: The body's size. A small one is not at fault, but the model's files.
+        part: What took it, of `PARTS`, if that is known.
+    """
+    if num_bytes > LARGE:
+        text = f"reading this request takes too much {what}; make it smaller"
+        return Refusal(message=text, param=None, code="body_too_costly", status=400)
+    named = part or " or ".join(PARTS)
+    text = f"the model's {named} takes too much {what}; the request is not at fault: serve with another"
+    return Refusal(message=text, param=None, code=PARTS.get(part or "", "body_too_costly"), status=500)
+
+
+def is_short(refusal: Refusal | None, num_bytes: int) -> bool:
+    """Whether a body of so many bytes was refused for want of memory."""
+    return refusal in [too_costly("memory", num_bytes, part) for part in (None, *PARTS)]
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.panics import is_panic
 from dovetail.processing.processor import Processor
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.bodies.tasks import TASKS, Call, RawTask
 from dovetail_server.bodies.wire import Job, Outcome, Question, Refusal, too_costly
 from dovetail_server.openai.batches import decode_line
@@ -17,6 +19,7 @@ from dovetail_server.reading import check_name, decoded, validated
 from dovetail_server.responses.references import Answer
 
 Asking = Callable[[Question], Answer]
+TOKENIZER = Tokenizer.__module__
 
 
 def read_line(raw: bytes) -> bytes:
@@ -46,10 +49,22 @@ def do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[st
     except RequestError as error:
         refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
         return Outcome(refusal=refusal)
-    except MemoryError:
-        return Outcome(refusal=too_costly("memory"))
-    except Exception:
+    except MemoryError as error:
+        return Outcome(refusal=too_costly("memory", job.num_bytes, part_of(error)))
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         return Outcome(fault=traceback.format_exc())
+
+
+def part_of(error: BaseException) -> str | None:
+    """Return which of a model's files was at work when an error came, of `PARTS`; None if none was."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == "<template>":
+            return "chat template"
+        if frame.f_globals.get("__name__") == TOKENIZER:
+            return "tokenizer"
+    return None
 
 
 def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[str], ask: Asking) -> Outcome:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.bodies.request import prompt_body, take_prompts
+from dovetail_server.bodies.request import prepared, prompt_body
 from dovetail_server.bodies.tasks import CHAT
 from dovetail_server.openai.chat import ChatCompletion, ChatRequest
 from dovetail_server.openapi import json_route
@@ -17,7 +17,6 @@ from dovetail_server.routes.files import owner_of
 from dovetail_server.serving import chat, chat_reply
 from dovetail_server.serving.chat import ChatJob
 from dovetail_server.serving.common import new_id
-from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -35,7 +34,7 @@ async def chat_completions(
 ) -> Response:
     """Answer a conversation, whole or as a stream."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: chat.prepare(state, body, model, take_prompts(request)))
+    job = await prepared(request, CHAT, body, lambda made: chat.prepare(state, body, model, made))
     if body.store and state.settings.max_stored_responses:
         job.keeper = await keeper_of(request, state, job)
     if body.stream:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.bodies.request import prompt_body, take_prompts
+from dovetail_server.bodies.request import prepared, prompt_body
 from dovetail_server.bodies.tasks import EMBEDDINGS
 from dovetail_server.openai.embeddings import EmbeddingRequest, Embeddings
 from dovetail_server.openapi import json_route
@@ -28,6 +27,5 @@ async def create_embeddings(
 ) -> Response:
     """Give the vector of one or several texts."""
     model = state.check_model(body.model)
-    work = asyncio.to_thread(embeddings.prepare, state, body, model, take_prompts(request))
-    job = await cancel_on_disconnect(request, work)
+    job = await prepared(request, EMBEDDINGS, body, lambda made: embeddings.prepare(state, body, model, made))
     return Response(await cancel_on_disconnect(request, embeddings.reply(job)), media_type="application/json")

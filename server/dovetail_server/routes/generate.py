@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.bodies.request import prompt_body, take_prompts
+from dovetail_server.bodies.request import prepared, prompt_body
 from dovetail_server.bodies.tasks import GENERATE
 from dovetail_server.native.generate import Generated, GenerateRequest
 from dovetail_server.openapi import json_route
@@ -29,7 +28,7 @@ async def generate_text(
 ) -> Response:
     """Continue a text or token ids; a batch gives a list."""
     check_name(body, state.served_names)
-    job = await cancel_on_disconnect(request, asyncio.to_thread(generate.prepare, state, body, take_prompts(request)))
+    job = await prepared(request, GENERATE, body, lambda made: generate.prepare(state, body, made))
     if body.stream:
         return await start(request, generate.stream(job))
     return Response(await cancel_on_disconnect(request, generate.reply(job)), media_type="application/json")

@@ -16,10 +16,9 @@ from dovetail_server.anthropic.schema import (
     MessagesRequest,
     TokenCount,
 )
-from dovetail_server.bodies.request import finished, prompt_body, take_prompts
+from dovetail_server.bodies.request import finished, prepared, prompt_body
 from dovetail_server.bodies.tasks import COUNT_TOKENS, MESSAGES
 from dovetail_server.openapi import json_route
-from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -33,7 +32,7 @@ async def create_message(
 ) -> Response:
     """Answer a conversation in the form of Anthropic's API, whole or as a stream."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: messages.prepare(state, body, model, take_prompts(request)))
+    job = await prepared(request, MESSAGES, body, lambda made: messages.prepare(state, body, model, made))
     if body.stream:
         request_id = request.scope["state"].get("request_id")
         return await start(request, messages.stream(job), lambda error: messages.final_error_event(error, request_id))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.schema import AnthropicError, MessagesRequest
-from dovetail_server.bodies.request import prompt_body, raw_body, take_prompts
+from dovetail_server.bodies.request import prepared, prompt_body, raw_body
 from dovetail_server.bodies.responses import begin
 from dovetail_server.bodies.tasks import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.openai.chat import ChatRequest
@@ -23,7 +22,6 @@ from dovetail_server.openapi import json_route
 from dovetail_server.routes.files import owner_of
 from dovetail_server.serving import chat, completions
 from dovetail_server.serving.generation import Generation
-from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -59,7 +57,7 @@ async def render_chat(
 ) -> Response:
     """Return the token ids of a conversation."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: chat.prepare(state, body, model, take_prompts(request)))
+    job = await prepared(request, CHAT, body, lambda made: chat.prepare(state, body, model, made))
     return answer(rendered(job.generation, model, body.stream)[0])
 
 
@@ -69,7 +67,7 @@ async def render_completion(
 ) -> Response:
     """Return the token ids of one or several prompts, as a list."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: completions.prepare(state, body, model, take_prompts(request)))
+    job = await prepared(request, COMPLETIONS, body, lambda made: completions.prepare(state, body, model, made))
     return answer(rendered(job.generation, model, body.stream))
 
 
@@ -91,7 +89,5 @@ async def render_message(
 ) -> Response:
     """Return the token ids of a conversation in the form of Anthropic's API."""
     model = state.check_model(body.model)
-    job = await cancel_on_disconnect(
-        request, asyncio.to_thread(messages.prepare, state, body, model, take_prompts(request))
-    )
+    job = await prepared(request, MESSAGES, body, lambda made: messages.prepare(state, body, model, made))
     return answer(rendered(job.chat.generation, model, body.stream)[0])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.bodies.request import prompt_body, take_prompts
+from dovetail_server.bodies.request import prepared, prompt_body
 from dovetail_server.bodies.tasks import SCORE
 from dovetail_server.native.score import ScoreRequest, Scores
 from dovetail_server.openai.rerank import PairScores
@@ -30,9 +29,9 @@ async def score_items(
     state: Annotated[ServerState, Depends(get_ready_state)],
 ) -> Response:
     """Tell how well two texts go together, or how likely each of some tokens is to follow a query and an item."""
-    model, made = state.check_model(body.model), take_prompts(request)
+    model = state.check_model(body.model)
     if is_pair(body):
-        pairs = await cancel_on_disconnect(request, asyncio.to_thread(rerank.prepare, state, body, model, made))
+        pairs = await prepared(request, SCORE, body, lambda made: rerank.prepare(state, body, model, made))
         return Response(await cancel_on_disconnect(request, rerank.reply(pairs)), media_type="application/json")
-    job = await cancel_on_disconnect(request, asyncio.to_thread(score.prepare, state, body, model, made))
+    job = await prepared(request, SCORE, body, lambda made: score.prepare(state, body, model, made))
     return Response(await cancel_on_disconnect(request, score.reply(job)), media_type="application/json")

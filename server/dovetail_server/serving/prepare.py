@@ -1,21 +1,14 @@
 """Where a request is prepared: at once if that is quick, else in a worker thread.
 
 Preparing is checking, rendering a template and tokenizing. A thread keeps the event loop free, and costs a short
-request a quarter of all processor time that the server spends on it, so short ones do without.
+request a quarter of all processor time that the server spends on it, so short ones do without. A checkpoint's template
+that takes long for a short one is stopped, and the request prepared by another process (`bodies/request.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import TypeVar
-
 from pydantic import BaseModel
-from starlette.requests import Request
 
-from dovetail_server.serving.sse import cancel_on_disconnect
-
-T = TypeVar("T")
 TEXT_BYTES = 2048
 """Bodies up to this size are quick: tokenizing so much takes less than a millisecond."""
 IDS_BYTES = 1 << 15
@@ -30,18 +23,6 @@ QUICK = frozenset((
     "stream_reasoning", "chat_template_kwargs",
 ))  # fmt: skip
 """Fields that a quick request may have. Grammars, tools, expressions and whatever is new may take longer."""
-
-
-async def prepared(request: Request, body: BaseModel, work: Callable[[], T]) -> T:
-    """Return what `work` makes of a request whose body has been read.
-
-    Raises:
-        ClientGoneError: The client left before a worker thread had made it.
-        RequestError: From `work`.
-    """
-    if is_quick(body, len(await request.body())):
-        return work()
-    return await cancel_on_disconnect(request, asyncio.to_thread(work))
 
 
 def is_quick(body: BaseModel, num_bytes: int) -> bool:
