@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 
 import pytest
 
-from dovetail.contracts.grammar import GrammarBackend, Vocabulary
+from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Vocabulary
+from dovetail.errors import RequestError
+from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.asking import asked
-from dovetail.grammar.spec.route import EnforcementOption
+from dovetail.grammar.spec.route import EnforcementOption, Route
+from dovetail.grammar.spec.unique.matcher import UniqueGrammar
+from dovetail.grammar.spec.unique.tokens import TokenTexts
+from dovetail.grammar.spec.weaken import weaken
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 
@@ -30,3 +38,53 @@ def backends_of(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
         plan = make_plan(Registry.scan(), grammar_backend=name)
         made[name] = load(plan, "compiler").get("grammar_backend", name)(vocabulary)
     return made
+
+
+class Enforced:
+    """The first way of a route that compiles."""
+
+    def __init__(
+        self,
+        route: Route,
+        backends: Mapping[str, GrammarBackend],
+        vocabulary: Vocabulary,
+        *,
+        full_only: bool = False,
+    ) -> None:
+        """Compile; `full_only`: a way that is not full is only named."""
+        self.errors: list[str] = []
+        self.enforcement = "refused"
+        self.ignored: tuple[str, ...] = ()
+        for way in route.ways:
+            if way.enforcement != "full" and full_only:
+                self.enforcement, self.ignored = way.enforcement, way.ignored
+                return  # nothing is claimed of it
+            backend = backends[way.step.backend]
+            found = resolved(way, backends)
+            if found is None:
+                continue
+            step, lost = found
+
+            def compiled(spec: GrammarSpec, backend: GrammarBackend = backend) -> CompiledGrammar:
+                result = backend.compile(spec, GrammarLimits())
+                made = backend.load(result) if isinstance(result, bytes) else result
+                try_out(made, vocabulary)
+                return made
+
+            def watched(made: CompiledGrammar, unique: str = step.unique) -> CompiledGrammar:
+                return UniqueGrammar(made, json.loads(unique), TokenTexts(vocabulary)) if unique else made
+
+            try:
+                spec, until = spec_of(step), time.monotonic() + 60
+                made, left_out = weaken(spec, compiled, until) if step.weaken else (compiled(spec), ())
+                self.grammar = watched(made)
+            except RequestError as error:
+                self.errors.append(error.message)
+                continue
+            self.enforcement, self.ignored = way.with_left_out((*lost, *left_out))
+            return
+
+    def accepts(self, text: str) -> bool:
+        """Whether a text is complete and conforms."""
+        matcher, ids = self.grammar.matcher(), list(text.encode())
+        return matcher.accept(ids) == len(ids) and matcher.accepting

@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from typing import Any
 
 import pytest
-from grammar_routes import backends_of, resolved
+from grammar_routes import Enforced, backends_of
 from random_pairs import Maker, is_valid
 
-from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.errors import RequestError
-from dovetail.grammar.compile.trial import try_out
-from dovetail.grammar.spec.route import Route, Router
-from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.unique.tokens import TokenTexts
-from dovetail.grammar.spec.weaken import weaken
-from dovetail.grammar.spec.wire import spec_of
+from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
+from dovetail.grammar.spec.route import Router
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
@@ -46,50 +39,9 @@ def backends(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
     return backends_of(vocabulary)
 
 
-class Enforced:
-    """The first way of a route that compiles."""
-
-    def __init__(self, route: Route, backends: dict[str, GrammarBackend], vocabulary: Vocabulary) -> None:
-        self.errors: list[str] = []
-        self.enforcement = "refused"
-        for way in route.ways:
-            if way.enforcement != "full" and NUM > MANY:
-                self.enforcement, self.ignored = way.enforcement, way.ignored
-                return  # nothing is claimed of it
-            backend = backends[way.step.backend]
-            found = resolved(way, backends)
-            if found is None:
-                continue
-            step, lost = found
-
-            def compiled(spec: GrammarSpec, backend: GrammarBackend = backend) -> CompiledGrammar:
-                result = backend.compile(spec, GrammarLimits())
-                made = backend.load(result) if isinstance(result, bytes) else result
-                try_out(made, vocabulary)
-                return made
-
-            def watched(made: CompiledGrammar, unique: str = step.unique) -> CompiledGrammar:
-                return UniqueGrammar(made, json.loads(unique), TokenTexts(vocabulary)) if unique else made
-
-            try:
-                spec, until = spec_of(step), time.monotonic() + 60
-                made, left_out = weaken(spec, compiled, until) if step.weaken else (compiled(spec), ())
-                self.grammar = watched(made)
-            except RequestError as error:
-                self.errors.append(error.message)
-                continue
-            self.enforcement, self.ignored = way.with_left_out((*lost, *left_out))
-            return
-
-    def accepts(self, text: str) -> bool:
-        """Whether a text is complete and conforms."""
-        matcher, ids = self.grammar.matcher(), list(text.encode())
-        return matcher.accept(ids) == len(ids) and matcher.accepting
-
-
 def enforced_alone(given: Any, backends: dict[str, GrammarBackend], vocabulary: Vocabulary) -> Enforced:
     spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(given, ensure_ascii=False))
-    return Enforced(Router(backends).route(spec, "json_schema"), backends, vocabulary)
+    return Enforced(Router(backends).route(spec, "json_schema"), backends, vocabulary, full_only=NUM > MANY)
 
 
 def enforced_in_a_call(given: Any, backends: dict[str, GrammarBackend], vocabulary: Vocabulary) -> Enforced:
@@ -100,7 +52,7 @@ def enforced_in_a_call(given: Any, backends: dict[str, GrammarBackend], vocabula
         route = front.tools(parser, "hermes", tools, "required", parallel=False, param="tools")
     finally:
         front.close()
-    return Enforced(route, backends, vocabulary)
+    return Enforced(route, backends, vocabulary, full_only=NUM > MANY)
 
 
 @pytest.mark.parametrize("in_a_call", [False, True], ids=["alone", "in a tool call"])

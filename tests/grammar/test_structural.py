@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 from typing import Any
 
 import pytest
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
+from dovetail.grammar.compile.validity import FORMATS
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.fields import read_grammar
 from dovetail.grammar.spec.limits import check_spec
@@ -49,6 +51,14 @@ NUMBER: Any = {"type": "json_schema", "json_schema": {"type": "number"}}
 TRIGGERED: Any = {"type": "triggered_tags", "triggers": ["A"], "tags": [tag("A", const("1"), "!")]}
 CALL: Any = {"type": "token", "token": "<call>"}
 END_CALL: Any = {"type": "token", "token": "</call>"}
+
+
+def plain(schema: Any, *excludes: str) -> Any:
+    return tag(
+        "<a>", {"type": "json_schema", "style": "text", "json_schema": schema, "excludes": [*excludes]}, "</a>\n"
+    )
+
+
 ONE_TWO: Any = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -72,6 +82,12 @@ CASES = [
     (tag("<a>", FREE, ["</a>", "</b>"]), ["<a>x</b>", "<a>x</a>"], ["<a>x", "<a>x</c>"]),
     (tag("<a>", {**FREE, "excludes": ["no", "/"]}, "|"), ["<a>yes|"], ["<a>nono|", "<a>a/b|", "<a>yes"]),
     ({**FREE, "excludes": ["a\nb"]}, ["a b", "ab\n"], ["xa\nb"]),
+    (plain({"maxLength": 2}), ["<a>é\n</a>\n", "<a></a>\n"], ["<a>abc</a>\n", "<a>ab"]),
+    (plain({"minLength": 3, "pattern": "b|^a"}), ["<a>\n\nb</a>\n", "<a>a</a</a>\n"], ["<a>ab</a>\n", "<a>ccc</a>\n"]),
+    (plain({"anyOf": [{"enum": ["x", "x\n</a>", ""]}, {"const": "/"}]}), ["<a>x</a>\n", "<a>/</a>\n"], ["<a>y</a>\n"]),
+    (plain({"format": "date", "not": {"pattern": "^2"}}), ["<a>1999-02-28</a>\n"], ["<a>2020-02-28</a>\n"]),
+    (plain({"allOf": [{"pattern": "a"}, {"pattern": "b$"}]}, "c"), ["<a>xab</a>\n"], ["<a>acb</a>\n", "<a>ba</a>\n"]),
+    (plain({"maxLength": 9000}, "</b>"), ["<a>" + "</a>" * 999 + "</a>\n"], ["<a></b></a>\n"]),
     (
         {"type": "dispatch", "rules": [["<i>", INT], ["<a>", AB]]},
         ["", "x<i>12 y<a>b", "<a>a"],
@@ -356,14 +372,51 @@ def test_a_token_that_the_model_does_not_have_is_refused() -> None:
 
 
 def test_what_arguments_as_tags_do_not_say_is_named() -> None:
-    """A string's length is nothing that tags hold."""
-    schema = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 3}, "n": {"type": "integer"}}}
+    """Of a string between tags, a pattern that is no regular expression; its length is enforced."""
+    text = {"type": "string", "maxLength": 3, "pattern": r"(.)\1"}
+    schema = {"type": "object", "properties": {"s": text, "n": {"type": "integer"}}}
     node = {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}
     source = json.dumps({"type": "structural_tag", "format": node})
     plan = make_plan(Registry.scan(), grammar_backend="llguidance")
     backend = load(plan, "compiler").get("grammar_backend", "llguidance")(VOCABULARY)
     support = backend.supports(GrammarSpec(kind=Kind.STRUCTURAL, source=source))
-    assert support.ignored == ("/format/json_schema/properties/s/maxLength",)
+    assert support.ignored == ("/format/json_schema/properties/s/pattern",)
+    found = matcher_of(node)
+    ids = [TOKENIZER.encode(f"<parameter=s>{text}</parameter>", add_special_tokens=False) for text in ("abc", "abcd")]
+    assert [found.fork().accept(each) == len(each) for each in ids] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("ipv4", ["127.0.0.1", "255.255.249.99"]),
+        (
+            "ipv6",
+            ["::", "1::", "::1", "1:2:3:4:5:6:7:8", "1::3:4:5:6:7:8", "::ffff:1.2.3.4", "1:2:3:4:5:6:1.2.3.4", "a::b"],
+        ),
+        ("uuid", ["123e4567-e89b-12d3-a456-426614174000"]),
+        ("duration", ["P1Y2M3DT4H5M6S", "P4W", "PT36H", "P1DT1M"]),
+        ("uri", ["http://a/b?c#d", "urn:x:y"]),
+    ],
+)
+def test_formats_without_quotes_hold_nothing_else(name: str, right: list[str]) -> None:
+    """What such an expression matches is of the format, by a checker of it, or the library's rule for JSON strings."""
+    rng, mutated = random.Random(name), [*right]
+    for _ in range(300):
+        text = rng.choice(right)
+        at, new = rng.randrange(len(text) + 1), rng.choice(["", ":", "::", ".", "0", "1", "f", "T", "D", "-", "/"])
+        mutated.append(text[:at] + new + text[at + rng.randrange(2) :])
+    in_json = matcher_of({"type": "json_schema", "json_schema": {"type": "string", "format": name}})
+    alone = matcher_of(plain({"format": name}))
+
+    def accepts(matcher: Any, text: str) -> bool:
+        ids, fresh = TOKENIZER.encode(text, add_special_tokens=False), matcher.fork()
+        return bool(fresh.accept(ids) == len(ids) and fresh.accepting)
+
+    for text in mutated:
+        is_right = FORMATS.conforms(text, name) if name in FORMATS.checkers else accepts(in_json, f'"{text}"')
+        assert is_right or not accepts(alone, f"<a>{text}</a>\n"), text
+    assert all(accepts(alone, f"<a>{text}</a>\n") for text in right)
 
 
 def test_json_may_be_compact_or_spaced_as_asked() -> None:

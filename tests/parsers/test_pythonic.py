@@ -36,6 +36,10 @@ CASES = {
     "[w(any='3')]": {"any": "3"},
     '[w(city="Rome"days=3deep={"a": 1}on=true)]': {"city": "Rome", "days": 3, "deep": {"a": 1}, "on": True},
     "[w(city=Rome)]": {"city": "Rome"},
+    "[w(city='don't stop', days=3)]": {"city": "don't stop", "days": 3},
+    "[w(city='it\\'s \\\\n, don't ' )]": {"city": "it's \\n, don't "},
+    "[w(any=['don't', {'k's': 'a 'b' c'}])]": {"any": ["don't", {"k's": "a 'b' c"}]},
+    '[w(city="5" tall"days=3)]': {"city": '5" tall', "days": 3},
 }
 
 

@@ -1,4 +1,4 @@
-"""What a schema says of a string between tags, resolved as any schema is."""
+"""What a schema says of a value between tags, resolved as any schema is."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ REF = {"$ref": "#/$defs/U"}
     ("declared", "texts"),
     [
         (REF, {"red", "blue"}),
-        ({"anyOf": [REF, {"enum": [None]}], "default": None}, {"red", "blue", "null"}),
+        ({"anyOf": [REF, {"type": "null"}], "default": None}, {"red", "blue", "null"}),
         ({"allOf": [REF], "description": "of pydantic"}, {"red", "blue"}),
         ({"allOf": [REF, {"enum": ["blue", "green"]}]}, {"blue"}),
         ({"const": "x"}, {"x"}),
-        ({"enum": ["5", 5, "</p>", "y"]}, {"5", "y"}),
+        ({"enum": ["5", 5, "</p>", "y", '"q"']}, {"5", "y"}),
     ],
 )
 def test_listed_values_are_what_may_come(declared: Any, texts: set[str]) -> None:
     """None that would be read as another value, nor one that holds the tag behind it."""
-    node = tagged_value(declared, ROOT, "</p>").node
-    found = {part["value"] for part in node.get("elements", [node])}
-    assert found == texts
+    node = tagged_value(declared, ROOT, ["</p>"]).node["json_schema"]
+    assert {text for part in node.get("anyOf", [node]) for text in part["enum"]} == texts
 
 
 @pytest.mark.parametrize(
-    ("declared", "kind", "is_full"),
+    ("declared", "kinds", "is_full"),
     [
-        ({"type": "string"}, "any_text", True),
-        ({"type": "string", "pattern": "^[a-z]{2}$"}, "regex", True),
-        ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, "or", True),
-        ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 9}]}, "any_text", False),
-        ({"anyOf": [{"type": "string", "pattern": "^t"}, {"type": "boolean"}]}, "or", False),
-        ({"type": "string", "format": "date"}, "any_text", False),
-        ({"oneOf": [{"type": "string"}, {"enum": ["a"]}]}, "any_text", False),
+        ({"type": "string"}, ["any_text"], True),
+        ({"type": ["string", "integer"]}, ["any_text"], True),
+        ({"type": "string", "pattern": "^[a-z]{2}$"}, ["text"], True),
+        ({"anyOf": [{"type": "string", "maxLength": 2000, "format": "date"}, {"type": "null"}]}, ["text"], True),
+        ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 9}]}, ["text", "json"], True),
+        ({"anyOf": [{"type": "string", "pattern": "^t"}, {"type": "array", "items": {}}]}, ["text", "json"], True),
+        ({"type": "integer"}, ["json"], True),
+        ({"type": "string", "not": {"const": "a"}}, ["any_text"], False),
+        ({"oneOf": [{"type": "string"}, {"enum": ["a"]}]}, ["any_text"], False),
     ],
 )
-def test_what_is_not_said_is_known(declared: Any, kind: str, is_full: bool) -> None:
-    """Free text that would be read as a number out of bounds is not called full."""
-    found = tagged_value(declared, ROOT, "</p>")
-    assert (found.node["type"], found.is_full) == (kind, is_full)
+def test_what_is_not_said_is_known(declared: Any, kinds: list[str], is_full: bool) -> None:
+    """Of alternatives each is said that cannot be read as another; what is not said is not called full."""
+    found = tagged_value(declared, ROOT, ["</p>"])
+    nodes = found.node.get("elements", [found.node])
+    shown = [node.get("style", "json") if node["type"] == "json_schema" else node["type"] for node in nodes]
+    assert (shown, found.is_full) == (kinds, is_full)

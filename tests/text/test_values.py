@@ -54,11 +54,17 @@ def test_what_python_allows(written: str, value: Any) -> None:
     assert json.loads(found) == value
 
 
+@pytest.mark.parametrize("written", ["1e999", "9" * 5000, "-0.10", "1E+5", "[1.0, 1e400]"])
+def test_numbers_of_json_stay_as_they_are(written: str) -> None:
+    """No float is as large, or as exact."""
+    assert literal_json(written) == written
+
+
 @pytest.mark.parametrize(
     "written",
     [
-        *("", "x", "f(1)", "1 + 1", "[1", "'a", "{1: 2, 3}", "[,]", "1 2", "__import__('os')", "1e999", "lambda: 1"),
-        *("b'a'", "[" * 1000, "9" * 5000, "a.b", "nan"),
+        *("", "x", "f(1)", "1 + 1", "[1", "'a", "{1: 2, 3}", "[,]", "1 2", "__import__('os')", "1_0e999", "lambda: 1"),
+        *("b'a'", "[" * 1000, "9_" * 5000 + "9", "a.b", "nan"),
     ],
 )
 def test_what_is_no_literal_is_refused(written: str) -> None:

@@ -72,3 +72,30 @@ PATTERNS = {
     "uri-reference": _reference("", absolute=False),
     "uri-template": rf"^(?:[!#$&()*+,./0-9:;=?@A-Z\[\]_a-z~-]|{_HEX}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
 }
+
+
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_V4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_PART = "[0-9A-Fa-f]{1,4}"
+
+
+def _v6() -> str:
+    """Eight parts, of which two colons may leave some out, and of which an IPv4 address may be the last two."""
+    last = f"(?:{_PART}:{_PART}|{_V4})"
+    ways = [f"(?:{_PART}:){{6}}{last}", f"(?:(?:{_PART}:){{0,6}}{_PART})?::"]
+    for num in range(7):
+        before = f"(?:(?:{_PART}:){{0,{5 - num}}}{_PART})?" if num < 6 else ""
+        ways.append(f"{before}::" + (f"(?:{_PART}:){{{num - 1}}}{last}" if num else _PART))
+    return "|".join(ways)
+
+
+_PERIOD = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
+_SPAN = "T(?:[0-9]+S|[0-9]+M(?:[0-9]+S)?|[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?)"
+TEXT_PATTERNS = {
+    "duration": f"^P(?:{_PERIOD}(?:{_SPAN})?|{_SPAN}|[0-9]+W)$",
+    "ipv4": f"^{_V4}$",
+    "ipv6": f"^(?:{_v6()})$",
+    "uri": _reference("", absolute=True),
+    "uuid": "^[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$",
+}
+"""`FORMATS`, for strings that stand as they are. Sources: RFC 4122, RFC 4291, and ISO 8601's grammar in RFC 3339."""

@@ -457,15 +457,16 @@ class LlguidanceMatcher(EndingMatcher):
 
 def _structural_support(spec: GrammarSpec, added: Container[str]) -> Support:
     """Join the answers for all schemas in a structural grammar."""
+    root = json.loads(spec.source)
     ignored: list[str] = []
     refused: list[str] = []
-    for start, schema in schemas_with_places(json.loads(spec.source)):
+    for start, schema in schemas_with_places(root, but="text"):
         support = SchemaWalk(json.dumps(schema)).support()
         if support.level is SupportLevel.APPROXIMATE:
             ignored += [start + place for place in support.ignored]
             refused += [start + place for place in support.refused]
     try:
-        ignored += lost_in(json.loads(spec.source), added)
+        ignored += lost_in(root, added)
     except ValueError as error:
         return Support.no(str(error))
-    return Support.approximate(ignored, refused) if ignored else Support.full()
+    return Support.approximate([*dict.fromkeys(ignored)], refused) if ignored else Support.full()

@@ -18,10 +18,10 @@ from dovetail_grammar.choices import read_choices
 from dovetail_grammar.gbnf import to_lark
 from dovetail_grammar.llguidance_schema import prepare_value, spacing, whitespace
 from dovetail_grammar.patterns import strip_anchors, whole
+from dovetail_grammar.plain_texts import ALL, ANY, PlainText, expression_of
 from dovetail_grammar.structural_lost import ends_in_tokens, is_counted_text
 from dovetail_grammar.xml_styles import TaggedArguments, in_any_order
 
-FREE = r"/(.|\n)*/"
 MAX_TOKENS = 1 << 20
 """More than a reply has."""
 NUMBER = '/-?(0|[1-9][0-9]*)/ ("." /[0-9]+/)? (/[eE]/ /[+-]/? /[0-9]+/)?'
@@ -49,12 +49,6 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     return str(matcher.grammar_from_lark(spec.source))
 
 
-def _pattern_of(text: str) -> str:
-    """Write a text as an expression on one line of Lark."""
-    named = {"\n": r"\n", "\r": r"\r", "/": r"\/"}
-    return "".join(named.get(char) or re.escape(char) for char in text)
-
-
 def choice_lark(choices: list[str]) -> str:
     """Return a grammar of alternatives."""
     return "start: " + " | ".join(quote(choice) for choice in choices) + "\n"
@@ -63,7 +57,7 @@ def choice_lark(choices: list[str]) -> str:
 def reads_on(content: Mapping[str, Any], ends: Sequence[Any]) -> bool:
     """Whether what begins an end could be read as the content's: free text, or a number before its exponent."""
     kind = content["type"]
-    if kind in ("any_text", "any_tokens"):
+    if kind in ("any_text", "any_tokens") or content.get("style") == "text":
         return True
     if kind in ("triggered_tags", "dispatch"):
         return kind == "triggered_tags" and all(isinstance(end, str) for end in ends)
@@ -93,6 +87,7 @@ class StructuralLark:
 
     def __init__(self, vocabulary: Vocabulary, between: str) -> None:
         self._rules: list[str] = []
+        self._has_texts = False
         self._between = between
         self._added = {text: token_id for text, token_id in vocabulary.added.items() if text}
         alternatives = "|".join(re.escape(text) for text in sorted(self._added, key=len, reverse=True))
@@ -107,7 +102,7 @@ class StructuralLark:
             ValueError: An unknown format, or one that is not supported.
         """
         start = self._format(formats_of(json.loads(source)))
-        return "\n".join([f"start: {start}", *self._rules, ""])
+        return "\n".join([f"start: {start}", *self._rules, *([ALL] if self._has_texts else []), ""])
 
     def _rule(self, body: str, suffix: str = "") -> str:
         name = f"r{len(self._rules)}"
@@ -126,6 +121,8 @@ class StructuralLark:
         return self._text(node["value"])
 
     def _json_schema(self, node: Mapping[str, Any]) -> str:
+        if node.get("style") == "text":
+            return self._rule(self._free(node))
         if node.get("style", "json") != "json":
             found = TaggedArguments(node["json_schema"], node["style"], any_order=node.get("any_order", False))
             return self._format(found.format())
@@ -136,7 +133,7 @@ class StructuralLark:
 
     def _regex(self, node: Mapping[str, Any]) -> str:
         pattern = strip_anchors(whole(node["pattern"]))
-        return self._rule("/" + re.sub(r"(?<!\\)/", r"\\/", pattern) + "/")
+        return self._rule(expression_of(pattern))
 
     def _any_text(self, node: Mapping[str, Any]) -> str:
         return self._rule(self._free(node))
@@ -144,12 +141,13 @@ class StructuralLark:
     def _free(self, node: Mapping[str, Any]) -> str:
         """Describe text without the strings that a node excludes, of so many characters at most."""
         most = node.get("max_chars")
-        free = FREE if most is None else f"/(.|\\n){{0,{most}}}/"
-        excludes = "|".join(map(_pattern_of, node.get("excludes", ())))
-        if not excludes and most is None:
-            return FREE
+        schema = node.get("json_schema", {} if most is None else {"maxLength": most})
+        found = PlainText(schema, node.get("excludes", ())).expression()
+        if found == ANY:
+            return ANY
         name = f"T{len(self._rules)}"
-        self._rules.append(f"{name}: {free}" + (f" & ~/(.|\\n)*({excludes})(.|\\n)*/" if excludes else ""))
+        self._rules.append(f"{name}: {found}")
+        self._has_texts = True
         return name
 
     def _exclude_token(self, node: Mapping[str, Any]) -> str:
@@ -268,7 +266,7 @@ class StructuralLark:
             content, kind = {"type": "any_text"}, "any_text"  # up to a text, no matter in which tokens
         if not reads_on(content, ends):
             return f"{self._format(content)} {self._either(ends)}"
-        if kind == "any_text":
+        if kind == "any_text" or content.get("style") == "text":
             return self._rule(" | ".join(self._ended(content, end) for end in ends))
         if kind == "or":
             return self._rule(" | ".join(self._closed(item, ends) for item in content["elements"]))
@@ -298,8 +296,13 @@ class StructuralLark:
             return self._rule(
                 f"{self._free(content)} {quote(end)}" if end else self._free(content), "[lazy]" * bool(end)
             )
-        tokens = self._written(end) if not isinstance(end, str) else self._text("".join(parts[1:]))
-        return self._rule(f"{self._free(content)} {tokens}")  # text before a token would be read as the free text's
+        free = self._free(content)
+        if not isinstance(end, str):
+            return self._rule(f"{free} {self._written(end)}")
+        if parts[0]:  # one terminal with the text, which would go on otherwise
+            self._rules.append(f"T{len(self._rules)}: {free} {quote(parts[0])}")
+            free = f"T{len(self._rules) - 1}"
+        return self._rule(f"{free} {self._text(''.join(parts[1:]))}")
 
     def _written(self, node: Any) -> str:
         """Write a text, or a token of the vocabulary."""

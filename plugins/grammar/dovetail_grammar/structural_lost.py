@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from dovetail.grammar.spec.schema import escape
+from dovetail_grammar.plain_texts import lost_of
 from dovetail_grammar.xml_styles import TaggedArguments, in_any_order
 
 Node = Mapping[str, Any]
@@ -58,7 +59,7 @@ def is_counted_text(content: Node) -> bool:
 def _lost_of(node: Node, *, is_counted: bool) -> Iterator[str]:
     if "json_schema" in node:
         yield from (f"/json_schema{place}" for place in _lost_of_schema(node))
-        if node.get("excludes"):
+        if node.get("excludes") and node.get("style") != "text":
             yield "/excludes"
     elif node.get("type") == "any_text" and node.get("max_tokens") is not None:
         yield from () if is_counted and is_counted_text(node) else ("/max_tokens",)
@@ -76,6 +77,8 @@ def _lost_in_text(tag: Node, added: Container[str]) -> list[str]:
 
 def _lost_of_schema(node: Node) -> list[str]:
     style = "qwen_xml" if node.get("type") == "qwen_xml_parameter" else node.get("style", "json")
+    if style == "text":
+        return lost_of(node["json_schema"])
     if style != "json":
         found = TaggedArguments(node["json_schema"], style, any_order=node.get("any_order", False))
         found.format()

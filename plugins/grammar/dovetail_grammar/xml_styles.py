@@ -25,6 +25,7 @@ from xml.sax.saxutils import escape as escape_xml
 from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.schema import ANNOTATIONS, TYPES, escape
 from dovetail.text.tool_calls.schema_types import types_of
+from dovetail_grammar.plain_texts import lost_of
 
 Node = dict[str, Any]
 SPACE: Node = {"type": "regex", "pattern": r"[ \t\r\n]{0,20}"}
@@ -165,8 +166,13 @@ class TaggedArguments:
             self.lost += [f"{where}/{key}" for key in node if key not in ("type", "const", "enum", *ANNOTATIONS)]
             found = [value for value in values if isinstance(value, str)]
             return _either([_text(value) for value in found]) if found else {"type": "or", "elements": []}
-        self.lost += [f"{where}/{escape(key)}" for key in node if key != "type" and key not in ANNOTATIONS]
-        return {"type": "any_text"} | ({"excludes": [MARK]} if self._style == "minimax_m3_xml" else {})
+        said = {key: value for key, value in node.items() if key in ("pattern", "format", "minLength", "maxLength")}
+        self.lost += [f"{where}/{escape(key)}" for key in node if key not in ("type", *said, *ANNOTATIONS)]
+        self.lost += [where + place for place in lost_of(said)]
+        held: Node = {"excludes": [MARK]} if self._style == "minimax_m3_xml" else {}
+        if not said:
+            return {"type": "any_text"} | held
+        return {"type": "json_schema", "style": "text", "json_schema": said} | held
 
     def _nested(self, node: Mapping[str, Any], where: str, kinds: Sequence[str], depth: int) -> list[tuple[str, Node]]:
         ways = []

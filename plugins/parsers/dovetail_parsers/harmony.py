@@ -31,7 +31,8 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.output import Messages, NewCall, ToolBody
 from dovetail.text.parsing.layout import ReplyPhase
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail.text.tool_calls.tags import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

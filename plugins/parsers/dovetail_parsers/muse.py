@@ -34,7 +34,7 @@ from typing import ClassVar
 from dovetail.contracts.output import Messages
 from dovetail.text.parsing.layout import ReplyPhase
 from dovetail.text.parsing.plain import Plain
-from dovetail.text.tool_calls.tagged_calls import Tags
+from dovetail.text.tool_calls.tags import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

@@ -47,9 +47,6 @@ def make_vocabulary(
     facts = tokens, size, sorted(ends), sorted(special), sorted(added.items())
     digest = hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=16)
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
     return Vocabulary(
         tokens=tokens,
         size=size,
@@ -57,7 +54,7 @@ def make_vocabulary(
         special_ids=special,
         fingerprint=digest.hexdigest(),
         added=added,
-        encode=encode if tokenizer.unbounded is None else None,
+        encode=tokenizer.encode_written if tokenizer.unbounded is None else None,
     )
 
 

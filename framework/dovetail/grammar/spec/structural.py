@@ -57,7 +57,7 @@ OPTIONAL: Mapping[str, tuple[str, ...]] = {
 }
 STYLES = (
     *("json", "qwen_xml", "minimax_xml", "minimax_m3_xml", "deepseek_xml", "deepseek_v4_1_xml", "glm_xml"),
-    *("cohere_xml", "kimi_k3_xml"),
+    *("cohere_xml", "kimi_k3_xml", "text"),
 )
 MAX_REPEAT = 2_000
 MAX_COUNT = 2**31 - 1

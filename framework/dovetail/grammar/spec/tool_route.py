@@ -17,7 +17,6 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.spec.asking import Weakened, weakened
-from dovetail.grammar.spec.expressions import plainly
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
@@ -29,7 +28,7 @@ from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail.grammar.spec.wire import option_of
 from dovetail.text.tool_calls.reply_grammar import answer_message, arguments_schema, chosen, other_messages
 from dovetail.text.tool_calls.schema_types import STRING, types_of
-from dovetail.text.tool_calls.tagged_values import ABOUT, FREE, tagged_value
+from dovetail.text.tool_calls.tagged_values import DERIVED, tagged_value
 
 Tool = Mapping[str, Any]
 _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$defs"))
@@ -38,22 +37,36 @@ _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$d
 
 @dataclass(frozen=True)
 class ToolPlaces:
-    """Where places of a structural grammar of calls stood in the tools; an `EnforcementOption` has it as `Normal`."""
+    """Where places of a structural grammar of calls stood in the tools; an `EnforcementOption` has it as `Normal`.
 
-    root: Any
-    tools: Mapping[str, tuple[str, Weakened]]
+    Attributes:
+        starts: By the pointer of a schema in the grammar: the tool's number, and where the schema stood in its own.
+        tools: By number: the place of the tool's schema in the request, and the schema.
+    """
+
+    starts: Mapping[str, tuple[int, str]]
+    tools: Mapping[int, tuple[str, Weakened]]
+
+    def found(self, pointer: str) -> tuple[int, str] | None:
+        """Return the tool's number and the place in its schema as it was given; None where that is not known."""
+        for start, (number, where) in self.starts.items():
+            if pointer == start or pointer.startswith(f"{start}/"):
+                item = self.tools[number][1]
+                inner = pointer[len(start) :]
+                if where.endswith(DERIVED):
+                    where, key = where.removesuffix(DERIVED), inner.rpartition("/")[2]
+                    inner = f"/{key}" if key in _at(item.schema, where) else ""
+                return number, item.normal.place(where + inner)
+        return None
 
     def place(self, pointer: str) -> str:
         """Return where a place of the grammar stood; the grammar's own place where that is not known."""
-        for start, found in schemas_with_places(self.root):
-            if pointer == start or pointer.startswith(f"{start}/"):
-                inner = pointer[len(start) :]
-                text = json.dumps(found, sort_keys=True)
-                for place, item in self.tools.values():
-                    where = _part_of(item.schema, text)
-                    if where is not None:
-                        return place + item.normal.place(where + inner)
-        return pointer
+        found = self.found(pointer)
+        return pointer if found is None else self.tools[found[0]][0] + found[1]
+
+    def holds(self, number: int, where: str) -> bool:
+        """Whether the grammar holds a part of a tool's schema as it is."""
+        return (number, where) in self.starts.values()
 
 
 class ToolRouter:
@@ -104,33 +117,39 @@ class ToolRouter:
         parallel: bool,
     ) -> EnforcementOption | str:
         """Return one backend's way, or why there is none."""
-        known = {each.name: each for each in schemas}
-        weak: dict[str, tuple[str, Weakened]] = {}
-        ignored: list[str] = []
-        for each in schemas:
+        numbers = {each.name: number for number, each in enumerate(schemas)}
+        weak: dict[int, tuple[str, Weakened]] = {}
+        for number, each in enumerate(schemas):
             normal = normalize(json.loads(each.source))
             item = weakened(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
             if item.reason or not isinstance(item.schema, dict):
                 item = replace(item, schema={"type": "object"}, ignored=("",))
-            weak[each.name] = (each.place, item)
-        spec, unsaid = self._grammar([_with(tool, weak) for tool in tools], choice, parallel)
+            weak[number] = (each.place, item)
+        noted = [_noted(tool, numbers.get(tool["function"]["name"]), weak) for tool in tools]
+        spec = self._grammar(noted, choice, parallel)
         root = json.loads(spec.source)
+        places = ToolPlaces(_starts(root), weak)
+        spec = replace(spec, source=json.dumps(root))
+        check_spec(spec, self._param)
         support = backend.supports(spec)
         if support.level is SupportLevel.NONE:
             return support.reason
-        places = ToolPlaces(root, weak)
         tags = Watched.of(root, support.ignored)
-        texts = {json.dumps(found, sort_keys=True) for _, found in schemas_with_places(root)}
+        unsaid = [places.found(at) for at in support.ignored if at not in tags.mended]
+        ignored: list[str] = []
         for tool in tools:
-            tool_name = tool["function"]["name"]
-            if tool_name not in known:
+            if tool["function"]["name"] not in numbers:
                 continue
-            place, item = weak[tool_name]
-            lost = [*item.ignored, *(item.normal.place(at) for at in _lost(item.schema, texts, unsaid))]
-            lost += [at[len(place) :] for at in map(places.place, tags.lost) if at.startswith(f"{place}/")]
+            number = numbers[tool["function"]["name"]]
+            place, item = weak[number]
+            lost = [*item.ignored, *(item.normal.place(at) for at in _lost(number, item.schema, places))]
+            lost += [at[1] for at in unsaid if at is not None and at[0] == number]
             if lost and tool["function"].get("strict") and self._router.strict_schema:
-                raise not_strict(f"{self._param}: the tool {tool_name!r}", [replace(item, ignored=tuple(lost))])
+                raise not_strict(
+                    f"{self._param}: the tool {schemas[number].name!r}", [replace(item, ignored=tuple(lost))]
+                )
             ignored += [place + at for at in dict.fromkeys(lost)]
+        ignored += [at for at in support.ignored if at not in tags.mended and places.found(at) is None]
         step = option_of(name, spec, tags.source(root), weaken=True, unique=tags.unique)
         watched = tuple(map(places.place, tags.mended))
         return EnforcementOption(step, "approximate" if ignored else "full", tuple(ignored), places, watched)
@@ -138,13 +157,18 @@ class ToolRouter:
     def _free(self, way: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> EnforcementOption:
         """Return a way in which the arguments are any object."""
         free = [_function(tool, {"type": "object"}) for tool in tools]
-        step = option_of(way.step.backend, self._grammar(free, choice, parallel)[0])
+        step = option_of(way.step.backend, self._checked(free, choice, parallel))
         return EnforcementOption(
             step, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
         )
 
-    def _grammar(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> tuple[GrammarSpec, set[str]]:
-        """Return the grammar of the calls, said plainly, and what that leaves unsaid."""
+    def _checked(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
+        spec = self._grammar(tools, choice, parallel)
+        check_spec(spec, self._param)
+        return spec
+
+    def _grammar(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
+        """Return the grammar of the calls."""
         strict = any(tool["function"].get("strict") for tool in tools)
         if choice == "auto":
             spec = auto_grammar(self._parser, tools, strict, parallel)
@@ -153,11 +177,7 @@ class ToolRouter:
         if spec is None:
             text = f"{self._param}: the tool format {self._name!r} has no grammar, so this cannot be enforced"
             raise RequestError(f"{text}; use tool_choice auto", param=self._param, code="unsupported_parameter")
-        root, unsaid = json.loads(spec.source), set[str]()
-        _say_plainly(root, unsaid)
-        spec = replace(spec, source=json.dumps(root))
-        check_spec(spec, self._param)
-        return self._router.spaced(spec), unsaid
+        return self._router.spaced(spec)
 
 
 def join(
@@ -200,64 +220,62 @@ def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:
     return None
 
 
-def _with(tool: Tool, weak: Mapping[str, tuple[str, Weakened]]) -> Tool:
-    found = weak.get(tool["function"]["name"])
-    return tool if found is None else _function(tool, found[1].schema)
+def _noted(tool: Tool, number: int | None, weak: Mapping[int, tuple[str, Weakened]]) -> Tool:
+    """Return a tool with its weakened schema, in which each part that a format may take has its place as a comment."""
+    if number is None:
+        return tool
+    schema = weak[number][1].schema
+    properties = {
+        name: {**declared, "$comment": f"{number}/properties/{escape(name)}"}
+        if isinstance(declared, Mapping)
+        else declared
+        for name, declared in schema.get("properties", {}).items()
+    }
+    held = {"properties": properties} if "properties" in schema else {}
+    return _function(tool, {**schema, **held, "$comment": str(number)})
+
+
+def _starts(root: Any) -> dict[str, tuple[int, str]]:
+    """Return where the schemas of a grammar stood, and take the comments out that say so."""
+    starts = {}
+    for pointer, schema in schemas_with_places(root):
+        note = schema.pop("$comment", None) if isinstance(schema, dict) else None
+        if not isinstance(note, str):
+            continue
+        number, slash, where = note.partition("/")
+        starts[pointer] = int(number), slash + where
+        for part in schema.get("properties", {}).values() if not where else ():
+            if isinstance(part, dict):
+                part.pop("$comment", None)
+    return starts
+
+
+def _at(schema: Any, pointer: str) -> Mapping[str, Any]:
+    """Return a property's schema."""
+    name = pointer.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+    found = schema.get("properties", {}).get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _function(tool: Tool, parameters: Any) -> Tool:
     return {**tool, "function": {**tool["function"], "parameters": parameters}}
 
 
-def _part_of(whole: Any, text: str) -> str | None:
-    """Return where in a tool's schema a schema of the grammar comes from: all of it, or one property's."""
-    if json.dumps({"type": "object", **whole}, sort_keys=True) == text:
-        return ""
-    for name, declared in whole.get("properties", {}).items():
-        if _declared_text(declared, whole) == text:
-            return f"/properties/{escape(name)}"
-    return None
-
-
-def _declared_text(declared: Any, whole: Mapping[str, Any]) -> str:
-    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    return json.dumps({**declared, **shared} if isinstance(declared, Mapping) else True, sort_keys=True)
-
-
-def _say_plainly(node: Any, unsaid: set[str]) -> None:
-    """Write expressions of strings between tags without look-around; what is then too large is not said."""
-    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    if isinstance(node, dict) and (about := node.pop(ABOUT, None)) is not None:
-        made = plainly(node["pattern"], in_one=True, without=()).parts
-        if made:
-            node["pattern"] = made[0]
-        else:
-            unsaid.add(about)
-            node.clear()
-            node.update(FREE)
-        return
-    for part in parts:
-        _say_plainly(part, unsaid)
-
-
-def _lost(whole: Mapping[str, Any], texts: set[str], unsaid: set[str]) -> list[str]:
-    """Return the places of a tool's schema that a grammar, in which the schemas `texts` stand, does not keep."""
-    if json.dumps({"type": "object", **whole}, sort_keys=True) in texts:
+def _lost(number: int, whole: Mapping[str, Any], places: ToolPlaces) -> list[str]:
+    """Return the places of a tool's schema that a grammar does not keep."""
+    if places.holds(number, ""):
         return []
     lost = [f"/{escape(key)}" for key in whole if key not in _HELD]
     properties = whole.get("properties", {})
     if any(name not in properties for name in whole.get("required", ())):
         lost.append("/required")
     for name, declared in properties.items():
-        if _declared_text(declared, whole) in texts:
-            continue
-        is_said = json.dumps(declared, sort_keys=True) not in unsaid
-        if is_said and "string" in (types_of(declared, whole) or STRING) and tagged_value(declared, whole).is_full:
+        where = f"/properties/{escape(name)}"
+        if declared is True or places.holds(number, where):
             continue
         kinds = types_of(declared, whole)
+        if "string" in (kinds or STRING) and tagged_value(declared, whole).is_full:
+            continue
         kept = {"type", "enum"} if kinds == STRING else {"type"} if "string" in kinds else set()
-        if isinstance(declared, Mapping):
-            lost += [f"/properties/{escape(name)}/{escape(key)}" for key in declared if key not in kept]
-        elif declared is False:
-            lost.append(f"/properties/{escape(name)}")
+        lost += [f"{where}/{escape(key)}" for key in declared if key not in kept] if declared is not False else [where]
     return lost

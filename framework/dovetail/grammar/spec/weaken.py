@@ -85,14 +85,14 @@ def keywords_in(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
                         yield f"{start}{pointer}/{escape(key)}", key
 
 
-def schemas_with_places(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield pointer and value of every JSON schema in a structural grammar."""
+def schemas_with_places(root: Any, *, but: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield pointer and value of every JSON schema in a structural grammar, but those of a style."""
     stack: list[tuple[str, Any]] = [("", root)]
     while stack:
         pointer, node = stack.pop()
         if isinstance(node, list):
             stack += ((f"{pointer}/{index}", item) for index, item in enumerate(node))
-        elif isinstance(node, dict):
+        elif isinstance(node, dict) and not (but and node.get("style") == but):
             for key, value in node.items():
                 inner = f"{pointer}/{escape(key)}"
                 if key == "json_schema" or (key == "schema" and "begin" in node):

@@ -34,7 +34,8 @@ from dovetail.text.tool_calls.call_grammar import (
 )
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags, plain_key
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail.text.tool_calls.tags import Tags, plain_key
 
 NAMES = ("dovetail_alpha", "dovetail_beta")
 KEYS = ("dovetail_key_one", "dovetail_key_two", "dovetail_key_three")

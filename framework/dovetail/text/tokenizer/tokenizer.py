@@ -174,6 +174,10 @@ class Tokenizer:
                 del ids[0]
         return ids
 
+    def encode_written(self, text: str) -> list[int]:
+        """Tokenize text that a model may have written, whatever characters are in it: without special tokens."""
+        return self._encode(text, add_special_tokens=False)
+
     def encode_within(
         self, first: str, second: str | None = None, *, most: int | None = None, cuts_left: bool = False
     ) -> tuple[list[int], int]:

@@ -4,7 +4,8 @@ r"""`BraceCalls`: tool calls written as a name and braces, with strings between 
 call:get_weather{city:<|"|>Paris<|"|>,days:3,tags:[<|"|>a<|"|>]}
 ```
 
-Becomes JSON while it is written: strings stream, other values come when they are complete.
+Becomes JSON while it is written: strings stream, other values come when they are complete. JSON's own strings are read
+as well: nothing within their quotes means anything, if they are closed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from dovetail.text.tool_calls.schema_types import (
     value_text,
 )
 
+_OPENS = re.compile(r'\s*"')
+_STOP = re.compile(r'["\\]')
 _HEAD = re.compile(r"\s*(?:call:|:)?\s*([\w.:/\-]+)\s*")
 
 
@@ -58,6 +61,11 @@ class BraceCalls(ToolBody):
         self._stack: list[str] = []
         self._token: list[str] = []
         self._in_string = False
+        self._plain: list[str] | None = None
+        """What was read of a JSON string, from its quote on."""
+        self._escaped = self._is_behind = False
+        """Whether the last character of a JSON string begins an escape; whether one has ended, and nothing followed."""
+        self._trusts_quotes = True
         self._at_key = False
         self._has_value = False
         """Whether what stands between two separators was given out: text beside it belongs to none."""
@@ -86,6 +94,9 @@ class BraceCalls(ToolBody):
         return self._finish(complete=True)
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
+        if self._plain is not None:
+            plain, self._plain = "".join(self._plain), None
+            self._distrust(plain)
         held, self._held = self._held, ""
         if self._call is not None:
             self._text(held if self._in_string else "")  # half a marker is no value
@@ -114,7 +125,7 @@ class BraceCalls(ToolBody):
     @property
     def inside_value(self) -> bool:
         """Whether the text so far ends inside a string."""
-        return self._in_string
+        return self._in_string or self._plain is not None
 
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []
@@ -149,6 +160,20 @@ class BraceCalls(ToolBody):
 
     def _read(self, text: str, pos: int) -> int:
         """Read up to the next character or marker that means something; return where."""
+        if self._plain is not None:
+            return self._read_plain(self._plain, text, pos)
+        if self._is_behind:
+            rest = text[pos:].lstrip()
+            self._is_behind = not rest
+            if rest and rest[0] not in ",:]}":
+                plain = "".join(self._token).lstrip()
+                self._token.clear()
+                self._distrust(plain + text[pos:])
+                return len(text)
+        opened = _OPENS.match(text, pos) if self._trusts_quotes and not self._in_string else None
+        if opened is not None and not any(part.strip() for part in self._token):
+            self._plain = ['"']
+            return opened.end()
         found = self._inside if self._in_string else self._outside
         end, state, length = found.scan(text, pos, 0)
         cut = end - (length or found.held(state))
@@ -158,6 +183,27 @@ class BraceCalls(ToolBody):
             return len(text)
         self._mark(text[cut:end])
         return end
+
+    def _read_plain(self, read: list[str], text: str, pos: int) -> int:
+        """Read a JSON string up to its closing quote, or as much of it as there is; return where."""
+        begin, pos = pos, pos + self._escaped
+        self._escaped = False
+        while (found := _STOP.search(text, pos)) is not None:
+            pos = found.end()
+            if found[0] == '"':
+                self._token.append("".join([*read, text[begin:pos]]))
+                self._plain, self._is_behind = None, True
+                return pos
+            self._escaped = pos == len(text)
+            pos += 1
+        read.append(text[begin:])
+        return len(text)
+
+    def _distrust(self, text: str) -> None:
+        """Read once more what began as a JSON string and is none: no such quote means anything any more."""
+        self._trusts_quotes = False
+        self._token.append(text[0])
+        self._out = self.feed(text[1:])
 
     def _text(self, text: str) -> None:
         if not text:
@@ -181,7 +227,7 @@ class BraceCalls(ToolBody):
                     self._stray()
                 if self._has_value:
                     self._stray()
-                self._end_key("".join(self._token).strip().strip("\"'"))
+                self._end_key(_key_of("".join(self._token).strip()))
             else:
                 self._token.append(mark)
         elif mark in "{[":
@@ -259,3 +305,12 @@ class BraceCalls(ToolBody):
     def _args(self, json: str) -> None:
         if self._call is not None and json:
             self._out.append(ToolArgs(self._call, json))
+
+
+def _key_of(text: str) -> str:
+    """Read a key, with quotes or without."""
+    try:
+        found = json.loads(text) if text[:1] == '"' else None
+    except ValueError:
+        found = None
+    return found if isinstance(found, str) else text.strip("\"'")

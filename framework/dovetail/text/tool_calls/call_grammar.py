@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.text.tool_calls.reply_grammar import arguments_schema, chosen
-from dovetail.text.tool_calls.tagged_calls import Tags
 from dovetail.text.tool_calls.tagged_values import json_value, tagged_value
+from dovetail.text.tool_calls.tags import Tags
 
 Node = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -107,6 +107,7 @@ def tagged_arguments(
     key: Callable[[str, bool], str] | None = None,
     behind_key: str = "",
     behind_value: str = "\n",
+    section_end: str = "",
 ) -> Node:
     """Describe a call's arguments as tags: the declared ones, in the schema's order, those that are required at least.
 
@@ -116,12 +117,15 @@ def tagged_arguments(
         key: Writes a key between its tags, told whether its value is a string; the key alone if not given.
         behind_key: What stands between the key's tags and the value's, where the value has an opening tag.
         behind_value: What stands behind the value's closing tag.
+        section_end: What stands behind all calls.
     """
     schema = arguments_schema(tool)
     newline = "\n" if tags.newlines else ""
-    parts = []
-    for name, declared in _properties(schema).items():
-        found = tagged_value(declared, schema, newline + tags.value_end)
+    parts, properties = [], _properties(schema)
+    marks = [tags.value_end, tags.call_end, section_end, *(tags.key[0] + name for name in properties)]
+    marks += [text + name for text, meant in tags.spelled if meant == tags.key[0] for name in properties]
+    for name, declared in properties.items():
+        found = tagged_value(declared, schema, tuple(filter(None, marks)))
         is_string, value = found.is_string, found.node
         shown = name if key is None else key(name, is_string)
         begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
@@ -159,12 +163,11 @@ def brace_arguments(tool: Tool, quote: str) -> Node:
     schema = arguments_schema(tool)
     items = {}
     for name, declared in _properties(schema).items():
-        found = tagged_value(declared, schema, quote)
-        is_string, value = found.is_string, found.node
-        begin, end = (f"{name}:{quote}", quote) if is_string else (f"{name}:", "")
-        items[name] = (
-            sequence(text(begin), value) if not end else {"type": "tag", "begin": begin, "content": value, "end": end}
-        )
+        found = tagged_value(declared, schema, (quote,), is_quoted=True)
+        ways: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
+        if found.string is not None:
+            ways.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
+        items[name] = ways[0] if len(ways) == 1 else {"type": "or", "elements": ways}
     return _joined(items, schema, ",")
 
 
@@ -173,7 +176,7 @@ def element_arguments(tool: Tool, mark: str) -> Node:
     schema = arguments_schema(tool)
     parts = []
     for name, declared in _properties(schema).items():
-        value = tagged_value(declared, schema, mark).node
+        value = tagged_value(declared, schema, (mark,)).node
         part: Node = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
         parts.append(part if name in schema.get("required", ()) else optional(part))
     return sequence(*parts) if parts else NOTHING

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 _MAX_DEPTH = 64
 _STRING = r"[rRuU]?(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
@@ -14,7 +13,8 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.DOTALL)
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": "", "0": "\0"}
-_WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+_WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -22,15 +22,15 @@ def literal_json(text: str) -> str | None:
     """Return a literal's JSON text, or None where `text` is no literal.
 
     Strings, numbers, lists, tuples, sets, dictionaries, `True`, `False` and `None` are read, and JSON's spelling of the
-    last three. Work is linear in the text.
+    last three. JSON's numbers keep theirs. Work is linear in the text.
     """
     reader = _Reader(text)
     try:
-        value = reader.value(0)
+        found = reader.value(0)
         reader.end()
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         return None
+    return found
 
 
 class _Reader:
@@ -40,15 +40,15 @@ class _Reader:
         self._text = text
         self._pos = 0
 
-    def value(self, depth: int) -> Any:
-        """Read one value."""
+    def value(self, depth: int) -> str:
+        """Read one value, and return its JSON text."""
         kind, token = self._next()
         if kind == "string":
             parts = [_unquoted(token)]
             while self._peek() == "string":
                 parts.append(_unquoted(self._next()[1]))
             # Halves of a surrogate pair that escapes wrote apart become the character they mean.
-            return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return _quoted("".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         if kind == "number":
             return _number(token)
         if kind == "word" and token in _WORDS:
@@ -62,15 +62,15 @@ class _Reader:
         if self._text[self._pos :].strip():
             raise ValueError("more text")
 
-    def _items(self, opening: str, depth: int) -> Any:
+    def _items(self, opening: str, depth: int) -> str:
         closing = _CLOSING[opening]
-        items: list[Any] = []
-        pairs: dict[str, Any] = {}
+        items: list[str] = []
+        pairs: dict[str, str] = {}
         has_comma = False
         while not self._take(closing):
             item = self.value(depth + 1)
             if opening == "{" and self._take(":"):
-                pairs[item if isinstance(item, str) else json.dumps(item)] = self.value(depth + 1)
+                pairs[item if item[0] == '"' else _quoted(item)] = self.value(depth + 1)
             else:
                 items.append(item)
             if not self._take(","):
@@ -81,8 +81,8 @@ class _Reader:
         if pairs and items:
             raise ValueError("neither a set nor a dictionary")
         if opening == "{" and not items:
-            return pairs
-        return items[0] if opening == "(" and len(items) == 1 and not has_comma else items
+            return "{" + ", ".join([f"{key}: {value}" for key, value in pairs.items()]) + "}"
+        return items[0] if opening == "(" and len(items) == 1 and not has_comma else f"[{', '.join(items)}]"
 
     def _next(self) -> tuple[str, str]:
         found = _TOKEN.match(self._text, self._pos)
@@ -103,9 +103,16 @@ class _Reader:
         return True
 
 
-def _number(token: str) -> int | float:
+def _number(token: str) -> str:
+    if _JSON_NUMBER.fullmatch(token):
+        return token  # which may be larger, or more exact, than a float is
     digits = token.replace("_", "")
-    return float(digits) if any(char in digits for char in ".eE") else int(digits)
+    value = float(digits) if any(char in digits for char in ".eE") else int(digits)
+    return json.dumps(value, allow_nan=False)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _unquoted(token: str) -> str:

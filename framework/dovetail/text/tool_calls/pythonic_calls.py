@@ -6,7 +6,7 @@ Positional arguments take their names from the tool's schema, in its order. With
 | written | becomes |
 |---|---|
 | `city=Rome, Italy, days=3` | `"Rome, Italy"`, for a parameter that may be a string |
-| `city="the "old" town"` | a string, for such a parameter and for one that no schema knows |
+| `city="the "old" town"`, `city='don't stop'` | a string: a quote ends one only before what may follow a value |
 | `days="3"` | `3`, for one that may not |
 | `city=3` | `"3"`, for one that must be |
 | `city="Rome"days=3` | two arguments |
@@ -27,11 +27,16 @@ from dovetail.text.tool_calls.schema_types import STRING, properties_of, quoted,
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)(.*)", re.DOTALL)
+_KEY = re.compile(r"(\w*)([ \t]*)(={0,2})")
+_BEFORE_STRING = re.compile(r"(?:^|[=:,(\[{'\"])\s*[rRuU]?$")
+_MAX_RUN = 16
 _IN_STRING = {"'": re.compile(r"['\\]"), '"': re.compile(r"[\"\\]")}
 _STRUCTURE = re.compile(r"[\"'()\[\]{},]")
 _MAX_NAME = 256
 _MAX_TRIES = 8
 """Places where an argument may end without a comma that are looked at."""
+_MAX_GAP = 64
+"""Blanks behind a quote that are waited through to see whether it ends a string."""
 At = Literal["start", "name", "argument", "after", "end", "broken"]
 
 
@@ -53,14 +58,19 @@ class PythonicCalls(ToolBody):
         self._text_parts: list[str] = []
         self._depth = 0
         self._quote = ""
+        self._held = ""
+        """A quote that may end a string, and blanks and the beginning of a name behind it."""
+        self._run = ""
+        """What stands since the last sign of an argument: a string begins where a value may."""
         self._escaped = False
         self._failed = False
         self._explained = False
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
+        text, self._held = self._held + text, ""
         pos = 0
-        while pos < len(text):
+        while pos < len(text) and not self._held:
             if self._at == "broken":
                 self._out.append(Malformed("tool_call", text[pos:]))
                 break
@@ -76,6 +86,7 @@ class PythonicCalls(ToolBody):
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that was cut short keeps what it has."""
+        self._take_held()
         if self._call is not None and "".join(self._raw).strip():
             self._break()
         elif self._call is not None:
@@ -86,6 +97,7 @@ class PythonicCalls(ToolBody):
 
     def cut(self) -> list[ToolEvent]:
         """End the section, cut short: a text keeps its beginning; half of another argument is none, and no content."""
+        self._take_held()
         is_given = self._at == "argument" and self._add_beginning("".join(self._part))
         if is_given or (self._call is not None and len("".join(self._raw)) <= MAX_CUT_HEAD):
             self._raw.clear()
@@ -115,7 +127,13 @@ class PythonicCalls(ToolBody):
     @property
     def inside_value(self) -> bool:
         """Whether the text so far ends inside a quoted value."""
-        return bool(self._quote)
+        return bool(self._quote and not self._held)
+
+    def _take_held(self) -> None:
+        """Nothing follows what is held: it is what it looks like."""
+        held, self._held = self._held, ""
+        self._part.append(held)
+        self._raw.append(held)
 
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []
@@ -156,7 +174,7 @@ class PythonicCalls(ToolBody):
             self._failed = True
         elif end >= 0:
             self._part.clear()
-            self._at, self._num_arguments, self._depth = "argument", 0, 0
+            self._at, self._num_arguments, self._depth, self._run = "argument", 0, 0, ""
             return end + 1
         return pos + len(piece)
 
@@ -171,19 +189,49 @@ class PythonicCalls(ToolBody):
             found = self._next_stop(text, pos)
             if found < 0:
                 break
-            char, pos = text[found], found + 1
+            char = text[found]
+            self._run, pos = (self._run + text[pos:found])[-_MAX_RUN:], found + 1
             if char == "\\":
                 self._escaped = True
-            elif self._quote or char in "\"'":
-                self._quote = "" if self._quote else char
+            elif self._quote:
+                ends = self._ends_string(text, pos)
+                if ends is None:
+                    self._held = text[found:]
+                    self._part.append(text[begin:found])
+                    return found
+                if ends:
+                    self._quote = ""
+                else:
+                    self._part.append(text[begin:found] + "\\")
+                    begin = found
+            elif char in "\"'":
+                self._quote = char if _BEFORE_STRING.search(self._run) else ""
             elif char in ",)" and not self._depth:
                 self._part.append(text[begin : pos - 1])
                 self._end_argument(char)
                 return pos
             elif char != ",":
                 self._depth += 1 if char in "([{" else -1
+            self._run = char
         self._part.append(text[begin:])
+        self._run = (self._run + text[pos:])[-_MAX_RUN:]
         return len(text)
+
+    def _ends_string(self, text: str, pos: int) -> bool | None:
+        """Whether a quote before `pos` ends a string, and is no apostrophe in it; None where the text is too short."""
+        rest = text[pos : pos + _MAX_GAP + _MAX_NAME]
+        follows = rest.lstrip()
+        if not follows:
+            return None if len(rest) < _MAX_GAP else True
+        if follows[0] in ",)]}:\"'":
+            return True
+        names = properties_of(self._schema)
+        found = _KEY.match(follows)
+        name, blank, sign = found.groups() if found else ("", "", "")
+        if len(follows) < _MAX_NAME and not follows[len(name + blank + sign) :]:
+            is_begun = name in names if blank or sign else any(known.startswith(name) for known in names)
+            return None if is_begun and len(sign) < 2 else False
+        return name in names and sign == "="
 
     def _next_stop(self, text: str, pos: int) -> int:
         """Return where the next character stands that means something, or -1."""

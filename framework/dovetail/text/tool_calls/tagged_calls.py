@@ -10,8 +10,9 @@ VALUE
 
 A value is text without quotes or escapes; its type comes from the tool's schema, or from the tags where they say it.
 Strings stream while they are written, other types come when their tag closes. A closing tag counts only if what
-follows it can follow it, so a value may hold text that looks like its own closing tag; closing tags may be missing:
-the tag of another key ends a value where it names a parameter of the tool that has not been given.
+follows it can follow it, so a value may hold text that looks like its own closing tag; in a list or an object, no tag
+counts within quotes that are closed. Closing tags may be missing: the tag of another key ends a value where it names a
+parameter of the tool that has not been given.
 Text that belongs to no call is `Malformed`, and reading goes on at the next call's tag.
 """
 
@@ -19,16 +20,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent
-from dovetail.text.parsing.matcher import Matcher, matcher
 from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
+from dovetail.text.tool_calls.json_text import Quotes
 from dovetail.text.tool_calls.marked_calls import MarkedCalls
 from dovetail.text.tool_calls.schema_types import (
+    CONTAINERS,
     STRING,
     cut_text,
     properties_of,
@@ -37,6 +37,7 @@ from dovetail.text.tool_calls.schema_types import (
     types_of,
     value_text,
 )
+from dovetail.text.tool_calls.tags import Tags, followers, matchers, not_plain
 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")
@@ -47,46 +48,6 @@ _WRAPPERS = frozenset(["arguments", "input", "parameters", "properties"])
 _OBJECT = frozenset(["object"])
 _ANY = frozenset(["null", "boolean", "integer", "number", "array", "object"])
 At = Literal["call", "name", "params", "key", "gap", "value", "confirm", "broken"]
-
-
-def plain_name(text: str) -> str:
-    """Read a name that stands alone between its tags."""
-    return text.strip()
-
-
-def plain_key(text: str) -> tuple[str, bool | None]:
-    """Read a key that stands alone between its tags."""
-    return text.strip(), None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tags:
-    """The tags of one format.
-
-    Attributes:
-        call: What stands before and behind a function's name. Empty: the section begins with the name, which the
-            first key or the section's end ends.
-        call_end: Closes a call; empty where the section's end does.
-        key: What stands before and behind a key.
-        value_start: What opens the value behind the key; empty where the value follows at once.
-        value_end: Closes a value.
-        newlines: Whether one newline on either side of a value belongs to the tags.
-        spelled: Other spellings of opening tags, each with the tag that it stands for.
-        cdata: Whether a value may stand in `<![CDATA[…]]>`. Values come when they are complete then.
-        read_name: Takes the name from the text between `call`.
-        read_key: Takes the key from the text between `key`, and whether its value is a string (None: the schema says).
-    """
-
-    call: tuple[str, str] = ("", "")
-    call_end: str = ""
-    key: tuple[str, str]
-    value_start: str = ""
-    value_end: str
-    newlines: bool = False
-    spelled: tuple[tuple[str, str], ...] = ()
-    cdata: bool = False
-    read_name: Callable[[str], str] = plain_name
-    read_key: Callable[[str], tuple[str, bool | None]] = plain_key
 
 
 class TaggedCalls(MarkedCalls):
@@ -103,13 +64,13 @@ class TaggedCalls(MarkedCalls):
             tools: As OpenAI writes them, for the types of values.
             name: The function's, where it stands outside of the section: then this is one call's arguments.
         """
-        marks = _matchers(tags)
+        marks = matchers(tags)
         super().__init__(new_call, tools, marks, marks["call"] if tags.call[0] else None)
         self._tags = tags
         self._schema: Mapping[str, Any] | None = None
         self._meant = dict(tags.spelled)
-        self._plain = _not_plain(tags)
-        self._followers = _followers(tags)
+        self._plain = not_plain(tags)
+        self._followers = followers(tags)
         self._first: At = "call" if tags.call[0] else "name"
         self._at: At = self._first
         self._head: list[str] = []
@@ -119,6 +80,9 @@ class TaggedCalls(MarkedCalls):
         self._types = STRING
         self._streams = True
         self._value: list[str] = []
+        self._quotes: Quotes | None = None
+        """Of a value that is a list or an object, as far as it is read."""
+        self._trusts_quotes = self._is_blank = True
         self._wrapper = ""
         """The key of a value that may hold all arguments: nothing of it was given out."""
         self._newline = ""
@@ -156,6 +120,7 @@ class TaggedCalls(MarkedCalls):
         return self._at == "value" or (self._at == "confirm" and bool(self._held))
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
+        self._close_quotes()
         held, self._held = self._held, ""
         if self._at == "confirm" and (
             held or (complete and self._meant.get(self._closer, self._closer) == self._tags.key[0])
@@ -183,6 +148,17 @@ class TaggedCalls(MarkedCalls):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
             self._end_call(complete=complete)
         return self._take_out()
+
+    def _close_quotes(self) -> None:
+        """Read on from the first tag within quotes that nothing closed: it counts then, and no quotes do any more."""
+        at = self._quotes.first if self._at == "value" and self._quotes is not None and self._quotes.is_open else None
+        self._trusts_quotes = self._trusts_quotes and at is None
+        if at is None or self._is_held:
+            return
+        text, self._held = "".join(self._value) + self._newline + self._held, ""
+        self._value, self._newline, self._quotes, self._is_blank = [], "", None, False
+        self._value_text(text[:at])
+        self._out = self.feed(text[at:])
 
     def _begins_call(self) -> bool:
         """Whether what was read is the beginning of a call, of which nothing is worth showing."""
@@ -243,6 +219,9 @@ class TaggedCalls(MarkedCalls):
             self._begin_value()
         elif self._at == "gap":
             self._at = "value"
+        elif self._at == "value" and self._quotes is not None and self._quotes.is_open:
+            self._quotes.note(len(self._newline))
+            self._value_text(mark)
         elif self._at == "value":
             self._at, self._closer = "confirm", mark
         elif tag == tags.key[0]:
@@ -280,6 +259,7 @@ class TaggedCalls(MarkedCalls):
         if not self._types and is_string is not None:
             self._types = STRING if is_string else _ANY
         self._value.clear()
+        self._quotes, self._is_blank = None, True
         self._newline, self._at_start = "", self._tags.newlines
         self._streams = self._types == STRING and not self._tags.cdata and not self._wrapper
         if self._streams:
@@ -316,8 +296,18 @@ class TaggedCalls(MarkedCalls):
             text, self._newline = text[:-1], "\n"
         if not self._streams:
             self._value.append(text)
+            self._follow(text)
         elif text:
             self._args(quoted(text)[1:-1])
+
+    def _follow(self, text: str) -> None:
+        """Follow the quotes of a value that begins as a list or an object does."""
+        if self._is_blank and (first := text.lstrip()[:1]):
+            self._is_blank = False
+            if first in "[{" and self._trusts_quotes and self._types & CONTAINERS and "string" not in self._types:
+                self._quotes, text = Quotes(), "".join(self._value)
+        if self._quotes is not None:
+            self._quotes.feed(text)
 
     def _confirm(self, text: str, pos: int) -> int:
         """See whether what follows a closing tag may follow it."""
@@ -399,44 +389,3 @@ class TaggedCalls(MarkedCalls):
     def _args(self, json: str) -> None:
         if self._call is not None and json:
             self._out.append(ToolArgs(self._call, json))
-
-
-class Followers(NamedTuple):
-    """What may follow a closing tag, and all that any of it may begin with."""
-
-    tags: tuple[str, ...]
-    beginnings: frozenset[str]
-
-
-@lru_cache(maxsize=64)
-def _followers(tags: Tags) -> tuple[Followers, Followers]:
-    """Return what may follow the end of a call, and that of a value."""
-    one, two = _spellings(tags, (tags.call[0],)), _spellings(tags, (tags.key[0], tags.call_end))
-    begun = [frozenset(tag[:size] for tag in group for size in range(1, len(tag))) for group in (one, two)]
-    return Followers(one, begun[0]), Followers(two, begun[1])
-
-
-def _spellings(tags: Tags, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return tags that there are, and all other spellings of them."""
-    return tuple(filter(None, (*wanted, *(text for text, meant in tags.spelled if meant in wanted))))
-
-
-@lru_cache(maxsize=64)
-def _not_plain(tags: Tags) -> Callable[[str], re.Match[str] | None]:
-    """Return what finds a character of a string value that may begin a tag, or is written in another way in JSON."""
-    firsts = "".join(re.escape(tag[0]) for tag in (tags.value_end, tags.call_end, tags.key[0]) if tag)
-    return re.compile(rf'[{firsts}"\\\x00-\x1f]').search
-
-
-@lru_cache(maxsize=64)
-def _matchers(tags: Tags) -> dict[str, Matcher]:
-    """Return the tags that count in each place."""
-    places = {
-        "call": (tags.call[0],),
-        "name": (tags.call[1] if tags.call[0] else tags.key[0],),
-        "params": (tags.key[0], tags.call_end),
-        "key": (tags.key[1],),
-        "gap": (tags.value_start,),
-        "value": (tags.value_end, tags.call_end, tags.key[0]),
-    }
-    return {at: matcher(_spellings(tags, texts)) for at, texts in places.items()}

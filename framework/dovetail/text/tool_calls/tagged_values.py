@@ -1,32 +1,54 @@
 """What a value may be that stands between tags as it is: a string without quotes, or else JSON.
 
-A schema is resolved to options without references or alternatives: texts where values are listed, expressions where
-strings have a pattern or a length, JSON for any other type, and free text where nothing more is known.
+A schema is resolved to options without references or alternatives. Strings, listed values and whatever else is one text
+become one format, `json_schema` in the style `text`; other values are JSON, told from strings by how they begin.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from dovetail.text.tool_calls.schema_types import STRING, resolve, type_name, types_of, value_text
+from dovetail.text.tool_calls.schema_types import CONTAINERS, STRING, resolve, type_name, types_of, value_text
 
 Node = dict[str, Any]
 Option = dict[str, Any]
-FREE: Node = {"type": "any_text"}
-ABOUT = "about"
-"""Key of an expression that looks around: the schema of which it says a string's pattern and length."""
 MAX_OPTIONS = 256
+DERIVED = " derived"
+"""Ends the `$comment` of a schema that is not the declared one, but was made of it."""
 _MAX_DEPTH = 16
 _ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "nullable")
 )
-_HOLDERS = frozenset(("$defs", "definitions", "$schema", "$id"))
-_OF_STRINGS = frozenset(("type", "pattern", "minLength", "maxLength"))
+_HOLDERS = frozenset(("$defs", "definitions", "$schema", "$id", "discriminator"))
+_OF_STRINGS = frozenset(("type", "pattern", "minLength", "maxLength", "format"))
+_OF_NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+_OF_CONTAINERS = frozenset(
+    [
+        *("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains"),
+        *("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
+        *("maxProperties", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
+    ]
+)
+_NUMBERS = frozenset(("integer", "number"))
+_TEXTS: Mapping[str, Node] = {
+    "null": {"enum": ["null"]},
+    "boolean": {"enum": ["true", "false"]},
+    "integer": {"pattern": "^-?(0|[1-9][0-9]*)$"},
+    "number": {"pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"},
+}
+"""Values of other types, as texts."""
+_BLANK = r"[\s\x1c-\x1f\x85]*"
+"""What Python strips."""
+_QUOTED: Node = {"pattern": f'^{_BLANK}"[\\s\\S]*"{_BLANK}$'}
+"""Strings of which the quotes are taken for JSON's."""
+_NUMERALS: Node = {"pattern": f"^{_BLANK}-?[0-9][-+.eE0-9]*{_BLANK}$"}
+_WORDS: Node = {"pattern": f"^{_BLANK}(true|True|false|False){_BLANK}$"}
+_NUMBER_FIRST: Node = {"pattern": f"^{_BLANK}[-0-9]"}
+_BRACKET_FIRST: Node = {"pattern": f"^{_BLANK}[\\[{{(]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,57 +56,138 @@ class TaggedValue:
     """A value between tags.
 
     Attributes:
-        is_string: Whether it may be a string.
-        node: The structural format of what stands there.
+        string: The structural format of what is read as it stands; None where nothing is.
+        others: Formats of other values, as JSON.
         is_full: Whether that says all that the schema does.
     """
 
-    is_string: bool
-    node: Node
+    string: Node | None
+    others: tuple[Node, ...]
     is_full: bool
 
+    @property
+    def is_string(self) -> bool:
+        """Whether it may be a string."""
+        return self.string is not None
 
-def tagged_value(declared: Any, root: Mapping[str, Any], end: str | None = None) -> TaggedValue:
+    @property
+    def node(self) -> Node:
+        """All of it in one format."""
+        nodes = [*([] if self.string is None else [self.string]), *self.others]
+        return nodes[0] if len(nodes) == 1 else {"type": "or", "elements": nodes}
+
+
+def tagged_value(
+    declared: Any, root: Mapping[str, Any], excludes: Sequence[str] = (), *, is_quoted: bool = False
+) -> TaggedValue:
     """Describe a value.
 
     Args:
         declared: Its schema.
         root: The schema that references in it are to.
-        end: The tag behind it, which no string holds.
+        excludes: The tags around it, which no string holds.
+        is_quoted: Strings, and nothing else, stand between marks of their own.
     """
     types = types_of(declared, root)
     if types and "string" not in types:
-        return TaggedValue(False, json_value(declared, root), True)
+        return TaggedValue(None, (json_value(declared, root),), True)
     options = _options(declared, root, 0)
-    if options is None:
-        return TaggedValue(True, FREE, False)
-    nodes: list[Node] = []
-    is_free, is_full, has_pattern = False, True, False
+    if not options:
+        return TaggedValue(_text_node([{}], {}, excludes), (), False)
+    parts = _Parts(types, is_quoted=is_quoted)
     for option in options:
-        if (values := _values_of(option)) is not None:
-            nodes += [_text(text) for value in values if (text := _text_of(value, types, end)) is not None]
-            is_full = is_full and option.keys() <= {"type", "enum", "const"}
-            continue
-        kinds = _kinds(option)
-        others = kinds - STRING
-        if others:
-            nodes.append(json_value({**option, "type": sorted(others)}, root))
-            is_full = is_full and (others <= {"null"} or option.keys() <= {"type"} or "string" not in kinds)
+        parts.add(option)
+    about = declared.get("$comment") if isinstance(declared, Mapping) else None
+    note = {"$comment": about + DERIVED} if isinstance(about, str) else {}
+    others = tuple(json_value({**other, **note}, root) for other in parts.json())
+    texts = parts.texts(excludes)
+    return TaggedValue(_text_node(texts, note, excludes) if texts else None, others, parts.is_full)
+
+
+class _Parts:
+    """The options of a value, by how they are written."""
+
+    def __init__(self, types: frozenset[str], *, is_quoted: bool) -> None:
+        self._types, self._is_quoted = types, is_quoted
+        self._strings: list[Node] = []
+        self._others: list[Node] = []
+        self._listed: list[Any] = []
+        self.is_full = True
+
+    def add(self, option: Option) -> None:
+        """Take one."""
+        values, kinds = _values_of(option), _kinds(option)
+        if values is not None:
+            self.is_full &= option.keys() <= {"type", "enum", "const"}
+            self._listed += values
+            return
+        rest = kinds - STRING
+        more = (_OF_NUMBERS if rest & _NUMBERS else frozenset(), _OF_CONTAINERS if rest & CONTAINERS else frozenset())
+        self.is_full &= option.keys() <= _OF_STRINGS.union(*more)
         if not kinds or "string" in kinds:
-            said = option.keys() - {"type"}
-            pattern = _expression(option, end) if said and said <= _OF_STRINGS and kinds <= {"string", "null"} else None
-            is_free, has_pattern = is_free or pattern is None, has_pattern or pattern is not None
-            is_full = is_full and (not said or pattern is not None)
-            about = json.dumps(declared, sort_keys=True)
-            nodes.append(FREE if pattern is None else {"type": "regex", "pattern": pattern, ABOUT: about})
-    others_too = bool(types - {"string", "null"})
-    if is_free:
-        constrained = any(_kinds(option) - {"string", "null"} and option.keys() - {"type"} for option in options)
-        return TaggedValue(True, FREE, is_full and not (others_too and constrained))
-    if not nodes:
-        return TaggedValue(True, FREE, False)
-    node = nodes[0] if len(nodes) == 1 else {"type": "or", "elements": nodes}
-    return TaggedValue(True, node, is_full and not (has_pattern and others_too))
+            self._strings.append({key: value for key, value in option.items() if key in _OF_STRINGS - {"type"}})
+        self._others += ({**option, "type": kind} for kind in sorted(rest))
+
+    @property
+    def _is_free(self) -> bool:
+        return {} in self._strings
+
+    def json(self) -> list[Node]:
+        """Return what is written as JSON."""
+        if not self._is_quoted:
+            return [other for other in self._others if not self._is_text(other)]
+        values = [value for value in self._listed if not isinstance(value, str)]
+        return [*self._others, *([{"enum": values}] if values else [])]
+
+    def _is_text(self, other: Node) -> bool:
+        """Whether values are texts among the strings: those of which nothing is said, if it is known what they are."""
+        if other["type"] in CONTAINERS:
+            return other.keys() == {"type"} and self._is_free
+        return other["type"] in _TEXTS and not other.keys() & _OF_NUMBERS
+
+    def texts(self, excludes: Sequence[str]) -> list[Node]:
+        """Return what is written as it stands, as schemas of texts."""
+        if self._is_quoted:
+            texts = [value for value in self._listed if isinstance(value, str)]
+            folded, strings, taken = [], self._strings, []
+        else:
+            texts = [text for value in self._listed if (text := _text_of(value, self._types)) is not None]
+            folded = [
+                _TEXTS[other["type"]] for other in self._others if other["type"] in _TEXTS and self._is_text(other)
+            ]
+            taken = self._taken()
+            strings = [{**each, "not": {"anyOf": [*taken, _QUOTED]}} for each in self._strings]
+        if self._is_free and not taken:
+            return [{}]
+        listed = [text for text in texts if not any(tag in text for tag in excludes)]
+        return [*([{"enum": listed}] if listed else []), *folded, *strings]
+
+    def _taken(self) -> list[Node]:
+        """Return strings that would be read as values that are not allowed, or begin as those that are JSON."""
+        kinds = {other["type"] for other in self.json()}
+        listed = {type_name(value) for value in self._listed}
+        found = []
+        if kinds & _NUMBERS:
+            found.append(_NUMBER_FIRST)
+        elif listed & _NUMBERS and not self._folds("number", *([] if "number" in listed else ["integer"])):
+            found.append(_NUMERALS)
+        if "boolean" in listed and not self._folds("boolean"):
+            found.append(_WORDS)
+        if (kinds | listed) & CONTAINERS:
+            found.append(_BRACKET_FIRST)
+        return found
+
+    def _folds(self, *kinds: str) -> bool:
+        return any(other["type"] in kinds and self._is_text(other) for other in self._others)
+
+
+def _text_node(texts: list[Node], note: Mapping[str, Any], excludes: Sequence[str]) -> Node:
+    """Describe texts by any of some schemas."""
+    held = {"excludes": [*excludes]} if excludes else {}
+    if texts == [{}]:
+        return {"type": "any_text", **held}
+    schema = {**(texts[0] if len(texts) == 1 else {"anyOf": texts}), **note}
+    return {"type": "json_schema", "style": "text", "json_schema": schema, **held}
 
 
 def json_value(declared: Any, root: Mapping[str, Any]) -> Node:
@@ -186,29 +289,8 @@ def _kinds(option: Option, *, is_given: bool = False) -> set[str]:
     return {given} if isinstance(given, str) else {*given}
 
 
-def _text_of(value: Any, types: frozenset[str], end: str | None) -> str | None:
-    """Return how a value is written; None where it would be read as another, or holds the tag behind it."""
+def _text_of(value: Any, types: frozenset[str]) -> str | None:
+    """Return how a value is written; None where it would be read as another."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    read = json.loads(value_text(text, types)) if types != STRING else text
-    is_read = type(read) is type(value) and read == value
-    return text if is_read and not (end is not None and end in text) else None
-
-
-def _expression(option: Option, end: str | None) -> str | None:
-    """Return an expression for a string's pattern and length; None: it is none."""
-    least, most = option.get("minLength", 0), option.get("maxLength")
-    try:
-        re.compile(option.get("pattern", ""))
-    except re.error:
-        return None
-    ahead = '(?!\\s*")'  # which would be read as JSON
-    ahead += f"(?![\\s\\S]*{re.escape(end)})" if end else ""
-    if least or most is not None:
-        ahead += f"(?=[\\s\\S]{{{int(least)},{'' if most is None else int(most)}}}$)"
-    if "pattern" in option:
-        ahead += f"(?=[\\s\\S]*(?:{option['pattern']}))"
-    return f"^{ahead}[\\s\\S]*$"
-
-
-def _text(value: str) -> Node:
-    return {"type": "const_string", "value": value}
+    read = json.loads(value_text(text, types or frozenset((type_name(value),))))
+    return text if type(read) is type(value) and read == value else None

@@ -20,7 +20,8 @@ from typing import Any
 
 from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail.text.tool_calls.tags import Tags
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.sections import TagSection
 

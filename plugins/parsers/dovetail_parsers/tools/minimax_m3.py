@@ -7,7 +7,8 @@ r"""`minimax-m3`: MiniMax-M3.
 ```
 
 A token stands before every tag, so that text in values is never one. Keys are the tags' names; an object holds
-elements, a list holds `<item>`. Arguments come when their call is complete, since only then their types are known.
+elements, a list holds `<item>`, or is an element that comes several times. Arguments come when their call is complete,
+since only then their types are known. A list or an object may be JSON: no tag counts within its closed quotes.
 
 Defined by the `chat_template` of MiniMaxAI/MiniMax-M3.
 """
@@ -25,6 +26,7 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.tool_calls.call_grammar import Node, calls_grammar, element_arguments, name_of
 from dovetail.text.tool_calls.headed_calls import is_half_a_head
+from dovetail.text.tool_calls.json_text import Quotes
 from dovetail.text.tool_calls.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text
 from dovetail_parsers.tools.sections import Section
 
@@ -45,6 +47,16 @@ class Element:
     inner: Counter[str] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
     children: list[Element] = field(default_factory=list)
+    quotes: Quotes | None = None
+    """Of JSON, as far as it is read; None where it is none, or is not known to be."""
+
+    def add(self, text: str, *, is_json: bool = False) -> None:
+        """Take text; `is_json`: it is JSON if it begins so."""
+        if is_json and text.lstrip()[:1] in ("[", "{"):
+            self.quotes = Quotes()
+        self.texts.append(text)
+        if self.quotes is not None:
+            self.quotes.feed(text)
 
     @property
     def text(self) -> str:
@@ -68,6 +80,7 @@ class ElementCalls(ToolBody):
         self._call: int | None = None
         self._schema: Mapping[str, Any] | None = None
         self._stack: list[Element] = []
+        self._trusts_quotes = True
         self._out: list[ToolEvent] = []
 
     def feed(self, text: str) -> list[ToolEvent]:
@@ -91,6 +104,7 @@ class ElementCalls(ToolBody):
         return self._finish(is_cut=True)
 
     def _finish(self, *, is_cut: bool) -> list[ToolEvent]:
+        self._close_quotes()
         rest = "".join(self._parts)
         self._parts.clear()
         if self._is_behind_mark and rest.startswith("<") and ">" not in rest:
@@ -107,6 +121,16 @@ class ElementCalls(ToolBody):
         self._end_call()
         self._out += self._noise()
         return self._take_out()
+
+    def _close_quotes(self) -> None:
+        """Read on from the first mark within quotes that nothing closed: it counts then, and no quotes do any more."""
+        value = self._stack[-1] if self._call is not None else None
+        if value is None or value.quotes is None or not value.quotes.is_open or value.quotes.first is None:
+            return
+        text, at = value.text, value.quotes.first
+        value.texts[:], value.quotes, self._trusts_quotes = [text[:at]], None, False
+        for piece in text[at:].split(MARK)[1:]:
+            self._piece(piece)
 
     def _wants_no_text(self) -> bool:
         """Whether the schema says that what was opened last is no text: then a bracket too many begins a mark."""
@@ -142,6 +166,11 @@ class ElementCalls(ToolBody):
 
     def _piece(self, piece: str) -> None:
         """Take what stands between two marks: a tag, and text behind it."""
+        value = self._stack[-1] if self._call is not None else None
+        if value is not None and value.quotes is not None and value.quotes.is_open:
+            value.quotes.note(0)
+            value.add(MARK + piece)
+            return
         tag = _INVOKE.match(piece) or _TAG.match(piece)
         if tag is None:
             self._text(piece)
@@ -159,7 +188,7 @@ class ElementCalls(ToolBody):
             self._open(tag[2], piece[tag.end() :])
         else:
             self._stack[-1].inner[tag[2]] += 1
-            self._stack[-1].texts.append(MARK + piece)
+            self._stack[-1].add(MARK + piece)
 
     def _opens(self, name: str) -> bool:
         """Whether a tag opens an element here. A parameter that is still to come ends text that was not closed."""
@@ -178,11 +207,13 @@ class ElementCalls(ToolBody):
         if name == "item" and schema is None and isinstance(parent, Mapping):
             schema = parent.get("items")
         types = types_of(schema, self._schema)
-        self._stack.append(Element(name, schema, "string" in types and not types & CONTAINERS, texts=[text]))
+        self._stack.append(Element(name, schema, "string" in types and not types & CONTAINERS))
+        is_json = bool(types & CONTAINERS) and "string" not in types and self._trusts_quotes
+        self._stack[-1].add(text, is_json=is_json)
 
     def _text(self, text: str) -> None:
         if self._call is not None:
-            self._stack[-1].texts.append(text)
+            self._stack[-1].add(text)
         elif text.strip():
             self._raw.append(text)
 
@@ -203,7 +234,7 @@ class ElementCalls(ToolBody):
             self._unread(MARK + tag)
         while len(self._stack) > 1 and self._close_last() != name and name in names:
             pass
-        self._stack[-1].texts.append(behind)
+        self._stack[-1].add(behind)
 
     def _close_last(self) -> str:
         """Close the element that was opened last. Text beside its children is no part of a value: it is shown."""
@@ -219,15 +250,27 @@ class ElementCalls(ToolBody):
         while len(self._stack) > 1:
             self._close_last()
         root = self._stack[0]
-        known = properties_of(self._schema)
-        body = ", ".join(
-            f"{json.dumps(child.name, ensure_ascii=False)}: {self._value(child, known.get(child.name))}"
-            for child in root.children
-        )
-        self._out += [ToolArgs(self._call, "{" + body + "}"), ToolEnd(self._call)]
+        self._out += [ToolArgs(self._call, self._members(root.children, self._schema)), ToolEnd(self._call)]
         if root.text.strip():
             self._out.append(Malformed("tool_call", root.text))
         self._call = None
+
+    def _members(self, children: Sequence[Element], schema: Mapping[str, Any] | None) -> str:
+        """Return an object of elements. Those of one name are the items of a list, unless the schema wants none."""
+        known, named = properties_of(schema), dict[str, list[Element]]()
+        for child in children:
+            named.setdefault(child.name, []).append(child)
+        pairs = []
+        for name, same in named.items():
+            declared = known.get(name)
+            types = types_of(declared, self._schema)
+            if len(same) > 1 and (not types or "array" in types):
+                items = declared.get("items") if isinstance(declared, Mapping) else None
+                values = ["[" + ", ".join(self._value(child, items) for child in same) + "]"]
+            else:
+                values = [self._value(child, declared) for child in same]
+            pairs += [f"{json.dumps(name, ensure_ascii=False)}: {value}" for value in values]
+        return "{" + ", ".join(pairs) + "}"
 
     def _value(self, element: Element, schema: Any) -> str:
         """Return an element's JSON text."""
@@ -237,12 +280,7 @@ class ElementCalls(ToolBody):
         if children and all(child.name == "item" for child in children) and types != {"object"}:
             return "[" + ", ".join(self._value(child, items) for child in children) + "]"
         if children:
-            inner = properties_of(schema if isinstance(schema, Mapping) else None)
-            pairs = [
-                f"{json.dumps(child.name, ensure_ascii=False)}: {self._value(child, inner.get(child.name))}"
-                for child in children
-            ]
-            return "{" + ", ".join(pairs) + "}"
+            return self._members(children, schema if isinstance(schema, Mapping) else None)
         if not element.text.strip() and types in ({"array"}, {"object"}):
             return "[]" if types == {"array"} else "{}"
         return value_text(element.text, types)

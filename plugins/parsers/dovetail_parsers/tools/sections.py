@@ -12,7 +12,8 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.without import Without
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail.text.tool_calls.tags import Tags
 
 
 class Section(ToolParser):
@@ -147,7 +148,7 @@ class TagSection(Section):
             parallel,
             lambda tool: (
                 alone[0] + tags.call[0] + self.called(name_of(tool)) + tags.call[1] + line,
-                tagged_arguments(tool, tags, key=self.key, behind_value=line),
+                tagged_arguments(tool, tags, key=self.key, behind_value=line, section_end=self.end),
                 tags.call_end + line + alone[1],
             ),
             section=around if self.shared and self.start else None,

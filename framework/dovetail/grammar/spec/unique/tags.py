@@ -90,7 +90,7 @@ class _Found:
             return
         self.fixed += [begin, end]
         kind = content.get("type")
-        if kind == "any_text" and end:
+        if _is_text(content) and end:
             self.is_known &= self.texts.setdefault(begin, end) == end and begin not in self.tags
         elif kind == "json_schema" and content.get("style", "json") == "json":
             held = (f"{pointer}/content/json_schema", content["json_schema"])
@@ -127,6 +127,13 @@ def watched_tags(root: Any) -> tuple[list[list[Any]], frozenset[str]]:
     for pointer, schema in _held(node, "/format"):
         mended.update(pointer + place for place in unique_places(schema)[1])
     return (tags, frozenset(mended)) if mended else ([], frozenset())
+
+
+def _is_text(content: Node) -> bool:
+    """Whether a tag's content is text that ends where the tag's end first appears."""
+    if content.get("type") == "or":
+        return all(map(_is_text, content["elements"]))
+    return content.get("type") == "any_text" or content.get("style") == "text"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,95 @@
+"""Tools as pydantic describes them, in formats of every kind: what is called full is enforced, and almost all is."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from grammar_routes import backends_of
+from pydantic import BaseModel
+from random_models import tool_of
+
+from dovetail.contracts.grammar import GrammarBackend
+from dovetail.errors import RequestError
+from dovetail.grammar.structured_outputs import StructuredOutputs
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.testing.conformance.grammar_samples import small_vocabulary
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import pydantic_tools as bench
+
+NAMES = [
+    record.name for record in Registry.scan().of_kind("tool_parser") if record.builtin and record.name != "template"
+]
+SOME = ("qwen3-coder", "deepseek-v32", "gemma4", "minimax-m3", "olmo3")
+
+
+@pytest.fixture(scope="module")
+def tried() -> bench.Bench:
+    return bench.Bench(num_walks=1)
+
+
+@pytest.mark.parametrize(
+    "name", [*SOME, *(pytest.param(n, marks=pytest.mark.full) for n in NAMES if n not in (*SOME, "template"))]
+)
+def test_what_is_called_full_is_enforced(name: str, tried: bench.Bench) -> None:
+    """As `tests/benchmarks/pydantic_tools.py` tries it, with a few tools."""
+    tools = [tool_of(random.Random(f"5 {number}"), "f") for number in range(20)]
+    found = tried.run(name, tools, 5)
+    assert not found.wrong
+    assert not found.errors
+    assert found.share >= 0.9
+    assert found.finished > 12
+
+
+class Place(BaseModel):
+    """What an ordinary tool asks for."""
+
+    city: str
+    days: int | None = None
+    unit: Literal["c", "f"] | None = None
+    tags: list[str] = []
+
+
+@pytest.fixture(scope="module")
+def backends() -> dict[str, GrammarBackend]:
+    return backends_of(small_vocabulary())
+
+
+@pytest.fixture
+def strict(backends: dict[str, GrammarBackend]) -> Iterator[StructuredOutputs]:
+    made = StructuredOutputs(backends, strict_schema=True)
+    yield made
+    made.close()
+
+
+def routed(front: StructuredOutputs, *tools: Any, name: str = "qwen3-coder") -> Any:
+    parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
+    return front.tools(parser, name, tools, "auto", parallel=True, param="tools").ways[0]
+
+
+def tool(name: str, parameters: Any) -> Any:
+    return {"type": "function", "function": {"name": name, "strict": True, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_an_ordinary_tool_is_strict(name: str, strict: StructuredOutputs) -> None:
+    """`--strict-schema` has nothing to say against it."""
+    way = routed(strict, tool("f", Place.model_json_schema()), name=name)
+    assert (way.enforcement, way.ignored) == ("full", ())
+
+
+def test_what_is_lost_is_named_for_each_tool(strict: StructuredOutputs, backends: dict[str, GrammarBackend]) -> None:
+    """Two tools may have the same parameter."""
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^(.)\1$"}}}
+    front = StructuredOutputs(backends)
+    way = routed(front, tool("f", parameters), tool("g", parameters))
+    front.close()
+    assert way.ignored == tuple(f"/tools/{n}/function/parameters/properties/a/pattern" for n in (0, 1))
+    with pytest.raises(RequestError, match="the tool 'f' is strict"):
+        routed(strict, tool("f", parameters))
