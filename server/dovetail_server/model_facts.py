@@ -12,8 +12,14 @@ DENSE = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Architectures that the usual keys of `config.json` describe whole: their facts are read without torch."""
 
 
-def config_of(folder: Path, architecture: str, impl: str = "auto") -> ModelConfig:
+def config_of(folder: Path, architecture: str, impl: str = "auto", *, weights: bool = False) -> ModelConfig:
     """Read the model's facts: from the usual keys of `config.json` if they suffice, else from the plugin, with torch.
+
+    Args:
+        folder: The model's.
+        architecture: Named in its `config.json`.
+        impl: As `--model-impl`.
+        weights: Whether its weights are there, and hold what the facts say.
 
     Raises:
         ConfigError: No plugin serves the architecture, or the config cannot be served.
@@ -21,11 +27,11 @@ def config_of(folder: Path, architecture: str, impl: str = "auto") -> ModelConfi
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned, model_plugin
-    from dovetail.runtime.checkpoint.config_keys import translate
-    from dovetail.runtime.hf_config import CONFIG_KEYS, dense_config, read_config
+    from dovetail.runtime.checkpoint.folder import ModelFolder
+    from dovetail.runtime.hf_config import CONFIG_KEYS
 
-    hf, registry = read_config(folder), Registry.scan()
+    model, registry = ModelFolder.read(folder, weights=weights), Registry.scan()
     record = registry.resolve("model", model_plugin(registry, architecture, impl))
     if record.builtin and record.name in DENSE:
-        return dense_config(hf)
-    return translate(import_planned(as_planned(record)).config_from_hf, hf, served=CONFIG_KEYS)
+        return model.plain_config()
+    return model.model_config(import_planned(as_planned(record)).config_from_hf, served=CONFIG_KEYS)

@@ -9,13 +9,14 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from families import make_checkpoint
 from quantised_models import TARGET, plugin_of
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail.gguf.reader import gguf_of
-from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import Place, converted
 from dovetail.runtime.checkpoint.weight_size import checkpoint_headers
 from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
@@ -36,14 +37,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def read_all(file: Path) -> None:
     """Do what a start does before weights are read."""
-    hf = read_config(file)
+    folder = ModelFolder.read(file)
+    hf = folder.config
     load_backend(file)
     TokenizerFiles.read(file)
     checkpoint_headers(file)
     model, blocks = plugin_of("model", str(hf["architectures"][0])), plugin_of("quantization", "gguf")
     if (reason := blocks.why_not(hf["quantization_config"])) is not None:
         raise ModelError(reason)
-    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
+    config = folder.model_config(model.config_from_hf, served=CONFIG_KEYS)
     converted(blocks, hf, model, config, Place(file, TARGET))
 
 
@@ -72,8 +74,8 @@ def refused(tmp_path: Path, data: bytes, match: str) -> None:
         (8, struct.pack("<Q", 10**9), "1,000,000,000 tensors, which .* bytes cannot hold"),
         (8, struct.pack("<Q", 2**64 - 1), "tensors, which .* bytes cannot hold"),
         (16, struct.pack("<Q", 10**9), "1,000,000,000 keys, which .* bytes cannot hold"),
-        (24, struct.pack("<Q", 2**63), "a name of 9,223,372,036,854,775,808 bytes"),
-        (24, struct.pack("<Q", 60_000_000), "a name of 60,000,000 bytes"),
+        (24, struct.pack("<Q", 2**63), "a text of 9,223,372,036,854,775,808 bytes"),
+        (24, struct.pack("<Q", 60_000_000), "a text of 60,000,000 bytes"),
     ],
 )
 def test_what_a_head_claims_is_held_against_the_file(
@@ -139,6 +141,20 @@ def test_a_file_of_wrong_bytes_is_read_or_refused(whole: bytes, tmp_path: Path) 
         (lambda w: w.add_attention_scale(0.5), "attention.scale is 0.5; possible: 0.25"),
         (lambda w: w.add_causal_attention(False), "attention.causal is False; possible: True"),
         (lambda w: w.add_float32("llama.rope.scaling.attn_factor", 2.0), "attn_factor is 2.0; possible: 1.0"),
+        (lambda w: w.add_uint32("llama.attention.key_length", 1 << 31), "head_dim = 2147483648, and the longest axis"),
+        (lambda w: w.add_block_count(10**9), "num_hidden_layers = 1000000000; a model has from 1 to 10,000 layers"),
+        (lambda w: w.add_block_count(3), "num_hidden_layers = 3, and the weights are of 2 layers"),
+        (lambda w: w.add_uint64("llama.context_length", 1 << 62), "max_position_embeddings = 4611686018427387904; at"),
+        (lambda w: w.add_uint32("llama.expert_count", 1 << 31), "expert_used_count is missing"),
+        (
+            lambda w: w.add_string("llama.note", "x" * (17 << 20)),
+            "a text of 17,825,792 bytes at byte .*; at most",
+        ),
+        (lambda w: w.add_token_list(["x" * 5000] * 131), "a text of 5,000 bytes at byte .*; at most 4,096 are read"),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.ones(9, dtype=np.float32)),
+            r"rope_freqs.weight has \[9\] for heads of 16 numbers",
+        ),
     ],
 )
 def test_what_a_file_says_is_refused_by_name(change: Any, match: str, tmp_path: Path) -> None:
@@ -191,6 +207,20 @@ def test_types_that_nobody_reads_are_named(whole: bytes, tmp_path: Path) -> None
     at = whole.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
     for number, match in ((16, "IQ2_XXS"), (21, "IQ3_S"), (77, "of the unknown type 77")):
         refused(tmp_path, whole[:at] + struct.pack("<I", number) + whole[at + 4 :], match)
+
+
+def test_tensors_that_lie_on_each_other_are_named(tmp_path: Path) -> None:
+    """A file of a few bytes that claims them again and again."""
+    entries = b"".join(struct.pack("<Q", 1) + name + struct.pack("<IQIQ", 1, 64, 0, 0) for name in (b"a", b"b"))
+    head = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entries
+    refused(tmp_path, head + bytes(-len(head) % 32) + bytes(256), "its tensors take more bytes than it has: b lies on")
+
+
+def test_an_array_of_too_many_values_is_named(tmp_path: Path) -> None:
+    """They are there, and would take 40 bytes each."""
+    array = struct.pack("<Q1sIIQ", 1, b"n", 9, 0, 5_000_000) + bytes(5_000_000)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array
+    refused(tmp_path, head, "says 5,000,000 values of n; at most 4,194,304 are read")
 
 
 def test_parts_and_choices_are_named(whole: bytes, tmp_path: Path) -> None:

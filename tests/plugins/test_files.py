@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, load
-from dovetail.plugins.files import add_file
+from dovetail.plugins.files import _others, _warn_of_others, add_file, given_files
 from dovetail.processing.plan import plan_plugins
 from dovetail_server.cli.options import load_settings, parse_flags
 
@@ -228,3 +229,38 @@ def test_a_bad_folder_stops_the_start(tmp_path: Path, make: Callable[[Path], obj
     make(tmp_path / "plugins")
     with pytest.raises(PluginError, match=message):
         plan("--plugins-dir", str(tmp_path / "plugins"))
+
+
+def test_plugins_that_others_may_change_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody's file, folder or parent, a sticky folder that takes new files, another owner, a group not ours."""
+    folder = folder_of_plugins(tmp_path / "open" / "plugins")
+    file = next(path for path in folder.iterdir() if path.suffix == ".py")
+
+    def warned() -> str:
+        _warn_of_others.cache_clear()
+        caplog.clear()
+        given_files([], [str(folder)])
+        return caplog.text
+
+    for place in (tmp_path / "open", folder, file):
+        place.chmod(place.stat().st_mode & ~0o022)
+    assert warned() == ""
+    for place, mode, text in (
+        (file, 0o666, f"{file} may be written by everybody"),
+        (folder, 0o777, f"{folder} may be written by everybody"),
+        (folder, 0o1777, f"{folder} may be written by everybody"),
+        (tmp_path / "open", 0o777, f"{tmp_path / 'open'} may be written by everybody"),
+        (tmp_path / "open", 0o1777, ""),
+    ):
+        usual = place.stat().st_mode
+        place.chmod(mode)
+        found = warned()
+        place.chmod(usual)
+        assert (text in found) if text else found == ""
+    assert _others(file, takes_new=False) == ""
+    if os.geteuid() == 0:  # only root gives files away
+        os.chown(file, -1, 4321)
+        file.chmod(0o664)
+        assert _others(file, takes_new=False) == "may be written by group 4321"
+        os.chown(file, 4321, -1)
+        assert f"{file} belongs to user 4321" in warned()

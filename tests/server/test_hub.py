@@ -37,6 +37,8 @@ class Hub:
         self.is_gated = False
         self.cuts = False
         self.lies = False
+        self.tag: str | None = None
+        self.commit = COMMIT
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -81,11 +83,11 @@ class Hub:
 
     def facts(self, request: BaseHTTPRequestHandler, path: str) -> None:
         revision = path.rsplit("/", 1)[1] if "/revision/" in path or "/tree/" in path else "main"
-        if revision not in ("main", "v1", COMMIT):
+        if revision not in ("main", "v1", COMMIT, self.commit):
             self.refuse(request, 404, "RevisionNotFound")
             return
         rows = [self.entry(name) for name in self.files]
-        facts: Any = {"id": NAME, "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.files]}
+        facts: Any = {"id": NAME, "sha": self.commit, "siblings": [{"rfilename": name} for name in self.files]}
         body = json.dumps(rows if "/tree/" in path else facts).encode()
         self.send(request, 200, body, {"content-type": "application/json"})
 
@@ -107,6 +109,7 @@ class Hub:
         data = self.files[name]
         is_big = name.endswith(".safetensors")
         tag = self.digest(name) if is_big else hashlib.sha1(data).hexdigest()
+        tag = self.tag or tag
         headers = {"etag": f'"{tag}"', "x-repo-commit": COMMIT, "accept-ranges": "bytes"}
         if is_big:
             headers |= {"x-linked-etag": f'"{tag}"', "x-linked-size": str(len(data))}
@@ -168,7 +171,7 @@ def test_serve_takes_a_name_for_a_folder(served: Hub, tmp_path: Path) -> None:
     found = preflight.with_model(asked)
     assert (Path(str(found.model_path)) / "config.json").is_file()
     assert found.served_model_name == [NAME]
-    assert check_model(found) == "Qwen3ForCausalLM"
+    assert check_model(found.model_copy(update={"load_format": "dummy"})) == "Qwen3ForCausalLM"
     named = preflight.with_model(asked.model_copy(update={"served_model_name": ["x"]}))
     assert named.served_model_name == ["x"]
 
@@ -197,6 +200,24 @@ def test_a_file_that_is_not_what_was_announced_is_removed(served: Hub, tmp_path:
         fetch(tmp_path)
     served.lies = False
     assert (fetch(tmp_path) / "model.safetensors").read_bytes() == served.files["model.safetensors"]
+
+
+@pytest.mark.parametrize("what", ["tag", "commit", "files"])
+def test_a_hub_names_no_file_outside_of_the_cache(served: Hub, tmp_path: Path, what: str) -> None:
+    """The library makes paths of a file's ETag, a commit and a list of files: none of them leads out."""
+    name = "../../../../escaped"
+    if what == "files":
+        served.files |= {f"{name}.json": b"{}"}
+    else:
+        setattr(served, what, name)
+    before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
+    with pytest.raises(ModelError, match="model 'acme/tiny': the hub's answer names a file .*escaped"):
+        fetch(tmp_path)
+    assert {path for path in tmp_path.rglob("*") if "cache" not in path.parts} == before
+    assert not list(tmp_path.rglob("*escaped*"))
+    served.files.pop(f"{name}.json", None)
+    served.tag, served.commit = None, COMMIT
+    assert fetch(tmp_path).is_dir()
 
 
 def test_a_token_comes_from_the_environment(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

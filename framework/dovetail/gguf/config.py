@@ -255,9 +255,7 @@ def _refuse_others(facts: Facts) -> None:
     Raises:
         ModelError: A part of a head is rotated, scores have another scale, or a token sees those behind it.
     """
-    width = facts.get("attention.key_length") or facts.need("embedding_length") // (
-        facts.need("attention.head_count") or 1
-    )
+    width = head_width(facts)
     usual = {
         "rope.dimension_count": width,
         "rope.dimension_count_swa": width,
@@ -269,6 +267,16 @@ def _refuse_others(facts: Facts) -> None:
         given = facts.raw(key, None)
         if given is not None and not (isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-4)):
             raise ModelError(f"{facts.gguf.files[0]}: {facts.name}.{key} is {given!r}; possible: {value!r}")
+
+
+def head_width(facts: Facts) -> int:
+    """Return the numbers of a query or key head.
+
+    Raises:
+        ModelError: They are not said.
+    """
+    given = facts.get("attention.key_length")
+    return int(given or facts.need("embedding_length") // (facts.need("attention.head_count") or 1))
 
 
 def generation_config(gguf: Gguf) -> dict[str, Any]:
@@ -322,6 +330,10 @@ def _rope(facts: Facts) -> dict[str, Any]:
     if factors is not None:
         if factors.kind != "F32":
             raise ModelError(f"{factors.file}: rope_freqs.weight is {factors.kind} instead of F32")
+        if factors.num_bytes > 2 * (width := head_width(facts)):  # four bytes for each pair of a head's numbers
+            raise ModelError(
+                f"{factors.file}: rope_freqs.weight has {list(factors.shape)} for heads of {width} numbers"
+            )
         with factors.file.open("rb") as file:
             file.seek(factors.offset)
             values = list(struct.unpack(f"<{factors.num_bytes // 4}f", file.read(factors.num_bytes)))

@@ -37,6 +37,14 @@ TEXT, ARRAY = 8, 9
 KEY_BYTES, TENSOR_BYTES = 13, 24
 """The least that an entry takes."""
 MAX_NAME = 1 << 16
+MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20
+"""Entries of one file: a large model of experts has 100 keys and 2,000 tensors, and each takes some 500 bytes here."""
+MAX_TEXT = 16 << 20
+"""Bytes of one value: a chat template takes 100 KB."""
+MAX_ITEMS = 1 << 22
+"""Of one array: eight times the most merges. A decoded number takes 40 bytes, in the file perhaps one."""
+MAX_ITEM = 1 << 12
+"""Bytes of a text in one: a token, or the two of a merge."""
 MAX_AXES = 4
 MAX_ALIGNMENT = 1 << 20
 DIVIDED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -93,7 +101,7 @@ class LazyArray:
         """
         with self._head.opened(self._offset) as head:
             if self._kind == TEXT:
-                return [head.text() for _ in range(self._num)]
+                return [head.text(MAX_ITEM) for _ in range(self._num)]
             return list(head.many(SCALARS[self._kind], self._num))
 
 
@@ -272,9 +280,9 @@ class Head:
                 what = "big-endian" if swapped in VERSIONS else f"version {version}"
                 raise ModelError(f"{self.file}: a GGUF file of {what}; possible: little-endian versions 2 and 3")
             num_tensors, num_keys = self.many("Q", 2)
-            self._expect(num_keys, KEY_BYTES, "keys")
+            self._expect(num_keys, KEY_BYTES, "keys", MAX_KEYS)
             metadata = self._metadata(num_keys)
-            self._expect(num_tensors, TENSOR_BYTES, "tensors")
+            self._expect(num_tensors, TENSOR_BYTES, "tensors", MAX_TENSORS)
             return metadata, list(self._tensors(num_tensors, metadata))
 
     def _metadata(self, num: int) -> dict[str, Any]:
@@ -289,7 +297,7 @@ class Head:
 
     def _value(self, key: str, kind: int) -> Any:
         if kind == TEXT:
-            return self.text()
+            return self.text(MAX_TEXT)
         if kind != ARRAY:
             if kind not in SCALARS:
                 raise ModelError(f"{self.file}: the key {key!r} has a value of the unknown type {kind}")
@@ -298,7 +306,7 @@ class Head:
         (num,) = self.many("Q", 1)
         if inner not in SCALARS and inner != TEXT:
             raise ModelError(f"{self.file}: the key {key!r} has an array of type {inner}; possible: numbers and texts")
-        self._expect(num, 8 if inner == TEXT else struct.calcsize("<" + SCALARS[inner]), f"values of {key}")
+        self._expect(num, 8 if inner == TEXT else struct.calcsize("<" + SCALARS[inner]), f"values of {key}", MAX_ITEMS)
         array = LazyArray(self, inner, num, self._at)
         if inner == TEXT:
             self._skip_texts(num)
@@ -323,6 +331,7 @@ class Head:
         if not isinstance(step, int) or not 0 < step <= MAX_ALIGNMENT or step % 8:
             raise ModelError(f"{self.file}: general.alignment is {step!r}; a multiple of 8 is possible")
         start = -(-self._at // step) * step
+        left = self._size - start
         for name, shape, number, offset in entries:
             kind = TYPES.get(number)
             if kind is None:
@@ -341,6 +350,8 @@ class Head:
                     f"{self.file}: cut short: {name} ends at byte {place.offset + place.num_bytes:,} of "
                     f"{self._size:,}; download it again"
                 )
+            if (left := left - place.num_bytes) < 0:
+                raise ModelError(f"{self.file}: its tensors take more bytes than it has: {name} lies on another one")
             yield place
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -354,15 +365,15 @@ class Head:
             raise ModelError(f"{self.file}: the tensor {name} is empty: {list(shape)}")
         return name, shape, kind, offset
 
-    def text(self, most: int | None = None) -> str:
-        """Read a text.
+    def text(self, most: int) -> str:
+        """Read a text of at most so many bytes.
 
         Raises:
-            ModelError: It is longer than what is left, or no UTF-8.
+            ModelError: It is longer than that or than what is left, or no UTF-8.
         """
         (num,) = self.many("Q", 1)
-        if most is not None and num > most:
-            raise ModelError(f"{self.file}: a name of {num:,} bytes at byte {self._at:,}; the file is broken")
+        if num > most:
+            raise ModelError(f"{self.file}: a text of {num:,} bytes at byte {self._at:,}; at most {most:,} are read")
         data = self._bytes(num, "a text")
         try:
             return data.decode()
@@ -379,13 +390,15 @@ class Head:
         self._at += num
         return self._map[self._at - num : self._at]
 
-    def _expect(self, num: int, least: int, what: str) -> None:
-        """See that so many entries can be there."""
+    def _expect(self, num: int, least: int, what: str, most: int) -> None:
+        """Check that so many entries can be there, and may."""
         if num * least > self._size - self._at:
             raise ModelError(
                 f"{self.file}: says {num:,} {what}, which {self._size - self._at:,} bytes cannot hold; it is cut short "
                 "or broken: download it again"
             )
+        if num > most:
+            raise ModelError(f"{self.file}: says {num:,} {what}; at most {most:,} are read")
 
     def _short(self, what: str) -> ModelError:
         return ModelError(f"{self.file}: cut short: {what} goes beyond its {self._size:,} bytes; download it again")

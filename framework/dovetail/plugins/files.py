@@ -12,9 +12,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import logging
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +29,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 
+logger = logging.getLogger(__name__)
 DIGEST_LEN = 12
 SELF = "__dovetail_module__"
 """Attribute that holds the file's module itself: the target of its hooks plugin."""
@@ -96,7 +101,46 @@ def given_files(files: Iterable[str], folders: Iterable[str]) -> dict[Path, str]
     for folder in folders:
         for path in files_in(Path(folder)):
             found.setdefault(path.resolve(), f"--plugins-dir {folder!r}: {path.name}")
+    _warn_of_others(tuple(found), tuple(Path(folder).resolve() for folder in folders))
     return found
+
+
+@cache
+def _warn_of_others(paths: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
+    """Warn once of plugins that other users may change: what they write there runs as this user."""
+    files = [file.resolve() for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    filled = {*folders, *(file.parent for path in paths if path.is_dir() for file in files if path in file.parents)}
+    why = {}
+    for place in {place for file in files for place in (file, *file.parents)} | {*folders}:
+        if reason := _others(place, takes_new=place in filled):
+            why[place] = reason
+    if why:
+        named = "; ".join(f"{place} {reason}" for place, reason in sorted(why.items())[:4])
+        logger.warning(
+            "Plugins that other users may change: %s. What they write runs as this user; correct owner and mode.", named
+        )
+
+
+def _others(place: Path, *, takes_new: bool) -> str:
+    """Say why others may change a file or folder, "" if they may not.
+
+    Args:
+        place: The file or folder.
+        takes_new: Whether a file that is added to it would run, too. Else the sticky bit is enough.
+    """
+    try:
+        found = place.stat()
+    except OSError:
+        return ""  # it is gone: whoever reads it says so
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {found.st_uid}"
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX and not takes_new:
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return "may be written by everybody"
+    if found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid()):
+        return f"may be written by group {found.st_gid}"
+    return ""
 
 
 def _is_plugin(path: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError
+from dovetail.runtime.checkpoint.weight_size import headers
 from dovetail.runtime.hf_config import read_json
 
 if TYPE_CHECKING:
@@ -54,7 +55,12 @@ class Dense:
             what = "no model.safetensors; pickled weights are refused"
         if what:
             raise ModelError(f"{folder.name}: {what}")
-        return cls(file=file, out_features=int(config["out_features"]), activation=activation)
+        size = int(config["out_features"])
+        shapes = {header.name: header.shape for header in headers(file)}
+        found = shapes.pop("linear.weight", ())
+        if len(found) != 2 or found[0] != size or any(shape != (size,) for shape in shapes.values()):
+            raise ModelError(f"{folder.name}: out_features is {size}, and linear.weight is {list(found)}")
+        return cls(file=file, out_features=size, activation=activation)
 
     def applied(self, vector: Array) -> Array:
         """Map `[in]` to `[out]`."""

@@ -18,7 +18,7 @@ import msgspec
 from dovetail.errors import ModelError, RequestError
 from dovetail.messages import Pool
 from dovetail.processing.dense import Dense
-from dovetail.runtime.hf_config import read_config, read_json
+from dovetail.runtime.hf_config import inside, read_config, read_json
 
 MODES: dict[str, Pool] = {
     **{"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
@@ -95,13 +95,13 @@ class Embedder:
             pool: What holds where the folder does not say: the architecture's.
         """
         config = read_config(folder)
-        sizes = config.get("matryoshka_dimensions") or ()
-        plain = cls(pool=pool, dimensions=tuple(sizes), is_nested=bool(sizes or config.get("is_matryoshka")))
         try:
+            sizes = tuple(map(int, config.get("matryoshka_dimensions") or ()))
+            plain = cls(pool=pool, dimensions=sizes, is_nested=bool(sizes or config.get("is_matryoshka")))
             return _with_modules(folder, plain)
         except ModelError as error:
             return cls(obstacle=str(error))
-        except (TypeError, AttributeError, KeyError):
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return cls(obstacle="modules.json or 1_Pooling/config.json is not as sentence-transformers writes it")
 
     def size(self, hidden_size: int) -> int:
@@ -164,7 +164,7 @@ def _with_modules(folder: Path, plain: Embedder) -> Embedder:
         return plain
     found = replace(plain, normalize=False, is_declared=True, rules=_prompts(folder))
     for module in read_json(path):
-        kind, place = str(module["type"]).rpartition(".")[2], folder / str(module["path"])
+        kind, place = str(module["type"]).rpartition(".")[2], inside(folder, module["path"])
         if found.normalize and kind in ("Pooling", "Dense"):
             raise ModelError(f"modules.json: a {kind} module behind Normalize is not served")
         if kind == "Transformer":

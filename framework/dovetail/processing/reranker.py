@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.runtime.hf_config import read_config, read_json
+from dovetail.runtime.hf_config import inside, read_config, read_json
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -117,7 +117,7 @@ def _logit_score(folder: Path) -> Mapping[str, Any] | None:
     path = folder / "modules.json"
     for module in read_json(path) if path.is_file() else []:
         if str(module.get("type")).endswith(".LogitScore"):
-            given: Mapping[str, Any] = read_json(folder / str(module["path"]) / "config.json")
+            given: Mapping[str, Any] = read_json(inside(folder, module["path"]) / "config.json")
             if given.get("false_token_id") is not None:
                 return given
     return None

@@ -22,6 +22,10 @@ BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "q
 that a file which names none has."""
 INDEX = "model.safetensors.index.json"
 DTYPES = ("bfloat16", "float16", "float32")
+MAX_JSON_BYTES, MAX_INDEX_BYTES = 8 << 20, 64 << 20
+"""Of one file: a config with the names of 100,000 labels takes 4 MB, the index of 90,000 tensors 9 MB."""
+MAX_ID = (1 << 31) - 1
+"""Of a token."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -33,7 +37,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         ModelError: No such folder, no `config.json`, or it is not a JSON object; with the way out.
     """
     if (gguf := gguf_of(folder)) is not None:
-        return model_config(gguf)
+        try:
+            return model_config(gguf)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ModelError(f"{folder}: a value of its head cannot be read ({error}); get the file again") from None
     where = f"model path {str(folder)!r}"
     if not folder.is_dir():
         if folder.is_file():
@@ -119,10 +126,23 @@ def index_of(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     if not index.is_file():
         return {}
-    weight_map = _read_object(index).get("weight_map")
+    weight_map = _read_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index}: not a weight index: it has no 'weight_map' of file names")
+    for name in set(weight_map.values()):
+        inside(folder, name)
     return weight_map
+
+
+def inside(folder: Path, name: object) -> Path:
+    """Return the place of a file that another file of a model folder names.
+
+    Raises:
+        ModelError: It is no name, or lies outside of the folder.
+    """
+    if not isinstance(name, str) or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ModelError(f"{folder}: a file of it names {name!r}; only files in the folder are read")
+    return folder / name
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
@@ -132,15 +152,21 @@ def some(names: Sequence[str], most: int = 8) -> str:
 
 
 def eos_token_ids(folder: Path, hf: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a request: those of `generation_config.json`, else of `config.json`."""
+    """Ids that end a request: those of `generation_config.json`, else of `config.json`.
+
+    Raises:
+        ModelError: One is no id of a token.
+    """
     path = folder / "generation_config.json"
     generation = _read_object(path) if path.is_file() else {}
     if (gguf := gguf_of(folder)) is not None:
         generation = generation_config(gguf)
     value = generation.get("eos_token_id", hf.get("eos_token_id"))
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+    wrong = next((one for one in ids if type(one) is not int or not -1 <= one <= MAX_ID), None)
+    if wrong is not None:
+        raise ModelError(f"{folder}: eos_token_id is {wrong!r}; give the number of a token, or a list of them")
+    return ids
 
 
 def dense_config(
@@ -277,20 +303,22 @@ def checkpoint_dtype(hf: Mapping[str, Any]) -> str:
     return name
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Parse a file of a model folder.
 
     Raises:
         ModelError: It is not there, or no JSON.
     """
     try:
+        if (size := path.stat().st_size) > max_bytes:
+            raise ModelError(f"{path}: {size:,} bytes; at most {max_bytes:,} are read of such a file")
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
+def _read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    value = read_json(path, max_bytes)
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object is expected")
     return value

@@ -28,8 +28,8 @@ from dovetail.runtime.attention.grouped import make_attention
 from dovetail.runtime.attention.measure import cuda_measuring
 from dovetail.runtime.batch_invariance import check_model
 from dovetail.runtime.cache_dtype import with_cache_dtype
-from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.files import Checkpoint
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import (
     Place,
     built_bytes,
@@ -81,15 +81,15 @@ class ModelRunner:
         started = time.perf_counter()
         self.device = find_device(settings, rank.parallel.rank)
         kernels = self._kernels(settings, plugins)
-        folder = settings.folder
-        hf = read_config(folder)
+        folder = ModelFolder.read(settings.folder, weights=settings.load_format != "dummy")
+        hf = folder.config
         plugin = _model_plugin(plugins)
         chosen = choose_quantization(plugins, hf)
-        config = translate(plugin.config_from_hf, hf, served=() if chosen is None else CONFIG_KEYS)
+        config = folder.model_config(plugin.config_from_hf, served=() if chosen is None else CONFIG_KEYS)
         logger.info("%s is served by %s.", config.architecture, describe(plugins.plan.of_kind("model")[0]))
         self.quantization, quantization = chosen or ("", None)
         self.config = with_cache_dtype(replace(config, context_len=context_len(settings, config)), settings)
-        self.eos_ids = eos_token_ids(folder, hf)
+        self.eos_ids = eos_token_ids(folder.path, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         local = self.config.of_rank(rank.parallel.size)  # what is cached and attended here
         check_model(plugin, self.config, self.device, settings, self.quantization)

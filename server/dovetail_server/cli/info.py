@@ -65,7 +65,7 @@ def info(
     places = with_folders(EngineSettings.model_validate(asked))
     folder, tokenizer_path = places.folder, places.tokenizer_path
     config, gguf = read_config(folder), gguf_of(folder)
-    weights = folder.glob("*.safetensors") if gguf is None else gguf.files
+    sizes = [file.stat().st_size for file in (folder.glob("*.safetensors") if gguf is None else gguf.files)]
     texts = Path(tokenizer_path) if tokenizer_path else folder
     files = TokenizerFiles.read(texts)
     said = files.tokenizer_config.get("response_template")
@@ -76,8 +76,8 @@ def info(
         "architecture": (config.get("architectures") or [None])[0],
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
-        "weights_bytes": sum(file.stat().st_size for file in weights),
-        **served_as(folder, config, impl, template.source),
+        "weights_bytes": sum(sizes),
+        **served_as(folder, config, impl, template.source, weights=bool(sizes)),
         "chat_template": {
             "from": template.origin if template.source else None,
             "names": sorted(files.chat_templates),
@@ -97,7 +97,9 @@ def info(
     }
 
 
-def served_as(folder: Path, config: dict[str, Any], impl: str, template: str = "") -> dict[str, Any]:
+def served_as(
+    folder: Path, config: dict[str, Any], impl: str, template: str = "", *, weights: bool = False
+) -> dict[str, Any]:
     """Say which plugin serves the model, what it is for, and what it keeps of a token; or why none does."""
     from dovetail.contracts.cache import Recurrent
     from dovetail.contracts.needs import unserved
@@ -116,7 +118,7 @@ def served_as(folder: Path, config: dict[str, Any], impl: str, template: str = "
         name = architecture(config, folder)
         registry = Registry.scan()
         served_by = registry.resolve("model", model_plugin(registry, name, impl)).qualified
-        facts = config_of(folder, name, impl)
+        facts = config_of(folder, name, impl, weights=weights)
         if (reason := unserved(facts)) is not None:
             raise ModelError(reason)
     except ConfigError as error:

@@ -108,9 +108,10 @@ def plan(wish: Args) -> MemoryPlan:
     device = device_of(settings, wish.device_memory)
     from dovetail_server.model_facts import config_of
 
-    config = with_cache_dtype(config_of(settings.folder, architecture, settings.model_impl), settings)
-    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     ranks, is_dummy = settings.tensor_parallel_size, settings.load_format == "dummy"
+    facts = config_of(settings.folder, architecture, settings.model_impl, weights=not is_dummy)
+    config = with_cache_dtype(facts, settings)
+    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     local = config.of_rank(ranks)
     read = as_read(settings, architecture, config, dtype, device.kind)
     size = weight_size(

@@ -64,18 +64,19 @@ def write(wish: argparse.Namespace) -> int:
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned, model_plugin
-    from dovetail.runtime.checkpoint.config_keys import translate
+    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.quantize import quantize
-    from dovetail.runtime.hf_config import architecture, quant_method, read_config
+    from dovetail.runtime.hf_config import architecture, quant_method
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    hf = read_config(wish.model)
+    model = ModelFolder.read(wish.model)
+    hf = model.config
     if method := quant_method(hf):
         raise ConfigError(f"{wish.model}: is quantised already ({method}); give the checkpoint that it was made from")
     registry = Registry.scan()
     record = registry.resolve("model", model_plugin(registry, architecture(hf, wish.model)))
     plugin = import_planned(as_planned(record))
-    done = quantize(wish.model, wish.out, wish.method, plugin, translate(plugin.config_from_hf, hf), hf)
+    done = quantize(wish.model, wish.out, wish.method, plugin, model.model_config(plugin.config_from_hf), hf)
     print(
         f"{wish.out}: {done.num} matrices in {wish.method}; {done.bytes_before / 2**20:,.1f} MiB became "
         f"{done.bytes_after / 2**20:,.1f} MiB. Left as they are: {len(done.plain)} modules, such as {done.plain[0]}."

@@ -12,7 +12,8 @@ from typing import Any
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ModelError
-from dovetail.runtime.checkpoint.config_numbers import check_counts, check_numbers, check_switches
+from dovetail.runtime.checkpoint.claims import OTHER_PARTS, check_claims
+from dovetail.runtime.checkpoint.config_numbers import check_numbers, check_switches
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,6 @@ CHANGING_PREFIXES = ("linear_", "mamba_", "ssm_", "index_", "indexer_", "moe_", 
 
 TEXT_PART = "text_config"
 """Where models of several kinds of input keep the text model's keys: they are judged as if they stood alone."""
-OTHER_PARTS = ("vision_config", "audio_config", "video_config")
-"""Parts of such a model; a plugin that has read the key itself leaves them out and says so."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "attention_value_scale"), (1.0,)),
@@ -169,18 +168,9 @@ def translate(
         ModelError: It cannot serve the config, or leaves out what changes the arithmetic; a number is none, or out of
             its range.
     """
-    check_counts(hf)
+    check_claims(hf)
     tracked = TrackedConfig(hf)
-    try:
-        config = config_from_hf(tracked)
-        check_numbers(config)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A file's value far more often than a plugin's fault: the key is what the user can look at.
-        name = getattr(config_from_hf, "__qualname__", "config_from_hf")
-        raise ModelError(
-            f"config.json: {name} raised {type(error).__name__}: {' '.join(str(error).split())}; the key read last is "
-            f"{tracked.last_read or 'none'}; correct the file, or report this to the plugin's author"
-        ) from error
+    config = made_by(config_from_hf, tracked)
     check_switches(tracked.read())
     refused, unknown = divide({key: value for key, value in tracked.unread().items() if key not in served})
     if refused:
@@ -194,6 +184,25 @@ def translate(
             "config.json: nobody here knows %s; if it changes what the model computes, the output is wrong.",
             ", ".join(f"{key} = {_short(value)}" for key, value in unknown.items()),
         )
+    return config
+
+
+def made_by(config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], hf: TrackedConfig) -> ModelConfig:
+    """Return what a plugin makes of a config whose claims were checked, with its numbers checked.
+
+    Raises:
+        ModelError: It cannot read a value, or a number is none, or out of its range.
+    """
+    try:
+        config = config_from_hf(hf)
+        check_numbers(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A file's value far more often than a plugin's fault: the key is what the user can look at.
+        name = getattr(config_from_hf, "__qualname__", "config_from_hf")
+        raise ModelError(
+            f"config.json: {name} raised {type(error).__name__}: {' '.join(str(error).split())}; the key read last is "
+            f"{hf.last_read or 'none'}; correct the file, or report this to the plugin's author"
+        ) from error
     return config
 
 

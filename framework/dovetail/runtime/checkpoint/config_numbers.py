@@ -1,7 +1,7 @@
 """Numbers of a model's config that nothing can be computed with: refused by name, before a weight is read.
 
 JSON has no ranges, and Python's reader takes `NaN` and `Infinity`. With a rotary base of zero or a negative window a
-server starts, and every token is wrong; a billion layers keep it busy until memory ends. Does not import torch.
+server starts, and every token is wrong. How large a number may be, `claims.py` says. Does not import torch.
 """
 
 from __future__ import annotations
@@ -15,25 +15,8 @@ from dovetail.contracts.cache import Chunk, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.errors import ModelError
 
-MAX_LAYERS = 10_000
-"""No checkpoint has a tenth of it; specs of so many are made within a second."""
-LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 SPELLED_OUT = ("true", "false", "yes", "no")
 POSITIVE_OF_ROPES = ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow")
-
-
-def check_counts(hf: Mapping[str, Any]) -> None:
-    """Check the number of layers, of which a plugin may make a list before it looks at anything else.
-
-    Raises:
-        ModelError: There are none, or more than `MAX_LAYERS`.
-    """
-    inner = hf.get("text_config")
-    for where in (hf, inner if isinstance(inner, Mapping) else {}):
-        for key in LAYER_COUNTS:
-            value = where.get(key)
-            if isinstance(value, (int, float)) and not 1 <= value <= MAX_LAYERS:
-                raise ModelError(f"config.json: {key} = {value}; a model has from 1 to {MAX_LAYERS:,} layers")
 
 
 def check_switches(read: Mapping[str, Any]) -> None:

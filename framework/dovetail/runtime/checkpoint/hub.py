@@ -7,8 +7,11 @@ tokenizer and chat template are fetched; what is in the cache already is not fet
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +22,9 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """`owner/model`, as a hub names it."""
 SMALL = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "chat_templates/*")
 WEIGHTS = ("*.safetensors",)
+NAMING_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
+NAMING_KEYS = frozenset({"sha", "path", "rfilename", "oid", "sha256", "xetHash"})
+"""Where a hub says what the library calls files, and their folder."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CHUNK = 1 << 22
 
@@ -48,19 +54,72 @@ def fetch(
     where = f"{flag} {name!r}"
     known = _blobs(name, cache)
     try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=cache,
-            allow_patterns=[*SMALL, *(WEIGHTS if weights else ())],
-            endpoint=os.environ.get("HF_ENDPOINT") or None,
-            local_files_only=os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"},
-        )
+        with _checked_answers():
+            folder = snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=cache,
+                allow_patterns=[*SMALL, *(WEIGHTS if weights else ())],
+                endpoint=os.environ.get("HF_ENDPOINT") or None,
+                local_files_only=os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"},
+            )
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from None
     except Exception as error:
         raise ModelError(_reason(where, revision, error)) from None
     for blob in _blobs(name, cache) - known:
         _check(blob, where)
     return Path(folder)
+
+
+@contextmanager
+def _checked_answers() -> Iterator[None]:
+    """Check each answer of the hub before the library makes names of files of it: it takes them as they are."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    factory = _http._GLOBAL_CLIENT_FACTORY
+
+    def checked() -> Any:
+        client = factory()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), check_answer]}
+        return client
+
+    set_client_factory(checked)
+    try:
+        yield
+    finally:
+        set_client_factory(factory)
+
+
+def check_answer(response: Any) -> None:
+    """Check what a hub's answer names: headers of a file, hashes and paths of a list.
+
+    Args:
+        response: Of httpx.
+
+    Raises:
+        ModelError: A name would lie outside of the folder that it is a name in.
+    """
+    named = [(key, response.headers.get(key)) for key in NAMING_HEADERS]
+    if "/api/" in response.url.path and "json" in response.headers.get("content-type", ""):
+        try:
+            waiting = [json.loads(response.read())]
+        except (ValueError, RecursionError):  # the library says what is wrong with it
+            waiting = []
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                named += [(key, value[key]) for key in NAMING_KEYS & value.keys()]
+            waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for key, value in named:
+        if isinstance(value, str) and not _is_name(value.removeprefix("W/").strip('"')):
+            raise ModelError(f"the hub's answer names a file {value!r} ({key}), outside of the cache; use another hub")
+
+
+def _is_name(name: str) -> bool:
+    return "\0" not in name and not name.startswith("/") and ".." not in name.split("/")
 
 
 S = TypeVar("S", bound=EngineSettings)

@@ -15,11 +15,28 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from dovetail.errors import ModelError
 from dovetail.runtime.hf_config import some
 
 logger = logging.getLogger(__name__)
 MARK = ".dovetail-partial"
 """The file with the lock; a folder without it is somebody else's, whatever its name is."""
+
+
+def check_new(out: Path) -> None:
+    """Check that `whole_folder` can give a folder its name, before the work that fills it.
+
+    Raises:
+        ModelError: There is something that an empty folder cannot replace.
+    """
+    if out.is_symlink():
+        raise ModelError(f"{out}: is a symbolic link; give the folder that it stands for, or another one")
+    if os.path.ismount(out):
+        raise ModelError(f"{out}: is a mount point; give a folder in it")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ModelError(f"{out}: is there already, and not an empty folder; give another one")
+    if not out.name or out.name == "..":
+        raise ModelError(f"{out}: give the folder a name")
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Int4, Scaled, in_groups
 from dovetail.layers.words import nibbles_of
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
-from dovetail.runtime.checkpoint.partial import whole_folder
+from dovetail.runtime.checkpoint.partial import check_new, whole_folder
 from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
 from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES
 from dovetail.runtime.checkpoint.weights import MAX_THREADS, is_finite, side_by_side
@@ -71,8 +71,7 @@ def quantize(
         ModelError: The folder cannot be written to, or the checkpoint holds nothing to quantise or numbers that are not
             finite.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(f"{out}: is there already, and not an empty folder; give another one")
+    check_new(out)
     plain, rules = open_checkpoint(source), plugin.weight_map(config)
     if not rules:
         raise ModelError(

@@ -36,10 +36,15 @@ class TensorHeader(NamedTuple):
     """Of its bytes in a safetensors file."""
 
     @property
+    def num_bits(self) -> int:
+        """Size of an item."""
+        digits = "".join(takewhile(str.isdecimal, self.dtype.lstrip("BFIU")))
+        return int(digits) if digits else 8
+
+    @property
     def num_bytes(self) -> int:
         """Size in the file."""
-        digits = "".join(takewhile(str.isdecimal, self.dtype.lstrip("BFIU")))
-        return prod(self.shape) * (int(digits) if digits else 8) // 8
+        return prod(self.shape) * self.num_bits // 8
 
     @property
     def is_floating_point(self) -> bool:

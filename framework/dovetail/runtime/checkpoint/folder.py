@@ -1,0 +1,89 @@
+"""Reads a model folder before torch is imported: its config, held against the headers of its files. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.contracts.config import ModelConfig
+from dovetail.gguf.reader import gguf_of
+from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
+from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
+from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers, dense_numel
+from dovetail.runtime.hf_config import dense_config, read_config
+
+INT_BITS = 2
+"""Fewest bits of a quantised number: files pack them into bytes and words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What a model folder says.
+
+    Attributes:
+        path: The folder, or a GGUF file.
+        config: The parsed `config.json`, or what a GGUF file says in the same words.
+        files: What the weight files hold; None: they are not read.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    files: Held | None
+
+    @classmethod
+    def read(cls, path: Path, *, weights: bool = True) -> ModelFolder:
+        """Read a folder.
+
+        Args:
+            path: The folder, or a GGUF file.
+            weights: Whether it needs weights. Dummy weights do not.
+
+        Raises:
+            ModelError: A file is missing or broken, or claims a size that its tensors do not have.
+        """
+        config = read_config(path)
+        files = held_by(path) if weights else None
+        check_claims(config, files)
+        return cls(path, config, files)
+
+    def model_config(
+        self, config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], served: Collection[str] = ()
+    ) -> ModelConfig:
+        """Let a plugin translate the config; see `translate`.
+
+        Raises:
+            ModelError: It cannot, or the model has more parameters than the files hold.
+        """
+        return self._held(translate(config_from_hf, self.config, served=served))
+
+    def plain_config(self) -> ModelConfig:
+        """Return the facts of an architecture that the usual keys describe whole, without its plugin.
+
+        Raises:
+            ModelError: As `model_config`.
+        """
+        return self._held(made_by(dense_config, TrackedConfig(self.config)))
+
+    def _held(self, config: ModelConfig) -> ModelConfig:
+        if self.files is not None:
+            check_params(dense_numel(config), self.files)
+        return config
+
+
+def held_by(path: Path) -> Held:
+    """Return what the weight files of a model folder hold.
+
+    Raises:
+        ModelError: One is missing or broken.
+    """
+    if (gguf := gguf_of(path)) is not None:
+        return held((place.name, place.shape, 1) for place in gguf.tensors.values())
+    return held((header.name, header.shape, _numbers(header)) for header in checkpoint_headers(path))
+
+
+def _numbers(header: TensorHeader) -> int:
+    """Return how many numbers each item of a tensor holds at most."""
+    bits = header.num_bits
+    return 1 if header.is_floating_point and bits >= 8 else max(1, bits // INT_BITS)
