@@ -266,10 +266,10 @@ def test_sigterm_ends_a_server_whose_task_does_not(tmp_path: Path) -> None:
     """`serve` ends by itself and names the task."""
     helpers = Path(__file__).parent / "server"
     sys.path.insert(0, str(helpers))
-    from server_tiny import write_model
+    from server_tiny import NO_TENSORS, write_model
 
     folder = write_model(tmp_path / "model")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     flags = ["serve", str(folder), "--port", "0", "--drain-timeout", "0"]
     command = [sys.executable, "-c", SERVED, str(helpers), *flags, "--file-storage-path", str(tmp_path / "storage")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

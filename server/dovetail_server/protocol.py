@@ -8,6 +8,7 @@ import uuid
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -70,6 +71,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._has_moved = False
         self._num_loose_bytes = 0
+        self._data = memoryview(b"")
+        self._waiting: list[memoryview] = []
+        """What is being parsed, and behind that the next of it first at the end."""
         self._fault: Fault | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._answered: RequestResponseCycle
@@ -105,12 +109,40 @@ class BoundedHttp(HttpToolsProtocol):
         if self._is_refused:
             return
         self._has_moved = False
-        super().data_received(data)
+        self._waiting = [memoryview(data)]
+        while self._waiting and not self._is_refused:
+            self._data = self._waiting.pop()
+            super().data_received(self._data)  # type: ignore[arg-type]  # the parser takes any buffer
         self._num_loose_bytes = 0 if self._has_moved else self._num_loose_bytes + len(data)
         if self._num_loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(LARGE_HEAD if self._in_head else LARGE_TRAILERS)
         if self._is_idle and self._head_timer is None and self.timeout_keep_alive_task is None:
             self._arm()  # blank lines between requests, which are none
+
+    def _should_upgrade(self) -> bool:
+        """Whether a request opens a WebSocket: a GET without a body, as RFC 6455 has it."""
+        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+        return self.parser.get_method() == b"GET" and not has_body and super()._should_upgrade()
+
+    @property
+    def _is_set_aside(self) -> bool:
+        """Whether the parser takes a request for the last one in HTTP, as its `Upgrade` asks, which it is not."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Read a request anew without its `Upgrade`, which a server may ignore: the parser would read no body."""
+        if not self._is_set_aside:
+            return
+        [offset] = sys.exc_info()[1].args  # type: ignore[union-attr]  # where its head ends
+        lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        self._waiting = [self._data[offset:], memoryview(b"\r\n".join([line, *lines, b"", b""]))]
+        self.parser = httptools.HttpRequestParser(self)
+
+    def on_message_complete(self) -> None:
+        """A request is here, with its body."""
+        if not self._is_set_aside:
+            super().on_message_complete()
 
     @property
     def _is_idle(self) -> bool:
@@ -131,6 +163,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """All headers are here."""
+        if self._is_set_aside:
+            return
         self._in_head, self._has_moved = False, True
         self._disarm()
         self._fault = self._find_fault()

@@ -103,7 +103,7 @@ def test_what_files_hold() -> None:
 def test_a_config_nested_without_end_is_one_line(tmp_path: Path) -> None:
     """Objects, lists, and more than the parser itself takes."""
     for opened, closed, depth in (('{"a":', "}", 400), ("[", "]", 400), ("[", "]", 100_000)):
-        text = '{"x": ' + opened * depth + "1" + closed * depth + "}"
+        text = '{"architectures": ["A"], "x": ' + opened * depth + "1" + closed * depth + "}"
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ModelError, match=r"nested deeper than 32 levels|cannot be read as JSON"):
             ModelFolder.read(tmp_path, weights=False)

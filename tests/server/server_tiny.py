@@ -32,6 +32,10 @@ TEMPLATE = """\
 {% endif %}{% endif %}"""
 
 
+NO_TENSORS = b"\x02\0\0\0\0\0\0\0{}"
+"""A safetensors file without tensors, which is enough for a config that claims no sizes."""
+
+
 def write_model(folder: Path, *, more: Sequence[str] = (), **config: object) -> Path:
     """Write a model folder without weights; its tokenizer has `more` tokens beside its own."""
     folder.mkdir(parents=True, exist_ok=True)

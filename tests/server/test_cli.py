@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_tiny import write_model
+from server_tiny import NO_TENSORS, write_model
 
 from dovetail.errors import ConfigError
 from dovetail.processing.plan import plan_plugins
@@ -179,9 +179,9 @@ def test_startup_mistakes_exit_2_with_one_line(
     """A bad path, config, checkpoint, architecture, plugin or file is one line with cause and fix, exit code 2."""
     monkeypatch.setenv("DOVETAIL_PORT", "0")  # what weights show comes behind it, and somebody may have the usual one
     good = write_model(tmp_path / "good")
-    (good / "model.safetensors").write_bytes(b"")
+    (good / "model.safetensors").write_bytes(NO_TENSORS)
     odd = write_model(tmp_path / "odd", architectures=["NopeForCausalLM"])
-    (odd / "model.safetensors").write_bytes(b"")
+    (odd / "model.safetensors").write_bytes(NO_TENSORS)
     pickled = write_model(tmp_path / "pickled")
     (pickled / "pytorch_model.bin").write_bytes(b"")
     empty = write_model(tmp_path / "empty")
@@ -217,7 +217,7 @@ def test_startup_mistakes_exit_2_with_one_line(
 def test_a_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The port is taken before anything heavy starts, and a taken one is reported with the fix."""
     good = write_model(tmp_path / "good")
-    (good / "model.safetensors").write_bytes(b"")
+    (good / "model.safetensors").write_bytes(NO_TENSORS)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

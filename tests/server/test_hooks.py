@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from harness import Harness
 from pydantic import SecretStr
-from server_tiny import write_model
+from server_tiny import NO_TENSORS, write_model
 
 from dovetail.errors import ConfigError
 from dovetail.processing.plan import configure, plan_plugins
@@ -76,7 +76,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_hooks_plugin_reaches_every_place(acme: str, tmp_path: Path, folder: Path) -> None:
     """Defaults are proposed under the user's settings; routes, health, start and stop are called."""
     model = write_model(tmp_path / "model")
-    (model / "model.safetensors").write_bytes(b"")
+    (model / "model.safetensors").write_bytes(NO_TENSORS)
     given = ServeSettings(model_path=str(model), plugin=["acme"], dtype="float32")
     settings, _, plan = plan_plugins(given, check_model(given))
     assert (settings.page_size, settings.dtype) == (32, "float32")
@@ -100,7 +100,7 @@ def test_a_hooks_plugin_reaches_every_place(acme: str, tmp_path: Path, folder: P
 def test_an_unknown_hooks_plugin_is_refused(tmp_path: Path) -> None:
     """A name that is not installed is an error, not a warning."""
     model = write_model(tmp_path / "model")
-    (model / "model.safetensors").write_bytes(b"")
+    (model / "model.safetensors").write_bytes(NO_TENSORS)
     given = ServeSettings(model_path=str(model), plugin=["acmee"])
     with pytest.raises(ConfigError, match="acmee"):
         plan_plugins(given, "Qwen3ForCausalLM")

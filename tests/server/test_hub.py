@@ -211,7 +211,7 @@ def test_a_hub_names_no_file_outside_of_the_cache(served: Hub, tmp_path: Path, w
     else:
         setattr(served, what, name)
     before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
-    with pytest.raises(ModelError, match="model 'acme/tiny': the hub's answer names a file .*escaped"):
+    with pytest.raises(ModelError, match=r"model 'acme/tiny': the hub's answer names a file .*escaped"):
         fetch(tmp_path)
     assert {path for path in tmp_path.rglob("*") if "cache" not in path.parts} == before
     assert not list(tmp_path.rglob("*escaped*"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 from fake_engine import FakeEngine, failing
-from server_tiny import write_model
+from server_tiny import NO_TENSORS, write_model
 
 from dovetail.errors import EngineError
 from dovetail_server import preflight, run
@@ -22,7 +22,7 @@ from dovetail_server.cli import serve
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = write_model(tmp_path / "model")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return folder
 
 

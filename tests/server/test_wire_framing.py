@@ -49,6 +49,37 @@ def test_what_is_well_framed_is_served(harness: Harness, name: str) -> None:
         assert wire.is_open()
 
 
+UPGRADE = b"connection: keep-alive, Upgrade, HTTP2-Settings\r\nupgrade: %b\r\nhttp2-settings: AAMAAABkAAQ\r\n"
+
+
+@pytest.mark.parametrize("to", [b"h2c", b"websocket", b"WebSocket", b"TLS/1.0, h2c"])
+def test_an_upgrade_that_is_not_served_is_ignored(harness: Harness, to: bytes) -> None:
+    """Java's and curl's clients ask for HTTP/2 so: a body is read, in any pieces, and the connection goes on."""
+    whole = tokenize(UPGRADE % to + b"content-length: 16\r\n", BODY)
+    chunked = tokenize(UPGRADE % to + CHUNKED, chunks(BODY[:3], BODY[3:]))
+    for sent in ([whole], [whole[:-16], whole[-16:]], [whole[:50], whole[50:-5], whole[-5:]], [chunked], [whole * 9]):
+        with Wire.to(harness) as wire:
+            wire.socket.settimeout(3)
+            for piece in sent:
+                wire.send(piece)
+            for _ in range(9 if sent == [whole * 9] else 1):
+                reply = wire.reply()
+                assert reply is not None
+                assert (reply.status, b'"count":3' in reply.body) == (200, True), reply
+            if to == b"h2c":
+                wire.send(request(headers=UPGRADE % to))  # a GET has no body
+                assert (reply := wire.reply()) is not None
+                assert reply.status == 200
+            assert wire.is_open()
+
+
+def test_a_thousand_upgrades_in_one_packet_are_read_one_by_one(harness: Harness) -> None:
+    """Each costs what its head does."""
+    with Wire.to(harness) as wire:
+        wire.send(request(headers=UPGRADE % b"h2c") * 1000)
+        assert all((reply := wire.reply()) is not None and reply.status == 200 for _ in range(1000))
+
+
 BAD: dict[str, tuple[bytes, int]] = {
     "CL and TE": (tokenize(b"content-length: 16\r\n" + CHUNKED, chunks(BODY) + SMUGGLED), 400),
     "TE and CL": (tokenize(CHUNKED + b"content-length: 16\r\n", chunks(BODY) + SMUGGLED), 400),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError
-from dovetail.runtime.checkpoint.weight_size import headers
 from dovetail.runtime.hf_config import read_json
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ class Dense:
         Raises:
             ModelError: Weights that are not there, or something that is not served.
         """
+        from dovetail.runtime.checkpoint.weight_size import headers  # imports numpy
+
         config = read_json(folder / "config.json")
         activation = str(config.get("activation_function") or "Identity").rpartition(".")[2]
         file = folder / "model.safetensors"

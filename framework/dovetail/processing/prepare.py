@@ -17,7 +17,6 @@ from dovetail.processing.classes import Classes
 from dovetail.processing.plan import plan_plugins
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
-from dovetail.runtime.hf_config import architecture
 from dovetail.runtime.memory.plan import check_settings as check_memory_settings
 
 S = TypeVar("S", bound=PluginSettings)
@@ -63,8 +62,7 @@ def check_model(settings: PluginSettings) -> str:
         ConfigError: Settings of memory that cannot be met, or a chat template that is not there.
     """
     folder = settings.folder
-    model = ModelFolder.read(folder, weights=settings.load_format != "dummy")
-    name = architecture(model.config, folder)
+    name = ModelFolder.read(folder, weights=settings.load_format != "dummy").architecture
     check_memory_settings(settings, None if settings.device == "auto" else settings.device)
     tokenizer = None if settings.tokenizer_path is None else Path(settings.tokenizer_path)
     if tokenizer is not None and not tokenizer.is_dir() and gguf_file(tokenizer) is None:

@@ -66,7 +66,7 @@ def write(wish: argparse.Namespace) -> int:
     from dovetail.plugins.plan import as_planned, model_plugin
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.quantize import quantize
-    from dovetail.runtime.hf_config import architecture, quant_method
+    from dovetail.runtime.hf_config import quant_method
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     model = ModelFolder.read(wish.model)
@@ -74,7 +74,7 @@ def write(wish: argparse.Namespace) -> int:
     if method := quant_method(hf):
         raise ConfigError(f"{wish.model}: is quantised already ({method}); give the checkpoint that it was made from")
     registry = Registry.scan()
-    record = registry.resolve("model", model_plugin(registry, architecture(hf, wish.model)))
+    record = registry.resolve("model", model_plugin(registry, model.architecture))
     plugin = import_planned(as_planned(record))
     done = quantize(wish.model, wish.out, wish.method, plugin, model.model_config(plugin.config_from_hf), hf)
     print(

@@ -12,7 +12,7 @@ from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers, dense_numel
-from dovetail.runtime.hf_config import dense_config, read_config
+from dovetail.runtime.hf_config import architecture, dense_config, read_config
 
 INT_BITS = 2
 """Fewest bits of a quantised number: files pack them into bytes and words."""
@@ -24,11 +24,13 @@ class ModelFolder:
 
     Attributes:
         path: The folder, or a GGUF file.
+        architecture: The model class that its config names.
         config: The parsed `config.json`, or what a GGUF file says in the same words.
         files: What the weight files hold; None: they are not read.
     """
 
     path: Path
+    architecture: str
     config: Mapping[str, Any]
     files: Held | None
 
@@ -44,9 +46,10 @@ class ModelFolder:
             ModelError: A file is missing or broken, or claims a size that its tensors do not have.
         """
         config = read_config(path)
+        name = architecture(config, path)
         files = held_by(path) if weights else None
         check_claims(config, files)
-        return cls(path, config, files)
+        return cls(path, name, config, files)
 
     def model_config(
         self, config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], served: Collection[str] = ()
