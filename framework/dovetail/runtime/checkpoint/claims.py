@@ -104,10 +104,10 @@ def check_claims(hf: Mapping[str, Any], files: Held | None = None) -> None:
             raise ModelError(f"config.json: {name} = {_short(value)}; give a whole number, 0 or more")
         if type(value) is int and not FREE.fullmatch(key):
             _check_bound(name, key, value, files)
-    for path, scope in _texts(hf):
+    for part, scope in _texts(hf):
         heads, dim = scope.get("num_attention_heads"), scope.get("head_dim")
         if type(heads) is int and type(dim) is int:
-            _check_width(f"{path}num_attention_heads x {path}head_dim", heads * dim, files)
+            _check_width(f"{part}num_attention_heads x {part}head_dim", heads * dim, files)
 
 
 def _check_bound(path: str, key: str, value: int, files: Held | None) -> None:
