@@ -37,6 +37,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
+"""The first takes a quarter of the others' processor time for a window."""
 LIGHT = {"DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}
 """Environment of servers that are asked for no grammar and no large body: a third of a start's processor time."""
 
@@ -407,9 +409,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A test that is named with `::` runs, whatever its marks say.
     """
+    for item in beyond_samples(items):
+        item.add_marker(pytest.mark.full)
     if not config.getoption("full"):
         named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
-        left_out = beyond_samples(items) | {item for item in items if item.get_closest_marker("full")}
+        left_out = {item for item in items if item.get_closest_marker("full")}
         left_out = {item for item in left_out if not item.nodeid.partition("::")[2].startswith(named or ("::",))}
         if left_out:
             config.hook.pytest_deselected(items=list(left_out))
@@ -429,16 +433,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def beyond_samples(items: list[pytest.Item]) -> set[pytest.Item]:
     """Of each test marked `sampled`, all but a part in which every value of each of its parameters stands.
 
-    Arguments that the mark names are one parameter together: of their values every combination stays.
+    Arguments that the mark names are one parameter together: of their values every combination stays. Of a test marked
+    `first`, or of that part of it, all but as many cases as the mark says.
     """
     grids: dict[str, list[Any]] = {}
     for item in items:
         is_left_out = item.get_closest_marker("full") is not None
-        if item.get_closest_marker("sampled") and hasattr(item, "callspec") and not is_left_out:
+        is_thinned = item.get_closest_marker("sampled") or item.get_closest_marker("first")
+        if is_thinned and hasattr(item, "callspec") and not is_left_out:
             grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out: set[pytest.Item] = set()
     for grid in grids.values():
-        kept = covering([values_of(item) for item in grid])
+        is_sampled, first = grid[0].get_closest_marker("sampled"), grid[0].get_closest_marker("first")
+        kept = sorted(covering([values_of(item) for item in grid])) if is_sampled else list(range(len(grid)))
+        kept = kept[: first.args[0] if first else None]
         left_out |= {item for number, item in enumerate(grid) if number not in kept}
     return left_out
 
@@ -535,9 +543,9 @@ def core_as_before(pytestconfig: pytest.Config) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """The browser, for one file of tests: while it runs, this thread has an event loop of its own."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
-        pytest.skip("no Chromium here; install the distribution's package `chromium`")
+        pytest.skip("no Chromium here; install the distribution's package `chromium-headless-shell`, or `chromium`")
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; run `make setup`")
     flags = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with api.sync_playwright() as driver:

@@ -69,6 +69,7 @@ CASES: list[tuple[dict[str, Any], tuple[int, list[int]]]] = [
 ]
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize(("changes", "want"), CASES, ids=str)
 def test_a_common_prefix_is_found_and_attended_exactly(changes: dict[str, Any], want: tuple[int, list[int]]) -> None:
     """A run of each group shares what its rows begin with, in whole tiles; results equal float64 but for rounding."""

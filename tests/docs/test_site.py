@@ -56,12 +56,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted({*pages(ROOT).values(), *GENERATED})
 
 
+@pytest.mark.full
 def test_every_page_is_built(site: Path) -> None:
     """The navigation leads to files."""
     for page in in_navigation(CONFIG["project"]["nav"]):
         assert (site / "0.1" / page).with_suffix(".html").is_file(), page
 
 
+@pytest.mark.full
 def test_no_page_loads_from_another_host(site: Path) -> None:
     """Scripts, styles, fonts and pictures stand in the site."""
     found = []
@@ -76,6 +78,7 @@ def test_no_page_loads_from_another_host(site: Path) -> None:
     assert [text for text in styles if re.search(r"url\([\"']?(?:https?:)?//|@import", text)] == []
 
 
+@pytest.mark.full
 def test_the_reference_has_every_setting_route_kind_and_model(site: Path) -> None:
     """What is generated holds what the code has."""
     from importlib.metadata import entry_points
@@ -171,6 +174,7 @@ def address(site: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["http", "file"])
 def test_search_works_without_a_network(chromium: Browser, site: Path, address: str, way: str) -> None:
     """Over HTTP and where pages are opened as files; nothing is asked of another host."""

@@ -127,6 +127,7 @@ def test_every_kind_has_a_tutorial() -> None:
         assert f"({kind}.md)" in index
 
 
+@pytest.mark.full
 @pytest.mark.install
 @pytest.mark.parametrize(
     "kind", ["hooks", *(pytest.param(kind, marks=pytest.mark.full) for kind in sorted(KINDS) if kind != "hooks")]

@@ -77,6 +77,7 @@ def test_a_reply_has_the_same_bits_in_any_company(which: str, dtype: str, expert
     assert [seen(deltas) for deltas in generate(folder, prompts, params, dtype=dtype, **small, **ON)] == alone
 
 
+@pytest.mark.full
 def test_a_retracted_request_goes_on_with_the_same_bits() -> None:
     """A request that gave way and was computed again says what it would have said."""
     prompts, long = [[7 * i + j for j in range(10)] for i in range(6)], {"max_tokens": 24, "ignore_eos": True}

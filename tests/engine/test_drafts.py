@@ -175,6 +175,7 @@ def replay(found: dict[int, list[TokenDelta]]) -> Callable[[Request], list[int]]
     return lambda request: texts[request.handle][request.num_output :][:12]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3))])
 def test_replies_do_not_depend_on_drafts(seed: int, qwen3: Path, prompts: list[list[int]]) -> None:
     """Mixed requests on a model, greedy and seeded, with penalties, log probabilities, retractions and prefix hits:

@@ -147,6 +147,7 @@ def places(core: EngineCore) -> dict[str, tuple[Any, str]]:
     }
 
 
+@pytest.mark.first(4)
 @pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def answers(changes: dict[str, Any]) -> dict[str, list[list[int]]]:
     return found
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "changes", [each if each in FEW else pytest.param(each, marks=pytest.mark.full) for each in SCHEDULES], ids=str
 )

@@ -58,6 +58,7 @@ OFTEN = (CHANGES[0], *CHANGES[3:5], CHANGES[7], CHANGES[-1])
 """With everything that the others have."""
 
 
+@pytest.mark.first(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "changes", [each if each in OFTEN else pytest.param(each, marks=pytest.mark.full) for each in CHANGES], ids=str

@@ -82,6 +82,7 @@ def texts(deltas: list[TokenDelta]) -> tuple[Any, ...]:
     return ids, logprobs, deltas[-1].finish, deltas[-1].grammar_option
 
 
+@pytest.mark.first(6)
 @pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 def test_a_request_goes_on_anywhere_as_it_would_have(core: EngineCore, way: str) -> None:

@@ -120,6 +120,7 @@ def stage_of(request: Request) -> str:
     return "constrained" if request.constraint is not None else "decode"
 
 
+@pytest.mark.first(1)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_random_loads_with_aborts_at_every_stage_hold_nothing_in_the_end(overlap: bool) -> None:

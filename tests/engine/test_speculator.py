@@ -100,6 +100,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("case", ASKED)
 def test_replies_are_those_without_drafts(case: str, llms: tuple[LLM, LLM]) -> None:
     """Prompts that repeat, one that does not, and one prompt twice: text, tokens, ends and usage are equal."""

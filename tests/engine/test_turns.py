@@ -113,6 +113,7 @@ def test_a_flood_of_one_key_hardly_delays_the_first_tokens_of_99_others(policy: 
     assert p99(flooded) <= 2 * p99(alone) + 5
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_rows", [4, 16])
 def test_tokens_follow_weights_while_all_have_work(policy: str, num_rows: int) -> None:

@@ -98,6 +98,7 @@ def stays_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, dict.fromkeys(("int8", "int4", "float8_e4m3fn", "mxfp4"), ("cpu", "cuda")))
 
 
+@pytest.mark.first(1)
 @pytest.mark.usefixtures("in_threads", "stays_packed")
 @pytest.mark.parametrize(
     ("name", "is_whole"), [*SAMPLE, *(pytest.param(*pair, marks=pytest.mark.full) for pair in REST)]

@@ -76,6 +76,7 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, str]]]
     return seen
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("in_threads")
 def test_launches_draws_and_preparations_are_equal_on_all_ranks(journal: dict[int, list[tuple[str, str]]]) -> None:
     """Requests of every sort, with grammars, retractions and prefixes: hash by hash, though one rank is slow, and of

@@ -39,6 +39,7 @@ def tokens(folder: Path, num: int, **settings: Any) -> list[list[int]]:
     return said(lambda **more: make_core(folder, architecture, **settings, **more), num)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", some_of(OWN, *SAMPLE))
 def test_built_in_families(kind: str, tmp_path: Path) -> None:
     """Latent attention, windows, chunks, sinks, caps, experts, shared key heads, tied and untied tables."""
@@ -48,6 +49,7 @@ def test_built_in_families(kind: str, tmp_path: Path) -> None:
         assert tokens(tmp_path, num) == expected, num
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("has_experts", [False, True])
 def test_gemma4_as_published(has_experts: bool, tmp_path: Path) -> None:
     """Layers that read another's cache; keys that are values, one head of them for all ranks, and experts."""

@@ -33,6 +33,7 @@ SAMPLE = {METHODS[way].plugin: (way, FAMILY[number % 2]) for number, way in enum
 REST = [(way, family) for way in WAYS for family in FAMILY if (way, family) not in SAMPLE]
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(("way", "family"), [*SAMPLE, *(pytest.param(*pair, marks=pytest.mark.full) for pair in REST)])
 def test_a_packed_model_says_on_ranks_what_it_says_on_one(way: str, family: str, tmp_path: Path) -> None:
     """Dense and with experts; with four ranks, two of them have the same key heads."""

@@ -97,6 +97,7 @@ def test_every_sort_of_request(num: int) -> None:
 KINDS = ("gemma2", "deepseek_v3", "llama4_text", "gpt_oss", "llama", "cohere2", "olmo3", "qwen3_moe", "mistral")
 
 
+@pytest.mark.first(1)
 @NUM
 @pytest.mark.parametrize("kind", [*KINDS[:2], *(pytest.param(kind, marks=FULL) for kind in KINDS[2:])])
 def test_every_cache_group(kind: str, num: int, tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_every_cache_group(kind: str, num: int, tmp_path: Path) -> None:
     same(answer(make_core(tmp_path, architecture, tensor_parallel_size=num, **TIGHT), again(asked)), expected)
 
 
+@pytest.mark.first(2)
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ENCODERS.ENCODERS)
 @pytest.mark.parametrize("task", ["", "SequenceClassification"])

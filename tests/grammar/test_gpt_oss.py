@@ -67,6 +67,7 @@ def test_a_budget_works_alone(llm: LLM) -> None:
         assert reply.reasoning_tokens <= 3
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_required_calls_are_made(llm: LLM, choice: Any) -> None:
     """A call that must be made is made on its channel, with conforming arguments, and ends the reply."""

@@ -62,6 +62,7 @@ def both_ways(
     return jumping, stepping, jumps
 
 
+@pytest.mark.first(1)
 @pytest.mark.sampled
 @pytest.mark.parametrize("step", STEPS, ids=["regex", "json"])
 def test_the_text_is_the_same_in_fewer_steps(
@@ -199,6 +200,7 @@ def test_forced_text_longer_than_a_step_is_computed_in_several(
     assert beside.ids == alone.ids
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.full), True])
 def test_retraction_between_jumps_changes_no_token(
     make_demo: Callable[..., Demo], monkeypatch: pytest.MonkeyPatch, jumps: list[Jump], overlap: bool

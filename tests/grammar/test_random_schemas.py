@@ -44,6 +44,7 @@ def ask(served: Served, number: int, schema: Any, *, thinking: bool, stream: boo
     return "".join(chunk["delta"].get("content") or "" for chunk in chunks), chunks[-1]
 
 
+@pytest.mark.first(1)
 @pytest.mark.sampled
 @pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
 @pytest.mark.parametrize("thinking", [False, True], ids=["direct", "thinking"])

@@ -35,6 +35,7 @@ TOOLS = [
 ]
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [

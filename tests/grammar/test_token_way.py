@@ -79,6 +79,7 @@ def calls() -> Iterator[Calls]:
     threading.setprofile(before)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.getprofile() is not None, reason="another profiler is at work")
 def test_nobody_behind_calls_back(calls: Calls) -> None:
     """In the middle of a stream every room is entered, and no call leads from a later one to an earlier one."""

@@ -45,6 +45,7 @@ def test_no_kernel_spills_or_converts_slowly() -> None:
         assert one["each"] < 8, one["case"]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler is there for Linux")
 def test_a_layer_of_gpt_oss_is_as_few_launches_as_ever() -> None:
     """Seven for one stream on one GPU; on each of two, sums over both come before attention and experts."""

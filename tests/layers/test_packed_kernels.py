@@ -145,6 +145,7 @@ def test_rows_as_two_float8_numbers(group: int | None, rows: int) -> None:
     close(found, reference.norm_gate(x.float(), norm.float(), 1e-6, plain, bias.float()), 4e-2)
 
 
+@pytest.mark.first(5)
 @pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(("rows", "splits"), [(1, 1), (70, 1), (70, 3)])
@@ -211,6 +212,7 @@ def test_every_number_of_rows_has_a_way(form: Form, rows: int) -> None:
     close(packed.linear(x, weight, None), x @ plain.T)
 
 
+@pytest.mark.first(4)
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "form",
@@ -279,6 +281,7 @@ def experts(form: Any, **ways: Any) -> tuple[Any, PackedExpertWeights]:
     )
 
 
+@pytest.mark.first(3)
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "form", [Scaled(FLOAT8), Scaled(FLOAT8, 32), Scaled(), Int4(32, has_zero=True), Mxfp4()], ids=str

@@ -93,6 +93,7 @@ def test_tiles_are_those_that_were_measured(n: int, k: int, rows: int, gate: boo
     assert packed.pairs_tile(weight, rows, gate=gate) == tile
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("act", [None, *get_args(Act)])
 def test_stacked_halves(act: Act | None) -> None:
     """By the library's product: scales of outputs, bias, gate and residual are those of the other kernels."""

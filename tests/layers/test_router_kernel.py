@@ -118,6 +118,7 @@ class Config:
     hidden_size, hidden_act = 64, "silu"
 
 
+@pytest.mark.first(2)
 @pytest.mark.sampled
 @pytest.mark.parametrize("form", [Mxfp4(), Int4(32), Scaled(torch.float8_e4m3fn)], ids=str)
 @pytest.mark.parametrize(("tokens", "shared"), [(1, 0), (5, 0), (2, 32)])

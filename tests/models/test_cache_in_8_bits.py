@@ -33,6 +33,7 @@ def prompt(length: int, step: int) -> list[int]:
     return [3 + (step * index * index + 7 * index) % 120 for index in range(length)]
 
 
+@pytest.mark.first(4)
 @pytest.mark.sampled("name")
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -102,6 +102,7 @@ def mixed(name: str) -> str:
     return "Q6_K" if "attn_v" in name or "token_embd" in name else "Q4_0" if "attn_output" in name else "Q4_K"
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_of_every_type_give_the_tokens_of_transformers(kind: str, tmp_path: Path) -> None:
     """Packed or written out, every product sees the numbers that the file stands for."""
@@ -111,6 +112,7 @@ def test_blocks_of_every_type_give_the_tokens_of_transformers(kind: str, tmp_pat
     check_against_transformers(tmp_path / "plain", file)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "mixtral"])
 def test_a_family_in_blocks_gives_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
     """Fused matrices, experts and embeddings of blocks; transformers reads no Mixtral."""

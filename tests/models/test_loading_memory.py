@@ -87,6 +87,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return small, large
 
 
+@pytest.mark.full
+@pytest.mark.first(1)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is Linux's")
 @pytest.mark.parametrize(
     ("method", "fault", "most"),
@@ -137,6 +139,7 @@ def stacked(root: Path, method: str) -> tuple[Path, Path]:
     return small, large
 
 
+@pytest.mark.first(1)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is Linux's")
 @pytest.mark.parametrize(
     ("method", "fault"),

@@ -118,6 +118,7 @@ def test_every_schedule_by_its_own_plugin(kind: str, tmp_path: Path) -> None:
     check(tmp_path, model, model_impl="dovetail")
 
 
+@pytest.mark.first(20)
 @pytest.mark.parametrize(("kind", "changes"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_other_configurations(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """What a family's checkpoints may say otherwise."""
@@ -125,6 +126,7 @@ def test_other_configurations(kind: str, changes: dict[str, Any], tmp_path: Path
     check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("kind", SEEING)
 def test_the_text_part_of_models_that_see(kind: str, tmp_path: Path) -> None:
     """It is found under its prefix, and what belongs to images is left out."""

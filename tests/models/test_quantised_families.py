@@ -22,6 +22,7 @@ SAMPLE = [(family, WAYS[(3 * index) % len(WAYS)]) for index, family in enumerate
 SAMPLE += [("qwen3_moe", way) for way in WAYS if way not in {taken for _, taken in SAMPLE}]
 
 
+@pytest.mark.first(20)
 @pytest.mark.parametrize(
     ("family", "way"), [pytest.param(*pair, marks=() if pair in SAMPLE else pytest.mark.full) for pair in ALL]
 )

@@ -81,6 +81,7 @@ def test_of_a_folder_the_nearest_files_are_collected() -> None:
     assert nearest(["tests/packaging"], [], {"nothing"}) == files_of("tests/packaging")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 1)])
 def test_it_stops_in_time_and_says_what_is_left(tmp_path: Any, fails: bool, code: int) -> None:
     """A test that fails before is not forgotten."""

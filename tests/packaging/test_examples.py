@@ -130,6 +130,7 @@ def computes(example: Path) -> bool:
     return any(f'"{KINDS[kind].entry_point_group}"' in text for kind in COMPUTING)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_computing", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_examples_pass_the_kit(clean: CleanEnv, is_computing: bool) -> None:
     """Each example's own tests, the conformance kit among them, pass against what is installed."""
@@ -185,6 +186,7 @@ def test_the_models_examples_serve(config: dict[str, Any], clean: CleanEnv) -> N
         assert states(base)["model", config["architectures"][0]] == "active"
 
 
+@pytest.mark.full
 def test_a_plugin_of_every_kind_is_written_installed_and_tested(clean: CleanEnv, tmp_path: Path) -> None:
     """`dovetail plugin new` works offline from the wheel; pip installs each package and its tests pass.
 

@@ -69,6 +69,7 @@ def indexes(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.full
 @pytest.mark.install
 def test_torch_comes_from_the_index_that_is_named(tmp_path: Path, indexes: str) -> None:
     """Its size is said before, the command after; an environment with another torch is not passed off as this one."""

@@ -23,6 +23,7 @@ def run_pytest(folder: Path, file: Path, options: list[str]) -> subprocess.Compl
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_stuck_is_shown_and_ended(tmp_path: Path, place: str) -> None:
     """In a test, after one that failed, and after the last."""

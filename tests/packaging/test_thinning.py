@@ -31,6 +31,11 @@ def test_whole(a, b):
 def test_together(a, b, c):
     pass
 
+@pytest.mark.first(2)
+@pytest.mark.parametrize("d", range(6))
+def test_some(d):
+    pass
+
 @pytest.mark.full
 def test_long():
     pass
@@ -72,14 +77,16 @@ def test_every_value_and_every_combination_that_is_asked_for_is_tried(folder: Pa
     assert len({(found[2], found[3]) for found in together if found}) == 6
     assert {found[1] for found in together if found} == set("012345")
     assert [name for name in ran if "long" in name or "sizes" in name] == ["test_sizes[1]"]
+    assert [name for name in ran if "some" in name] == ["test_some[0]", "test_some[1]"]
     assert "2 failed" in last
-    assert "42 deselected" in last
+    assert "46 deselected" in last
 
 
 def test_all_runs_where_it_is_asked_for(folder: Path) -> None:
     """`--full` leaves nothing out, and a name finds a case whether the sample has it or not."""
     ran, last = collected(folder, full=True)
-    assert len(ran) == 69
+    assert len(ran) == 75
     assert "deselected" not in last
+    assert len(collected(folder, "test_grids.py", "-m", "full", full=True)[0]) == 46
     names = ["test_grid[4--4-x]", "test_grid[0-0-z]", "test_long"]
     assert collected(folder, *(f"test_grids.py::{name}" for name in names))[0] == names

@@ -28,6 +28,7 @@ def f(x): return "text", 1  # comment
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_chat_has_no_obstacles(
     new_screen: Callable[..., Screen], server: ScriptedServer, scheme: str, width: int

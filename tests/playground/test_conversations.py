@@ -177,6 +177,7 @@ def test_the_system_prompt_acts_on_the_open_conversation(screen: Screen, server:
     assert firsts == ["user", "system", "system"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_a_text_goes_on(new_screen: Callable[..., Screen], server: ScriptedServer, width: int, scheme: str) -> None:
     """Without a chat template; what came can be edited, gone on with, and taken back."""

@@ -60,6 +60,7 @@ def test_what_is_no_formula_stays_as_it_is(server: ScriptedServer, screen: Scree
     assert shown.replace("\n", " ").strip() == text.replace("`", "")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_wide_formulas_and_tables_scroll(
     new_screen: Callable[..., Screen], server: ScriptedServer, width: int, scheme: str

@@ -100,6 +100,7 @@ class Batch:
         return chosen, [] if ranked is None else ranked.read()
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     ("vocab", "num", "is_masked"),
     [(7, 3, True), (199, 9, True), (1030, 2, False), (4097, 2, True)]

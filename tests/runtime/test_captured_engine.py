@@ -131,6 +131,7 @@ def test_masks_and_counts_are_applied_in_graphs(
     assert adjusted(core) > 6
 
 
+@pytest.mark.first(1)
 @OVERLAPPED
 @pytest.mark.parametrize("rivals", [MAX_TOP, MAX_TOP + 1], ids=["in a graph", "outside"])
 def test_masks_that_the_device_keeps_are_given_up_when_a_step_fails(

@@ -150,6 +150,7 @@ def test_things_that_hold_themselves_or_cannot_be_compared() -> None:
     assert not alike(Odd(), Odd(), (0, 1))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("architecture", "wanted"),
     [("Qwen3ForCausalLM", [0, 1, 16]), ("Gemma3ForCausalLM", [0, 1, 5, 16]), ("GptOssForCausalLM", [0, 1, 16])],

@@ -62,6 +62,7 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.first(4)
 @pytest.mark.sampled
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 @pytest.mark.parametrize("candidates", [8, 1024])

@@ -203,6 +203,7 @@ def test_the_user_suite_compares_with_workloads_it_has() -> None:
     assert by_name["first"].num_warmup == 0
 
 
+@pytest.mark.full
 def test_the_user_suite_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_fields_cost_in_proportion_to_their_size(meter: Meter, document: dict[st
     ]
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("case", [*HEAVY, *(pytest.param(case, marks=pytest.mark.full) for case in MORE)], ids=str)
 def test_what_is_rendered_and_translated_costs_in_proportion(meter: Meter, case: Case) -> None:
     """Conversations, tools, schemas and texts that get as far as they can."""

@@ -215,6 +215,7 @@ class Scripted:
             raise CutError("it ended")
 
 
+@pytest.mark.full
 def test_replies_under_ray_are_held_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent of one that can be asked for again and breaks off, unless it is too large."""
     monkeypatch.setattr(kept, "MAX_REPLY_BYTES", 100)

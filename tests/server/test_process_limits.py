@@ -33,6 +33,7 @@ print(json.dumps([fits, addresses, resource.getrlimit(resource.RLIMIT_AS), resou
 """
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("soft", "is_hard", "fits"),
     [(1 << 27, True, False), (1 << 27, False, False), (1 << 42, False, True)],

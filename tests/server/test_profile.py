@@ -121,6 +121,7 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.full
 def test_each_rank_writes_what_it_computed(tmp_path: Path, light: None) -> None:
     """Until it is ended, or for so many steps; an engine that dies has none, and the next one may again."""
     flags = f"--tensor-parallel-size 2 --num-threads 1 --log-level warning --profile-dir {tmp_path}"

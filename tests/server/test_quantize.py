@@ -50,6 +50,7 @@ def tokens(folder: Path, **settings: str) -> list[int]:
     return asyncio.run(run())
 
 
+@pytest.mark.first(1)
 @pytest.mark.sampled
 @pytest.mark.parametrize("method", FORMATS)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
@@ -82,6 +83,7 @@ def test_what_is_written_is_served(
     assert len(tokens(out)) == 16
 
 
+@pytest.mark.first(1)
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 @pytest.mark.sampled
 @pytest.mark.parametrize("is_dequantised", [True, False])

@@ -114,6 +114,7 @@ def sites_of(api: Api, steps: Steps) -> list[str]:
     return sorted(steps.seen)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("takes_all", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 def test_one_error_at_every_call_costs_time_and_nothing_else(api: Api, steps: Steps, takes_all: bool) -> None:
     """EMFILE, EIO, ENOSPC, a locked, full or broken database, before a commit and after it: each id once, in order."""

@@ -147,6 +147,7 @@ def test_connections_that_break_cost_no_line(
     assert [each["custom_id"] for each in api.results(batch)[0]] == ids
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("where", ["disk replace publish", "db COMMITTED after DELETE FROM batch_lines"])
 def test_a_stop_in_the_end_of_a_batch(where: str, postgres: Postgres, folder: Path, tmp_path: Path) -> None:
     """As with SQLite: before the files have their names, and after the transaction counted."""

@@ -71,6 +71,7 @@ def test_owners_have_equal_shares_whatever_they_ask_for(make_harness: Callable[.
         apis["one"].wait(each)
 
 
+@pytest.mark.full
 def test_more_batches_than_are_looked_at_do_not_hide_another_owner(
     make_harness: Callable[..., Any], tmp_path: Path, monkeypatch: Any
 ) -> None:

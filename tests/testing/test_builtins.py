@@ -164,16 +164,14 @@ SAMPLE = {
     "Gemma3ForConditionalGeneration",
     "BertForSequenceClassification",
 }
-"""Models that take the kit at every run. Each other has its parity test in any case."""
+"""Models that take the kit at every run."""
 WHOLE = {
     *("qwen3", "gpt-oss", "hermes", "glm45", "pythonic"),  # one parser for each way in which formats are read
     *("LlamaForCausalLM", "torch_native", "llguidance", "fp8", "fcfs", "ngram", "no-repeat-ngram"),
 }
-"""Built-ins that take all of the kit at every run: one of each kind."""
+"""Built-ins that take all of the kit at every run: one of each kind. Other parsers are tried in tests/parsers."""
 OF_THE_PACKAGE = "listing or child_process or loads_twice or core_is or left_behind or no_torch"
 """Each is a process, and all built-ins are of one package."""
-OF_THE_TABLES = "linear or keeps_nothing or never_raises or interleaved or splits or split_in or single_tokens"
-"""Of the parsers' formats, each is cut and counted in tests/parsers: in tables, and in random pairs of formats."""
 BUILTINS = {
     f"{kind.name}-{entry.name}": (kind.name, entry.name)
     for kind in KINDS.values()
@@ -205,11 +203,9 @@ def builtin_class(kind: str, name: str) -> type[Conformance]:
     return conformance_class(kind, name, **(family(name) if is_family else ATTRS.get((kind, name), {})))
 
 
-def left_out(kind: str, name: str) -> str:
-    """Return what `make test` leaves out for a built-in, as an expression of pytest's `-k`."""
-    if name in WHOLE:
-        return ""
-    return f"{OF_THE_PACKAGE} or {OF_THE_TABLES}" if kind.endswith("_parser") else OF_THE_PACKAGE
+def is_tried(kind: str, name: str) -> bool:
+    """Return whether `make test` tries a built-in: models have their parity test, parsers their tables in any case."""
+    return name in WHOLE or (name in SAMPLE if kind == "model" else not kind.endswith("_parser"))
 
 
 def check_builtin(kind: str, name: str, select: str) -> None:
@@ -217,21 +213,17 @@ def check_builtin(kind: str, name: str, select: str) -> None:
     assert report.passed, report.text()
 
 
-@pytest.mark.parametrize(
-    "key", cases(key for key, found in BUILTINS.items() if found[0] != "model" or found[1] in SAMPLE)
-)
+@pytest.mark.parametrize("key", cases(key for key, found in BUILTINS.items() if is_tried(*found)))
 def test_a_builtin_passes_the_kit(key: str) -> None:
     """All of it for one built-in of each kind, for others what is not the same for all."""
-    select = left_out(*BUILTINS[key])
-    check_builtin(*BUILTINS[key], f"not ({select})" if select else "")
+    check_builtin(*BUILTINS[key], "" if BUILTINS[key][1] in WHOLE else f"not ({OF_THE_PACKAGE})")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("key", cases(key for key, found in BUILTINS.items() if found[1] not in WHOLE))
 def test_a_builtin_passes_what_is_left(key: str) -> None:
-    """The rest of the kit for each other one, and all of it for the models that `make test` leaves out."""
-    kind, name = BUILTINS[key]
-    check_builtin(kind, name, left_out(kind, name) if kind != "model" or name in SAMPLE else "")
+    """The rest of the kit for each other one, and all of it for those that `make test` leaves out."""
+    check_builtin(*BUILTINS[key], OF_THE_PACKAGE if is_tried(*BUILTINS[key]) else "")
 
 
 def test_every_parser_has_samples() -> None:

@@ -60,6 +60,7 @@ def test_every_standard_test_states_its_claim_and_catches_a_fault() -> None:
     assert [name for name in STANDARD if f'"{name}"' not in broken and name not in NEEDS_A_GPU] == []
 
 
+@pytest.mark.full
 def test_pytest_is_optional() -> None:
     """Without pytest, everything but the conformance classes and fixtures can be imported; checkpoints need torch."""
     code = "import sys; sys.modules['pytest'] = None\n"

@@ -428,6 +428,7 @@ def test_a_right_backend_passes(backend: type[AttentionBackend], select: str) ->
     assert report.passed, report.text()
 
 
+@pytest.mark.first(16)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> None:
     """An attention backend with one fault fails the test for it, with a message that names it."""

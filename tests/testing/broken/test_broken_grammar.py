@@ -329,6 +329,7 @@ def test_a_right_backend_passes() -> None:
     assert report.passed, report.text()
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> None:
     """A grammar backend with one fault fails the test for it, with a message that names it."""

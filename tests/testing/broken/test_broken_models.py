@@ -415,6 +415,7 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
 }
 
 
+@pytest.mark.first(10)
 # That one without any passes is in test_builtins.py.
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> None:

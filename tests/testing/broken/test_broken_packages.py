@@ -149,6 +149,7 @@ def test_a_right_package_passes(dovetail_site: FakeSite) -> None:
     assert report.passed, report.text()
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_kit_names_the_fault(fault: str, dovetail_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package with one fault fails the test for it, with a message that names it."""

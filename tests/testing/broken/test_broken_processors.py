@@ -127,6 +127,7 @@ def test_a_right_processor_passes() -> None:
     assert report.passed, report.text()
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_kit_names_a_processors_fault(fault: str, caught: Callable[..., None]) -> None:
     """A processor with one fault fails the test for it, with a message that names it."""
