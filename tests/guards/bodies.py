@@ -321,7 +321,7 @@ def of_parameters(route: str, fields: Iterable[Field]) -> Iterator[Asked]:
     plain = re.sub(r"\{\w+\}", "nothing-1", path)
     if path in UNSTEADY:
         return
-    yield Asked(f"{route} as it should be", method, plain)
+    yield Asked(f"{route} with no body", method, plain)
     yield Asked(f"{route} an unknown parameter", method, f"{plain}?no_such=1")
     yield Asked(f"{route} method: PUT", "PUT", plain)
     for field in fields:
