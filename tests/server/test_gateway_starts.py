@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from dovetail.errors import DovetailError
 from dovetail.supervisor import Supervisor
 from dovetail_server.gateway import child as child_module
 from dovetail_server.gateway import run as run_module
+from dovetail_server.gateway import smg_process
 from dovetail_server.gateway.child import Child
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.placement import LINE_BYTES, _last_line
@@ -193,6 +195,15 @@ def test_lines_are_taken_though_none_can_be_written(monkeypatch: pytest.MonkeyPa
         return stream.at_eof()
 
     assert asyncio.run(follow())
+
+
+def test_a_port_that_nobody_is_to_use_takes_no_connection() -> None:
+    """That of smg's metrics, which it serves to everybody; another one stays open."""
+    with socket.create_server(("127.0.0.1", 0)) as closed, socket.create_server(("127.0.0.1", 0)) as other:
+        smg_process.close(closed.getsockname()[1])
+        socket.create_connection(other.getsockname(), timeout=5).close()
+        with pytest.raises(TimeoutError):
+            socket.create_connection(closed.getsockname(), timeout=0.1)
 
 
 def test_all_of_what_smg_writes_is_taken() -> None:
