@@ -311,7 +311,7 @@ def test_masks_of_calls_are_the_librarys(name: str, parallel: bool) -> None:
 
 def test_a_full_memory_gives_up_masks_that_nobody_asked_for(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a few masks and states: right all the same."""
-    monkeypatch.setattr(kept_masks, "MAX_BYTES", 5 * 4 * small.mask_words)
+    monkeypatch.setattr(kept_masks, "MAX_BYTES", 5 * (4 * small.mask_words + kept_masks.OWNER_BYTES))
     monkeypatch.setattr(json_states, "MAX_STATES", 7)
     backend = LlguidanceBackend(small)
     grammar = made(backend, SCHEMAS[0])

@@ -273,6 +273,20 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     assert cache.get(2) is not None
 
 
+def test_a_grammar_that_grows_in_the_cache_counts_as_what_it_is() -> None:
+    """States come to a grammar while texts follow it: with the next one, and while nothing is compiled."""
+    cache, first, second = GrammarCache(100), made(10), made(10)
+    cache.put("first", first, 0)
+    first.compiled.num_bytes = 70  # type: ignore[misc]
+    cache.put("second", second, 0)
+    assert cache.num_bytes == 80
+    second.compiled.num_bytes = 60  # type: ignore[misc]
+    assert not cache.let_go()
+    assert (cache.get("first"), cache.num_bytes) == (None, 60)
+    cache.put("third", made(50), 0)
+    assert (len(cache), cache.num_bytes) == (1, 50)
+
+
 def test_what_is_kept_holds_no_sources(make_service: Callable[[float], GrammarService]) -> None:
     """Neither those of grammars in force nor those of refused ones, which are bounded in number only."""
     service = make_service(20)

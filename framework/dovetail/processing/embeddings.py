@@ -18,7 +18,7 @@ import msgspec
 from dovetail.errors import ModelError, RequestError
 from dovetail.messages import Pool
 from dovetail.processing.dense import Dense
-from dovetail.runtime.hf_config import inside, read_config, read_json
+from dovetail.runtime.hf_config import modules_of, read_config, read_json
 
 MODES: dict[str, Pool] = {
     **{"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
@@ -159,12 +159,10 @@ def _with_modules(folder: Path, plain: Embedder) -> Embedder:
     Raises:
         ModelError: Another module, another order, or a way of pooling that is not known here.
     """
-    path = folder / "modules.json"
-    if not path.is_file():
+    if not (modules := modules_of(folder)):
         return plain
     found = replace(plain, normalize=False, is_declared=True, rules=_prompts(folder))
-    for module in read_json(path):
-        kind, place = str(module["type"]).rpartition(".")[2], inside(folder, module["path"])
+    for kind, place in modules:
         if found.normalize and kind in ("Pooling", "Dense"):
             raise ModelError(f"modules.json: a {kind} module behind Normalize is not served")
         if kind == "Transformer":

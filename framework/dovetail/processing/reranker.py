@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.errors import ConfigError
-from dovetail.runtime.hf_config import inside, read_config, read_json
+from dovetail.errors import ConfigError, ModelError
+from dovetail.runtime.hf_config import MAX_ID, modules_of, read_config, read_object
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -113,13 +113,20 @@ def says_so(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _logit_score(folder: Path) -> Mapping[str, Any] | None:
-    """Return the config of a `LogitScore` module that names its tokens."""
-    path = folder / "modules.json"
-    for module in read_json(path) if path.is_file() else []:
-        if str(module.get("type")).endswith(".LogitScore"):
-            given: Mapping[str, Any] = read_json(inside(folder, module["path"]) / "config.json")
-            if given.get("false_token_id") is not None:
-                return given
+    """Return the config of a `LogitScore` module that names its tokens.
+
+    Raises:
+        ModelError: One of the tokens is no id.
+    """
+    for kind, place in modules_of(folder):
+        if kind == "LogitScore":
+            given: Mapping[str, Any] = read_object(place / "config.json")
+            if given.get("false_token_id") is None:
+                continue
+            for key in ("false_token_id", "true_token_id"):
+                if type(given.get(key)) is not int or not 0 <= given[key] <= MAX_ID:
+                    raise ModelError(f"{place / 'config.json'}: {key} is {given.get(key)!r}; give a token's id")
+            return given
     return None
 
 
@@ -157,7 +164,7 @@ def _labels(config: Mapping[str, Any], num_labels: int) -> tuple[str, ...]:
 def _answers(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[int, int]:
     """Find the tokens of both answers; -1 where one is none of its own."""
     if given := _logit_score(folder):
-        return int(given["false_token_id"]), int(given["true_token_id"])
+        return given["false_token_id"], given["true_token_id"]
     words = config.get("classifier_from_token") or WORDS
     ids = [tokenizer.encode(str(word), add_special_tokens=False) for word in words]
     if len(ids) != 2 or any(len(one) != 1 for one in ids):

@@ -50,11 +50,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{where}: no config.json; give the folder that holds it")
-    config = _read_object(path)
+    config = read_object(path)
     _lift_quantization(config)
     given = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
     if given is not None and not any(config.get(key) for key in CONFIG_KEYS):
-        config[CONFIG_KEYS[0]] = {"quant_method": BESIDE[given.name], **_read_object(given)}
+        config[CONFIG_KEYS[0]] = {"quant_method": BESIDE[given.name], **read_object(given)}
     return config
 
 
@@ -126,7 +126,7 @@ def index_of(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     if not index.is_file():
         return {}
-    weight_map = _read_object(index, MAX_INDEX_BYTES).get("weight_map")
+    weight_map = read_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index}: not a weight index: it has no 'weight_map' of file names")
     for name in set(weight_map.values()):
@@ -145,6 +145,19 @@ def inside(folder: Path, name: object) -> Path:
     return folder / name
 
 
+def modules_of(folder: Path) -> list[tuple[str, Path]]:
+    """Return kind and folder of each module of sentence-transformers, as `modules.json` lists them; else none.
+
+    Raises:
+        ModelError: It is no list of modules, or one lies outside of the folder.
+    """
+    path = folder / "modules.json"
+    found = read_json(path) if path.is_file() else []
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ModelError(f"{path}: not a list of modules, as sentence-transformers writes it")
+    return [(str(each.get("type")).rpartition(".")[2], inside(folder, each.get("path"))) for each in found]
+
+
 def some(names: Sequence[str], most: int = 8) -> str:
     """Join the first few names, with a count of the rest."""
     shown = ", ".join(names[:most])
@@ -158,7 +171,7 @@ def eos_token_ids(folder: Path, hf: Mapping[str, Any]) -> tuple[int, ...]:
         ModelError: One is no id of a token.
     """
     path = folder / "generation_config.json"
-    generation = _read_object(path) if path.is_file() else {}
+    generation = read_object(path) if path.is_file() else {}
     if (gguf := gguf_of(folder)) is not None:
         generation = generation_config(gguf)
     value = generation.get("eos_token_id", hf.get("eos_token_id"))
@@ -317,7 +330,12 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
 
 
-def _read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Parse a file of a model folder that holds an object.
+
+    Raises:
+        ModelError: It is not there, no JSON, or something else.
+    """
     value = read_json(path, max_bytes)
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object is expected")

@@ -33,6 +33,8 @@ from dovetail_grammar.json_reader import (
 from dovetail_grammar.local_schemas import Made, Schemas
 
 MAX_STATES, MAX_STEPS = 4096, 65536
+STATE_BYTES, STEP_BYTES = 1024, 256
+"""What a state takes with its place and what it shares, and a step from it; measured."""
 """States of a grammar that are kept, and steps from one to another: about a kilobyte and a hundred bytes each."""
 OTHER, TEXT, SPACE = 0, 1, 2
 """Kinds of places: within a free string, where characters are counted; between values; and any other."""
@@ -127,6 +129,11 @@ class States(ABC):
         self._shared: dict[Any, Shared] = {}
         self._num_steps = 0
         self.start = self._interned(self._first)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take by now."""
+        return STATE_BYTES * len(self._states) + STEP_BYTES * self._num_steps
 
     def after(self, state: State, token_id: int) -> Step:
         """Return the step that a token makes which the grammar allows."""

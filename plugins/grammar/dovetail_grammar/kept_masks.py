@@ -8,7 +8,9 @@ from dovetail.grammar.bits import Words
 from dovetail_grammar.json_states import Shared
 
 MAX_BYTES = 32 * 1024 * 1024
-"""Of all masks that are kept; memory that was never needed takes none."""
+"""Of all masks that are kept, with their owners; memory that was never needed takes none."""
+OWNER_BYTES = 512
+"""Of a mask's owner and the views that it has of the mask; measured."""
 
 
 class KeptMasks:
@@ -19,7 +21,7 @@ class KeptMasks:
 
     def __init__(self, num_words: int) -> None:
         """`num_words`: W, of one mask."""
-        self._rows = np.empty((max(1, MAX_BYTES // (4 * num_words)), num_words), dtype=np.int32)
+        self._rows = np.empty((max(1, MAX_BYTES // (4 * num_words + OWNER_BYTES)), num_words), dtype=np.int32)
         self._owners: list[Shared] = []
         self._hand = 0
 

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -34,8 +35,11 @@ class Refused:
     code: str | None
 
 
-LARGE_BYTES, IDLE_S = 1 << 20, 30.0
+LARGE_BYTES, IDLE_S = 4 << 20, 30.0
 """A grammar of that size is let go of once nobody has asked for it so long: hostile ones would fill the cache."""
+
+MAX_WEIGHED = 32
+"""Grammars that are weighed again with each new one: those asked for last, as a grammar grows while texts follow it."""
 
 
 def key_of(steps: tuple[GrammarOption, ...]) -> bytes:
@@ -45,11 +49,15 @@ def key_of(steps: tuple[GrammarOption, ...]) -> bytes:
 
 @dataclass(slots=True)
 class Kept:
-    """A grammar in the cache: it, its size, and when it was last asked for, of `time.monotonic`."""
+    """A grammar in the cache: it, its size when it was weighed, when it was last asked for, of `time.monotonic`.
+
+    `seen_bytes` is the memory that it was seen to take: more, perhaps, than it says itself.
+    """
 
     enforced: Enforced
-    num_bytes: int
+    seen_bytes: int
     used: float
+    num_bytes: int = 0
 
 
 class GrammarCache:
@@ -98,17 +106,35 @@ class GrammarCache:
             while len(self._refused) > self._max_refused:
                 self._refused.popitem(last=False)
             return
-        size = max(outcome.compiled.num_bytes, seen_bytes)
-        if size > self._max_bytes or key in self._found:
+        kept = Kept(outcome, seen_bytes, time.monotonic())
+        self._weigh(kept)
+        if kept.num_bytes > self._max_bytes or key in self._found:
+            self.num_bytes -= kept.num_bytes
             return
-        self._found[key] = Kept(outcome, size, time.monotonic())
-        self.num_bytes += size
+        self._found[key] = kept
+        for other in islice(reversed(self._found.values()), MAX_WEIGHED):
+            self._weigh(other)
+        self._shrink()
+
+    def _weigh(self, kept: Kept) -> None:
+        size = max(kept.enforced.compiled.num_bytes, kept.seen_bytes)
+        self.num_bytes += size - kept.num_bytes
+        kept.num_bytes = size
+
+    def _shrink(self) -> None:
         while self.num_bytes > self._max_bytes:
             _, gone = self._found.popitem(last=False)
             self.num_bytes -= gone.num_bytes
 
     def let_go(self) -> bool:
-        """Let go of large grammars that nobody has asked for lately; returns whether there are other large ones."""
+        """Let go of large grammars that nobody has asked for lately, and of what has grown beyond the bound.
+
+        Returns:
+            Whether there are other large ones.
+        """
+        for kept in self._found.values():
+            self._weigh(kept)
+        self._shrink()
         large = [(key, kept) for key, kept in self._found.items() if kept.num_bytes >= LARGE_BYTES]
         old = [(key, kept) for key, kept in large if kept.used < time.monotonic() - IDLE_S]
         for key, kept in old:
