@@ -110,8 +110,13 @@ class Visit:
         self.send("/v1/chat/completions", self.chat(tools=TOOLS, tool_choice=self.chance.choice(["auto", "required"])))
 
     def grammar(self, number: int | None = None) -> None:
-        high = self.chance.randrange(NUM_SCHEMAS) if number is None else number
-        schema = {"type": "object", "properties": {f"n{high}": {"type": "integer"}}, "required": [f"n{high}"]}
+        """Ask for a schema: mostly one that nobody has asked for before, of any length."""
+        is_new = number is None and self.chance.random() < 0.8
+        high = self.chance.randrange(1 << 40 if is_new else NUM_SCHEMAS) if number is None else number
+        names = [f"n{high}", *(f"n{high}x{at}" for at in range(self.chance.randrange(30) if is_new else 0))]
+        kinds = [{"type": self.chance.choice(["integer", "string", "boolean"])} for _ in names[1:]]
+        properties = dict(zip(names, [{"type": "integer"}, *kinds], strict=True))
+        schema = {"type": "object", "properties": properties, "required": names[:1]}
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         self.send("/v1/chat/completions", self.chat(response_format=wanted))
 
