@@ -148,6 +148,7 @@ def reply_of(name: str, spec: FormatSpec, talk: Talk) -> str:
     """Write a reply as a model of the format does."""
     machines = {
         "functionary": f"all\n{talk.answer}",
+        "hyperclova": f"/think\n{talk.thinking}<|im_end|>\n<|im_start|>assistant\n{talk.answer}",
         "gpt-oss": f"<|channel|>analysis<|message|>{talk.thinking}<|end|><|start|>assistant<|channel|>final<|message|>{talk.answer}",
         "inkling": f"<|content_thinking|>{talk.thinking}<|end_message|><|message_model|><|content_text|>{talk.answer}",
         "muse": f" to=self<|message|>{talk.thinking}<|eom|><|start|>assistant to=user<|message|>{talk.answer}",

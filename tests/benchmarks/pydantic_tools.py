@@ -51,6 +51,7 @@ from dovetail.text.tokenizer.tokenizer import Tokenizer
 CALLS = {
     "beam": " to=f<|channel|>analysis <|constrain|>xml<|message|>",
     "gpt-oss": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+    "hyperclova": " -> tool/function_call\n[",
 }
 """What begins a call, where random thoughts before it would hardly come to an end."""
 VALUES = [

@@ -63,6 +63,7 @@ MARKERS = (
 ANSWERS = {
     "beam": "<|channel|>final<|message|>",
     "functionary": "all\n",
+    "hyperclova": "\n",
     "gpt-oss": "<|channel|>final<|message|>",
     "inkling": "<|content_text|>",
     "muse": " to=user<|message|>",
@@ -71,6 +72,7 @@ ANSWERS = {
 CALLS = {
     "beam": " to=get_weather<|channel|>analysis <|constrain|>xml<|message|>",
     "gpt-oss": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",
+    "hyperclova": " -> tool/function_call\n[",
 }
 """What begins a call: random thoughts before it would hardly come to an end."""
 
@@ -172,6 +174,8 @@ def check_arguments(text: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_free_text_may_hold_calls(name: str, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """With `auto` plain text is allowed, and what the format's parser reads as a call in random texts conforms."""
+    if name == "hyperclova":
+        return  # the marker behind its thinking is the end of the reply in this vocabulary
     parser, grammar = compiled(name, "auto", vocabulary)
     matcher = grammar.matcher()
     ids = tokenizer.encode(ANSWERS.get(name, "") + "Hello, no call", add_special_tokens=False)

@@ -104,6 +104,7 @@ CALLS = {
     "beam": ' to=get_weather<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="city">\nRom, "die" Stadt\n</rfl:parameter>'
     '<rfl:parameter name="days">\n3\n</rfl:parameter><|end|><|start|>assistant to=now<|channel|>analysis <|constrain|>xml<|message|><|call|>',
     "functionary": f"get_weather\n{WEATHER}>>>now\n{{}}",
+    "hyperclova": f' -> tool/function_call\n[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]<|im_end|><|stop|>',
     "inkling": f'get_weather<|content_invoke_tool_json|>{{"name": "get_weather", "args": {WEATHER}}}<|end_message|>'
     '<|message_model|>now<|content_invoke_tool_json|>{"name": "now", "args": {}}<|end_message|><|content_model_end_sampling|>',
     "iquest-q1": '<iquest_tool_call>get_weather<arg_key>city</arg_key><arg_value>Rom, "die" Stadt</arg_value>'
@@ -157,6 +158,7 @@ MACHINES = {
     "gpt-oss": "<|start|>assistant",
     "beam": "<|start|>assistant",
     "functionary": "<|start_header_id|>assistant<|end_header_id|>\n\n>>>",
+    "hyperclova": "<|im_start|>assistant",
     "inkling": "<|message_model|>",
     "muse": "<|start|>assistant",
     "muse-glimmer": "<|start|>assistant",
@@ -342,6 +344,27 @@ FUNCTIONARY = [
     Row("just so", None, "just so"),
 ]
 FUNCTIONARY = [Row(r.text, r.reasoning, r.content, r.calls, tail=MACHINES["functionary"]) for r in FUNCTIONARY]
+_CLOVA = "<|im_end|>\n<|im_start|>assistant"
+_LISTED = ' -> tool/function_call\n[{"name": "now", "arguments": {}}]'
+HYPERCLOVA = [
+    Row(f"/think\nwhy 🎉\nso{_CLOVA}\nso\n it is<|im_end|><|endofturn|>", "why 🎉\nso", "so\n it is"),
+    Row("/think\nwhy", "why", None),
+    Row("\nso it is<|im_end|>", None, "so it is"),
+    Row(f"/think\nwhy{_CLOVA}{_LISTED}<|im_end|><|stop|>", "why", None, (("now", "{}"),)),
+    Row(f"\nso{_CLOVA}{_LISTED}<|im_end|><|stop|>", None, "so", (("now", "{}"),)),
+    Row(_LISTED, None, None, (("now", "{}"),)),
+    Row(' -> tool/function_call\n[{"name": "f", "arguments": {"a": "<|im_end|> b"}}]<|im_end|>', None, None,
+        (("f", '{"a": "<|im_end|> b"}'),)),
+    Row(" -> tool/fun", None, None),
+    Row("/thi", None, None),
+    Row("just so\n2", None, "just so\n2"),
+    Row("just so", None, "just so"),
+    Row("\nso /think\n it<|im_end|>", None, "so /think\n it"),
+]  # fmt: skip
+HYPERCLOVA = [Row(r.text, r.reasoning, r.content, r.calls, tail=MACHINES["hyperclova"]) for r in HYPERCLOVA] + [
+    Row("so<|im_end|>", None, "so", tail="<|im_start|>assistant\n"),
+    Row(f"so{_CLOVA}\nyes", "so", "yes", tail="<|im_start|>assistant/think\n"),
+]
 _P = '<rfl:parameter name="'
 _BEAM = " to=get_weather<|channel|>analysis <|constrain|>xml<|message|>"
 BEAM = [
@@ -357,6 +380,7 @@ MACHINE_ROWS = {
     "gpt-oss": HARMONY,
     "beam": [*HARMONY, *BEAM],
     "functionary": FUNCTIONARY,
+    "hyperclova": HYPERCLOVA,
     "inkling": INKLING,
     "muse": MUSE,
     "muse-glimmer": [*MUSE, Row("<|message|>so", None, "so", tail="<|start|>assistant")],
@@ -365,7 +389,7 @@ MACHINE_ROWS = {
 
 def thinking_rows(name: str) -> list[Row]:
     """The rows of a format of messages that say nothing of calls."""
-    calls = ("to=f", "to=g", "to=n", "to=b", "invoke", "get_w")
+    calls = ("to=f", "to=g", "to=n", "to=b", "invoke", "get_w", " -> ")
     rows = [row for row in MACHINE_ROWS[name] if not row.calls and not any(text in row.text for text in calls)]
     return rows + ([Row("<|message|>hm", "hm", None, tail="<|start|>assistant")] if name == "muse" else [])
 

@@ -121,6 +121,7 @@ WRITTEN |= {
     "beam": ' to=get_weather<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="city">\nParis\n</rfl:parameter>'
     '<rfl:parameter name="days">\n3\n</rfl:parameter>',
     "functionary": f"get_weather\n{ARGUMENTS}",
+    "hyperclova": f" -> tool/function_call\n[{_JSON}]",
     "inkling": f'get_weather<|content_invoke_tool_json|>{{"name": "get_weather", "args": {ARGUMENTS}}}<|end_message|>',
     "iquest-q1": "<iquest_tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>"
     "<arg_key>days</arg_key><arg_value>3</arg_value></iquest_tool_call>",
@@ -135,10 +136,13 @@ ANSWERS = {
     "gpt-oss": "<|channel|>final<|message|>so it is",
     "beam": "<|channel|>final<|message|>so it is",
     "functionary": "all\nso it is",
+    "hyperclova": "\nso it is",
     "inkling": "<|message_model|><|content_text|>so it is",
     "muse": " to=user<|message|>so it is",
 }
 """How a format writes an answer, where that is not the bare text."""
+BEGUN = {"hyperclova": " -> tool/function_call"}
+"""What begins calls, where the marker behind thoughts is the end of the reply in the tests' vocabulary."""
 NAMED = {"type": "function", "function": {"name": "now"}}
 
 
@@ -221,7 +225,8 @@ def test_what_the_grammar_allows_is_read_back(name: str, seed: int, tokenizer: T
     rng = random.Random(seed)
     mask = np.zeros((1, (tokenizer.vocab_size + 31) // 32), dtype=np.int32)
     end = tokenizer.added_tokens["<|im_end|>"]
-    ids: list[int] = []
+    ids = tokenizer.encode(BEGUN.get(name, ""), add_special_tokens=False)
+    assert matcher.accept(ids) == len(ids)
     while len(ids) < 6000:
         assert matcher.fill(mask, 0)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokenizer.vocab_size]

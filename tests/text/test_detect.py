@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import Registry
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.plan import as_planned
 from dovetail.text.chat.templates import FOLDER
 from dovetail.text.detection.detect import detect, resolve_parsers
+from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.text.parsing.stream import NoTemplate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of templates
 
@@ -99,6 +104,69 @@ def test_thinking_that_only_the_prompt_shows(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(source + "{# calls stand between <TOOLCALL> and </TOOLCALL> #}")
     both = detect(REGISTRY, tmp_path)
     assert (both["reasoning_parser"].name, both["tool_parser"].name) == ("qwen3", "nemotron")
+
+
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def listed(text: str) -> str:
+    return "{% if tools %}<|im_start|>system\n" + text + "<|im_end|>\n{% endif %}"
+
+
+TAUGHT = {
+    "lfm2": listed("List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>") + TURNS,
+    "lfm2.5": listed("List of tools: [{% for t in tools %}{{ t | tojson }}{% endfor %}]") + TURNS,
+    "hermes": listed("<tools>{{ tools | tojson }}</tools> Return JSON within <tool_call></tool_call>.") + TURNS,
+    "phi4-mini-json": listed('Write calls as functools[{"name": "", "arguments": {}}]: {{ tools | tojson }}')
+    + "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments }}}{% if not loop.last %},{% endif %}'
+    "{% endfor %}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}<|assistant|>",
+}
+"""Templates that tell the model how to call, and show no call of a history, or in another way."""
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_what_the_prompt_teaches_counts(name: str, tmp_path: Path) -> None:
+    """The family's format is taken where no call is shown."""
+    (tmp_path / "chat_template.jinja").write_text(TAUGHT[name])
+    assert detect(REGISTRY, tmp_path)["tool_parser"].name == name.partition(".")[0]
+
+
+def test_an_answer_between_markers_without_thinking(tmp_path: Path) -> None:
+    """Cohere's markers around an answer are dropped, also of models that do not think."""
+    source = (
+        "{% for m in messages %}<|START_OF_TURN_TOKEN|>{% if m.role == 'user' %}<|USER_TOKEN|>{{ m.content }}{% else %}"
+        "<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}<|END_OF_TURN_TOKEN|>{% endfor %}"
+        "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>{% endif %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(source)
+    found = detect(REGISTRY, tmp_path)
+    assert (found["reasoning_parser"].name, found["tool_parser"].name) == ("cohere-command3", None)
+    plugin = import_planned(as_planned(REGISTRY.resolve("reasoning_parser", "cohere-command3")))()
+    parser = make_parser(plugin.spec(None, NoTemplate(source), ParserRequest()))
+    parser.prime("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>")
+    assert parse_full(parser, text="Hello.<|END_RESPONSE|>").content == "Hello."
+
+
+def test_headers_with_roles_are_recognised(tmp_path: Path) -> None:
+    """HyperCLOVA's messages say in their role what they are."""
+    source = (
+        "{% for m in messages %}{% if m.reasoning_content %}<|im_start|>assistant/think\n{{ m.reasoning_content }}"
+        "<|im_end|>\n{% endif %}{% if m.content %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+        "{{ '\n' if m.tool_calls or m.role != 'assistant' else '<|endofturn|>\n' }}{% endif %}{% if m.tool_calls %}"
+        "<|im_start|>assistant -> tool/function_call\n[{% for c in m.tool_calls %}{{ ', ' if not loop.first }}"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments }}}{% endfor %}]<|im_end|><|stop|>\n'
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(source)
+    found = detect(REGISTRY, tmp_path)
+    assert {kind: (one.name, one.scores[0].reads_back) for kind, one in found.items()} == {
+        "reasoning_parser": ("hyperclova", True),
+        "tool_parser": ("hyperclova", True),
+    }
 
 
 def test_a_broken_plugin_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

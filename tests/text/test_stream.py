@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from dovetail.contracts.output import (
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.messages import Finish, TokenDelta
+from dovetail.testing.vocabularies import byte_level
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.stream import OutputStream
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -274,3 +276,20 @@ def test_a_parser_that_raises_in_the_middle(byte_level: Tokenizer, caplog: pytes
         stream.feed_ids([], Finish("stop"))
         assert stream.content == "so it is"
     assert sum("KeyError" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_thinking_that_is_shown_stays_in_the_content(separate: bool) -> None:
+    """As `minimax-m2-append-think` has it: behind the marker that the prompt ends with, whatever the request says."""
+    tokenizer = byte_level()
+    (entry,) = entry_points(group="dovetail.reasoning_parsers.v1", name="minimax-m2-append-think")
+    for tail, text, content in (
+        ("]~b]ai\n<think>\n", "why\n</think>\n\nso", "<think>why\n</think>\n\nso"),
+        ("]~b]ai\n<think>\n\n</think>\n\n", "so", "so"),
+        (None, "why", "<think>why"),
+    ):
+        stream = OutputStream(tokenizer, reasoning=entry.load()(), prompt_tail=tail, separate_reasoning=separate)
+        events = [event for i in tokenizer.encode(text, add_special_tokens=False) for event in stream.feed_ids([i])]
+        events += stream.feed_ids([], Finish("stop"))
+        assert (stream.content, stream.reasoning) == (content, None)
+        assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == content

@@ -172,6 +172,8 @@ class Markers:
             models' own format.
         ended_by_answer: Whether reasoning that was not closed is ended by the marker before an answer
             (`FormatSpec.answer`), and by those in `FormatSpec.dropped`.
+        shown: Whether reasoning stays in the content, markers included; `start` is put before it where it stands in the
+            prompt.
     """
 
     start: str
@@ -183,6 +185,7 @@ class Markers:
     also: tuple[tuple[str, str], ...] = ()
     ended_by: tuple[str, ...] = ()
     ended_by_answer: bool = False
+    shown: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -396,7 +396,12 @@ def _tagged_shape(text: str) -> CallShape | None:
 
     def arguments(tool: Tool) -> Node:
         return tagged_arguments(
-            tool, tags, key=lambda name, _: name + attributes, behind_key=spaces, behind_value=behind_value
+            tool,
+            tags,
+            key=lambda name, _: name + attributes,
+            behind_key=spaces,
+            behind_value=behind_value,
+            section_end=made.end,
         )
 
     return replace(made, before=_newlines(pre), frame=replace(frame, arguments=arguments))

@@ -10,7 +10,7 @@ none reads back what the template shows, the format is read off the template its
 |---|---|
 | gives the message | what the parser said, but at least 0.4, and 0.1 more |
 | is not possible, since the template does not print such a message behind the prompt | what the parser said |
-| gives something else | half of what the parser said |
+| gives something else | half of what the parser said, unless the prompt itself teaches its marker |
 
 Where it is not possible, but the template begins thinking in the prompt, parsers of those markers score at least 0.5.
 """
@@ -35,6 +35,7 @@ from dovetail.plugins.plan import AUTO, as_planned, by_name
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
+from dovetail.text.chat.moment import one_moment
 from dovetail.text.chat.template import ChatTemplate, common_len
 from dovetail.text.detection.derive import (
     CALLED,
@@ -297,9 +298,23 @@ def _score(
         return None
     if reads_back:
         said = max(said, 0.4) + 0.1
-    elif reads_back is False:
+    elif reads_back is False and not _is_taught(plugin, template):
         said /= 2
     return MatchScore(record.name, min(round(said, 2), 1.0), reads_back, tuple(record.facts.aliases))
+
+
+def _is_taught(plugin: Any, template: ChatTemplate) -> bool:
+    """Whether the prompt says how calls begin, though the template writes those of a history in another way."""
+    if not isinstance(plugin, ToolParser) or template.varies:
+        return False
+    tools = tools_of((TWICE,)) or []
+    section = plugin.extend(FormatSpec(), tools).tools
+    try:
+        with one_moment():
+            told, plain = (template.render([QUESTION], tools=each).text for each in (tools, None))
+    except RequestError:
+        return False
+    return section is not None and bool(section.start) and section.start in told and section.start not in plain
 
 
 def _begins_in_prompt(plugin: Any, files: TokenizerFiles, template: ChatTemplate) -> bool:

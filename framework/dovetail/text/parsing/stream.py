@@ -114,8 +114,10 @@ class OutputStream:
             spec = reasoning.spec(tokenizer, template or NoTemplate(), request)
         if tools is not None:
             spec = tools.extend(spec, tool_schemas)
+        shown = spec.reasoning if spec.reasoning is not None and spec.reasoning.shown else None
+        self._separate = separate_reasoning and shown is None
         self._parser = make_parser(
-            spec, tokenizer, skip_special_tokens=skip_special_tokens, keep_markers=not separate_reasoning
+            spec, tokenizer, skip_special_tokens=skip_special_tokens, keep_markers=not self._separate
         )
         self._plain = partial(make_parser, FormatSpec(), tokenizer, skip_special_tokens=skip_special_tokens)
         self._unseen: list[int] = []
@@ -127,7 +129,6 @@ class OutputStream:
         self._stops = make_stops(stop, stop_regex, keep_match=no_stop_trim)
         self._no_stop_trim = no_stop_trim
         self._min_tokens = min_tokens
-        self._separate = separate_reasoning
         self._stream_reasoning = stream_reasoning
         self._track_offsets = track_offsets
         self._content: list[str] = []
@@ -138,6 +139,8 @@ class OutputStream:
         self.token_ids: list[int] = []
         self.text_offsets: list[int] = []
         self.tool_calls: list[ToolCall] = []
+        if shown is not None and self._parser.in_reasoning:
+            self._add_content(shown.start)
 
     @property
     def num_tokens(self) -> int:

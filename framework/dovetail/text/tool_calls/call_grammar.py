@@ -158,12 +158,12 @@ def _joined(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str) ->
     return {"type": "or", "elements": [*ways, NOTHING]}
 
 
-def brace_arguments(tool: Tool, quote: str) -> Node:
+def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
     """Describe a call's arguments between braces: keys without quotes, strings between `quote`, else JSON."""
     schema = arguments_schema(tool)
     items = {}
     for name, declared in _properties(schema).items():
-        found = tagged_value(declared, schema, (quote,), is_quoted=True)
+        found = tagged_value(declared, schema, (quote, section_end), is_quoted=True)
         ways: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
         if found.string is not None:
             ways.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})

@@ -4,7 +4,8 @@ r"""`cohere-command3`: Cohere Command R7B, Command A Reasoning.
 <|START_THINKING|>Paris is the capital.<|END_THINKING|><|START_RESPONSE|>It is Paris.<|END_RESPONSE|>
 ```
 
-The template appends the start marker, or an empty thought. The answer stands between markers too.
+The template appends the start marker, or an empty thought. The answer stands between markers too, also of models that
+do not think.
 
 Defined by the `chat_template` of CohereLabs/command-a-reasoning-08-2025 and c4ai-command-r7b-12-2024.
 """
@@ -22,4 +23,4 @@ class CohereCommand3(Between):
 
     markers = THINKING
     answer = Markers("<|START_RESPONSE|>", "<|END_RESPONSE|>", "", "", "")
-    knows = ("<|START_THINKING|>", "<|START_RESPONSE|>")
+    knows = ("<|START_RESPONSE|>",)

@@ -41,6 +41,10 @@ class Gemma4(Section):
             tools,
             choice,
             parallel,
-            lambda tool: (f"{self.start}call:{name_of(tool)}{{", brace_arguments(tool, self.quote), f"}}{self.end}"),
+            lambda tool: (
+                f"{self.start}call:{name_of(tool)}{{",
+                brace_arguments(tool, self.quote, self.end),
+                f"}}{self.end}",
+            ),
             trigger=self.start,
         )

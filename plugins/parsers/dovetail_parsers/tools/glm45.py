@@ -62,7 +62,7 @@ class Glm45(ToolParser):
             parallel,
             lambda tool: (
                 start + name_of(tool) + line,
-                tagged_arguments(tool, TAGS, behind_key=line, behind_value=line),
+                tagged_arguments(tool, TAGS, behind_key=line, behind_value=line, section_end=end),
                 end,
             ),
             separator="\n",

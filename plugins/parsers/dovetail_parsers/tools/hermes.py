@@ -55,4 +55,6 @@ class Hermes(ToolParser):
         source = template.source
         if "<tool_call>" not in source or "<function=" in source or "<arg_key>" in source:
             return 0.0
-        return 0.9 if '"arguments"' in source or '\\"arguments\\"' in source else 0.4
+        if '"arguments"' in source or '\\"arguments\\"' in source:
+            return 0.9
+        return 0.7 if "<tools>" in source and "json" in source.lower() else 0.4

@@ -76,7 +76,13 @@ class K2Horizon(Section):
             parallel,
             lambda tool: (
                 f"<ifm|tool_call>{name_of(tool)}",
-                tagged_arguments(tool, TAGS, key=lambda name, _: f"{name}</ifm|arg_key>", behind_value=""),
+                tagged_arguments(
+                    tool,
+                    TAGS,
+                    key=lambda name, _: f"{name}</ifm|arg_key>",
+                    behind_value="",
+                    section_end="</ifm|tool_call",
+                ),
                 "</ifm|tool_call>",
             ),
             section=(self.start, self.end),

@@ -55,7 +55,11 @@ class MiniMaxM2(ToolParser):
             tools,
             choice,
             parallel,
-            lambda tool: (f'<invoke name="{name_of(tool)}">\n', tagged_arguments(tool, TAGS), "</invoke>\n"),
+            lambda tool: (
+                f'<invoke name="{name_of(tool)}">\n',
+                tagged_arguments(tool, TAGS, section_end="</minimax:tool_call>"),
+                "</invoke>\n",
+            ),
             section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
             trigger="<minimax:tool_call>",
         )

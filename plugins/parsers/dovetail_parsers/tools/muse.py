@@ -53,7 +53,7 @@ class Muse(ToolParser):
             parallel,
             lambda tool: (
                 f' to={name_of(tool)}<|message|>{AROUND[0]}\n<atem:invoke name="{name_of(tool)}">\n',
-                tagged_arguments(tool, TAGS),
+                tagged_arguments(tool, TAGS, section_end=AROUND[1]),
                 f"</atem:invoke>\n{AROUND[1]}",
             ),
             separator=MESSAGES.ends[0] + MESSAGES.start + MESSAGES.role,

@@ -1,0 +1,64 @@
+r"""HyperCLOVA X SEED Think's format: messages whose role says what they are. Read by the parsers `hyperclova`.
+
+```
+/think
+The user asks for the weather.<|im_end|>
+<|im_start|>assistant -> tool/function_call
+[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|im_end|><|stop|>
+```
+
+The prompt ends with `<|im_start|>assistant`, so the output begins inside a role; a line break ends it. Any other role
+is text, as where a model leaves it out.
+
+Defined by the `chat_template` of naver-hyperclovax/HyperCLOVAX-SEED-Think-14B.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from dovetail.contracts.output import TemplateView
+from dovetail.text.parsing.layout import ReplyPhase
+from dovetail_parsers.messages import Header, Mark, MessagesParser
+
+START, END = "<|im_start|>", "<|im_end|>"
+ROLE, THINKING, CALLS = "assistant", "/think", " -> tool/function_call"
+MARKS: Mapping[str, Mark] = {
+    START: Mark.START,
+    "\n": Mark.BODY,
+    **dict.fromkeys((END, "<|endofturn|>", "<|stop|>"), Mark.END),
+}
+_ROLES = {"": ReplyPhase.OUT, THINKING: ReplyPhase.IN, CALLS: ReplyPhase.TOOL}
+"""By what stands behind the model's own."""
+
+
+def knows(template: TemplateView) -> bool:
+    """Whether a template is of this format."""
+    return f"{ROLE}{THINKING}" in template.source and f"{ROLE}{CALLS}" in template.source
+
+
+class HyperClovaParser(MessagesParser):
+    """The `OutputParser` of HyperCLOVA."""
+
+    marks = MARKS
+
+    def read(self, header: str, written: str, marker: str) -> Header:
+        """Say what a message is."""
+        phase = _ROLES.get(header.removeprefix(START).removeprefix(ROLE))
+        tools = self._spec.tools
+        if phase is ReplyPhase.TOOL and tools is not None:
+            return Header(phase, body=tools.body)
+        if phase is None or phase is ReplyPhase.TOOL:
+            return Header(ReplyPhase.OUT, stray=written + marker)
+        return Header(phase)
+
+    def explains(self, header: str, written: str) -> bool:
+        """Whether a header is the beginning of a role."""
+        said = header.removeprefix(START)
+        return any((ROLE + role).startswith(said) or role.startswith(said) for role in _ROLES)
+
+    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+        if role is Mark.BODY and self._between:
+            return True  # a line break between two messages
+        return super()._take(role, marker, spelled=spelled)

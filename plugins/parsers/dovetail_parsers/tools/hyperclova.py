@@ -1,0 +1,57 @@
+r"""`hyperclova`: tool calls of HyperCLOVA X SEED Think, see `dovetail_parsers.hyperclova`.
+
+```
+ -> tool/function_call
+[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|im_end|><|stop|>
+```
+
+Defined by the `chat_template` of naver-hyperclovax/HyperCLOVAX-SEED-Think-14B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.output import FormatSpec, TemplateView, ToolFormat
+from dovetail.contracts.tools import ToolParser
+from dovetail.text.json_calls import JsonCalls
+from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
+from dovetail_parsers.hyperclova import CALLS, END, ROLE, START, THINKING, HyperClovaParser, knows
+
+THOUGHT = {
+    "type": "tag",
+    "begin": f"{THINKING}\n",
+    "content": {"type": "any_text", "excludes": [END]},
+    "end": f"{END}\n{START}{ROLE}",
+}
+
+
+class HyperClova(ToolParser):
+    """Calls as a list in a message of its own. Brings its machine also where no reasoning parser does."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Say that calls are looked for; the machine knows where."""
+        return replace(spec, machine=HyperClovaParser, tools=ToolFormat(CALLS, END, body=JsonCalls, before_start=""))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """The whole reply: thinking if the model likes, then calls, or with `auto` an answer."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f'{{"name": "{name_of(tool)}", "arguments": ', json_arguments(tool), "}"),
+            section=(f"{CALLS}\n[", "]"),
+            separator=", ",
+            trigger=CALLS,
+            before=optional(THOUGHT),
+            instead=sequence(text("\n"), {"type": "any_text"}),
+        )
+
+    def detect(self, template: TemplateView) -> float:
+        """The roles."""
+        return 0.95 if knows(template) else 0.0
