@@ -126,6 +126,12 @@ class PluginSettings(EngineSettings):
         description="Refuse a `strict` JSON schema that cannot be enforced in full, instead of validating the result.",
         json_schema_extra=flag(),
     )
+    refuse_validate_only: bool = Field(
+        False,
+        description="Refuse a JSON schema, or a tool, of which no more could be enforced than that the text is JSON, "
+        "instead of validating the result.",
+        json_schema_extra=flag(),
+    )
     plugin: Names = Field(
         default_factory=list,
         description="Hook plugins to enable, comma-separated.",

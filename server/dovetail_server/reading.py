@@ -14,6 +14,8 @@ from dovetail_server.errors import from_validation, shortened
 from dovetail_server.served import served_name
 
 M = TypeVar("M", bound=BaseModel)
+SCHEMAS = frozenset(("schema", "json_schema", "parameters", "input_schema", "json", "guided_json"))
+"""Fields that hold a JSON schema, whose values may hold any character."""
 ANY_MODEL = "unknown"
 """What gateways name where a native request needs no model."""
 
@@ -69,13 +71,18 @@ def check_name(request: BaseModel, served: Sequence[str]) -> None:
 
 
 def find_nul(value: Any) -> list[str] | None:
-    """Return the way to the first string with a NUL, last step first, or None. The JSON parser bounds the depth."""
+    """Return the way to the first string with a NUL outside of JSON schemas, last step first, or None.
+
+    The JSON parser bounds the depth.
+    """
     if isinstance(value, str):
         return [] if "\0" in value else None
     if isinstance(value, dict):
         for key, item in value.items():
             if "\0" in key:
                 return []
+            if key in SCHEMAS and isinstance(item, dict) and "schema" not in item:
+                continue
             if isinstance(item, str | dict | list) and (steps := find_nul(item)) is not None:
                 return [*steps, f".{shortened(key)}"]
     elif isinstance(value, list):

@@ -31,7 +31,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.spec.route import Enforcement, Route, Router
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.grammar.structured_outputs import tell_unserved
+from dovetail.grammar.structured_outputs import StructuredOutputs, tell_unserved
 from dovetail.plugins import Registry, load, make_plan
 
 NAMES = ("llguidance", "outlines", "xgrammar")
@@ -134,6 +134,23 @@ def first_way(
         except RequestError:
             continue
     raise AssertionError("no way compiles")
+
+
+def test_what_would_only_be_judged_may_be_refused(backends: Mapping[str, GrammarBackend]) -> None:
+    """Then no way allows any JSON: not for a schema, and not for a tool."""
+    spec = GrammarSpec(
+        kind=Kind.JSON, source=json.dumps({"type": "array", "uniqueItems": True, "items": {"type": "string"}})
+    )
+    for refuses in (False, True):
+        found = Router(backends, enforced_only=refuses).route(spec, "response_format")
+        assert ("validate_only" in [way.enforcement for way in found.ways]) is not refuses
+    parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+    for refuses in (False, True):
+        front = StructuredOutputs(backends, enforced_only=refuses)
+        found = front.tools(parser, "hermes", [tool], "required", parallel=True, param="tools")
+        front.close()
+        assert ("validate_only" in [way.enforcement for way in found.ways]) is not refuses
 
 
 def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, GrammarBackend]) -> None:

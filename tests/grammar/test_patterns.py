@@ -19,6 +19,7 @@ from dovetail.contracts.grammar import (
     Support,
     SupportLevel,
 )
+from dovetail.grammar.spec.limits import check_spec
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 from dovetail_grammar.formats import FORMATS, PATTERNS
@@ -236,6 +237,62 @@ def test_every_format_is_enforced_alone_and_beside_a_pattern(backend: GrammarBac
         for written, expected in ((text, True), (f"{text} {{~", False)):
             ids, matcher = list(json.dumps(written, ensure_ascii=False).encode()), grammar.matcher()
             assert (matcher.accept(ids) == len(ids)) is expected, written
+
+
+@pytest.mark.parametrize("name", ["hostname", "email", "idn-hostname", "idn-email"])
+def test_no_host_is_too_long(name: str) -> None:
+    """A host has 253 characters at most, however its labels are cut."""
+    host = re.compile(PATTERNS[name])
+    before = "x@" if "email" in name else ""
+    for size, num in ((61, 3), (15, 7), (63, 3)):
+        assert host.fullmatch(before + ".".join(["a" * size] * num))
+    assert host.fullmatch(f"{before}a-b.{'a-' * 14}a.org")
+    for size in range(1, 64):
+        assert not host.fullmatch(before + ".".join(["a" * size] * (254 // (size + 1) + 1)))
+
+
+EDGES = {
+    r"\bfoo\b": (["foo", "a foo!", "foo-bar"], ["food", "afoo", ""]),
+    r"(?!aws:)[a-z:]+": (["abc", "aws"], ["aws:x", "A"]),
+    r"(?=.{2,3}$)[a-z]+": (["ab", "abc"], ["a", "abcd"]),
+    r".*(?<!-)$": (["a", "a-b"], ["a-"]),
+}
+
+
+@pytest.mark.parametrize("pattern", EDGES)
+def test_a_regex_looks_around_as_a_pattern_does(backend: GrammarBackend, pattern: str) -> None:
+    """As the whole text, and as a part of a structural grammar; the edge of a word is where `search` would find it."""
+    whole = pattern if pattern != r"\bfoo\b" else r".*\bfoo\b.*"
+    tag = {"type": "structural_tag", "format": {"type": "regex", "pattern": whole}}
+    for kind, source in ((Kind.REGEX, whole), (Kind.STRUCTURAL, json.dumps(tag))):
+        spec = GrammarSpec(kind=kind, source=source)
+        made = backend.compile(spec, GrammarLimits())
+        grammar = backend.load(made) if isinstance(made, bytes) else made
+        right, wrong = EDGES[pattern]
+        for text in (*right, *wrong):
+            matcher, ids = grammar.matcher(), list(text.encode())
+            assert (matcher.accept(ids) == len(ids) and matcher.accepting) is (text in right), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"const": "a\0b"}, "a\0b", "ab"),
+        ({"enum": ["\0", "x"]}, "\0", ""),
+        ({"pattern": r"^a\u0000?$", "type": "string"}, "a\0", "b\0"),
+        ({"properties": {"\0": {"type": "integer"}}, "required": ["\0"], "additionalProperties": False}, {"\0": 1}, {}),
+    ],
+)
+def test_a_nul_in_a_schema_is_a_character(backend: GrammarBackend, schema: Any, right: Any, wrong: Any) -> None:
+    """JSON escapes it."""
+    spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
+    check_spec(spec)
+    assert backend.supports(spec).level is SupportLevel.FULL
+    made = backend.compile(spec, GrammarLimits())
+    grammar = backend.load(made) if isinstance(made, bytes) else made
+    for value in (right, wrong):
+        matcher, ids = grammar.matcher(), list(json.dumps(value).encode())
+        assert (matcher.accept(ids) == len(ids) and matcher.accepting) is (value == right), value
 
 
 def test_ends_of_a_text_as_python_and_perl_write_them(backend: GrammarBackend) -> None:

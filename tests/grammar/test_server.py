@@ -149,7 +149,11 @@ def test_a_stop_string_cuts_a_constrained_text(served: Served) -> None:
         ({"json_schema": {"$ref": "#/$defs/nothing"}}, "json_schema", "invalid_json_schema"),
         ({"json_schema": {"$ref": "http://example.com/x"}}, "json_schema", "invalid_json_schema"),
         ({"json_schema": {"properties": {"a": {"minLength": -1}}}}, "json_schema", "invalid_json_schema"),
-        ({"json_schema": {"const": "a\0b"}}, "json_schema.const", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a\0", "schema": {}}}},
+            "response_format.json_schema.name",
+            "invalid_value",
+        ),
         ({"regex": "a\0"}, "regex", "invalid_value"),
         ({"regex": "("}, "regex", "invalid_grammar"),
         ({"regex": ""}, "regex", "invalid_grammar"),

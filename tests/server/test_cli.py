@@ -48,7 +48,7 @@ max-stored-responses max-stored-response-bytes stored-response-ttl
 kv-cache-dtype metrics-style min-body-rate min-free-disk-bytes mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout quantization plugins-dir plugins-locked port
 data-parallel-size dp dp-size tensor-parallel-size tp tp-size
-random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name speculator
+random-seed reasoning-parser refuse-validate-only sampling-defaults schedule-policy seed served-model-name speculator
 compact-json constrained-json-disable-any-whitespace stream-interval stream-keep-alive stream-write-timeout
 strict-schema task timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
 """

@@ -51,7 +51,7 @@ class GrammarSpec:
 
     Attributes:
         kind: The language of `source`.
-        source: The grammar, UTF-8 text without NUL, within `GrammarLimits.max_source_bytes`.
+        source: The grammar, UTF-8 text without NUL, within `GrammarLimits.max_source_bytes`. JSON may escape one.
         strict: The request insists on every keyword; an approximation is refused rather than reported.
         max_whitespace: Most whitespace characters in a row between JSON tokens; None leaves it to the backend.
         whitespace: An expression for what may stand between JSON tokens, in place of `max_whitespace`; a backend that

@@ -70,15 +70,21 @@ class StructuredOutputs:
     """One per process. Thread-safe."""
 
     def __init__(
-        self, backends: Mapping[str, GrammarBackend], *, strict_schema: bool = False, compact: bool = False
+        self,
+        backends: Mapping[str, GrammarBackend],
+        *,
+        strict_schema: bool = False,
+        enforced_only: bool = False,
+        compact: bool = False,
     ) -> None:
         """Keep the backends, in the plan's order; see `Router` for the options."""
-        self._router = Router(backends, strict_schema=strict_schema, compact=compact)
+        options = {"strict_schema": strict_schema, "enforced_only": enforced_only, "compact": compact}
+        self._router = Router(backends, **options)
         self._validator = FinalValidator()
         self._trimmer = Trimmer(_collect)
         self._alone: dict[str, StructuredOutputs] = {}
         for name, backend in backends.items() if len(backends) > 1 else ():
-            self._alone[name] = StructuredOutputs({name: backend}, strict_schema=strict_schema, compact=compact)
+            self._alone[name] = StructuredOutputs({name: backend}, **options)
 
     @classmethod
     def load(cls, plugins: LoadedPlugins, tokenizer: Tokenizer, vocab_size: int, **options: bool) -> StructuredOutputs:

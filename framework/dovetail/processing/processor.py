@@ -200,6 +200,7 @@ class Processor:
                 self.tokenizer,
                 info.vocab_size,
                 strict_schema=settings.strict_schema,
+                enforced_only=settings.refuse_validate_only,
                 compact=settings.compact_json,
             )
         return self

@@ -33,6 +33,9 @@ def _reference(beyond: str, *, absolute: bool) -> str:
 
 _VARIABLE = r"[A-Za-z0-9_](?:\.?[A-Za-z0-9_])*(?:\*|:[1-9][0-9]{0,3})?"
 _LABEL = r"(?:[a-zA-Z0-9]{1,63}|[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,30})"
+_SHORT = "[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,14}"
+_HOST = rf"(?:{_LABEL}(?:\.{_LABEL}){{%d,2}}|{_SHORT}(?:\.{_SHORT}){{%d,6}})"
+"""At most 253 characters: three labels, or seven short ones."""
 _WORD = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~]+"
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = (
@@ -60,10 +63,10 @@ PATTERNS = {
     "date-time": f"^(?:{_DATE})[Tt](?:{_TIME})$",
     "time": f"^(?:{_TIME})$",
     "date": f"^(?:{_DATE})$",
-    "email": rf"^{_WORD}(?:[.-]{_WORD})*@{_LABEL}(?:\.{_LABEL}){{1,6}}$",
-    "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,6}}$",
-    "idn-email": rf"^(?:{_WORD}|[{_SCRIPTS}])(?:[.-]?(?:{_WORD}|[{_SCRIPTS}]))*@{_LABEL}(?:\.{_LABEL}){{1,6}}$",
-    "idn-hostname": rf"^{_LABEL.replace('A-Z', '')}(?:\.{_LABEL.replace('A-Z', '')}){{0,6}}$",
+    "email": rf"^{_WORD}(?:[.-]{_WORD})*@{_HOST % (1, 1)}$",
+    "hostname": f"^{_HOST % (0, 0)}$",
+    "idn-email": rf"^(?:{_WORD}|[{_SCRIPTS}])(?:[.-]?(?:{_WORD}|[{_SCRIPTS}]))*@{_HOST % (1, 1)}$",
+    "idn-hostname": f"^{(_HOST % (0, 0)).replace('A-Z', '')}$",
     "iri": _reference("\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", absolute=True),
     "iri-reference": _reference("\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", absolute=False),
     "json-pointer": "^(?:/(?:[^/~]|~[01])*)*$",

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MAX_REGEX = 16 * 1024
-MAX_REPEAT = 2_000
+MAX_REPEAT = 2**31 - 1
+"""The library counts, however many there are: it does not write them out."""
 MAX_DEPTH = 200
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)

@@ -15,7 +15,6 @@ LIMITS = GrammarLimits()
 _IN_JSON = (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL)
 _BRACKETS = re.compile(r'[\[{}\]]|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 """Brackets, and strings, the last of which may have no end: each character is looked at once."""
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def check_spec(spec: GrammarSpec, param: str | None = None, limits: GrammarLimits = LIMITS) -> None:
@@ -58,8 +57,6 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         ) from None
     check_size(size, limits)
     nul = spec.source.find("\0")
-    if nul < 0 and spec.kind in _IN_JSON and "\\u0000" in spec.source and (found := _NUL.search(spec.source)):
-        nul = found.start()
     if nul >= 0:
         text = (
             f"the grammar holds a NUL character at position {nul} ({spec.source[max(0, nul - 20) : nul]!r}); remove it"

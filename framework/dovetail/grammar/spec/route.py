@@ -119,19 +119,25 @@ class Router:
     """Chooses ways among the backends of a process."""
 
     def __init__(
-        self, backends: Mapping[str, GrammarBackend], *, strict_schema: bool = False, compact: bool = False
+        self,
+        backends: Mapping[str, GrammarBackend],
+        *,
+        strict_schema: bool = False,
+        enforced_only: bool = False,
+        compact: bool = False,
     ) -> None:
         """Keep the backends, in the plan's order.
 
         Args:
             backends: By name.
             strict_schema: Refuse a `strict` schema that cannot be enforced in full.
+            enforced_only: Refuse a schema that would only be judged: there is no way of any JSON.
             compact: JSON has no whitespace between its tokens, where a request says nothing of it.
         """
         self._compact = compact
         self._backends = dict(backends)
         self._any_json: dict[GrammarSpec, GrammarOption | None] = {}
-        self.strict_schema = strict_schema
+        self.strict_schema, self.enforced_only = strict_schema, enforced_only
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -215,7 +221,9 @@ class Router:
         nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))[:MAX_WEAKER]
         ways += [_way(name, item, spec, weaken=True) for name, item in nearest]
         ways += [_unasked(name, normal, read, weaken=True) for name in others[: MAX_WEAKER - len(nearest)]]
-        any_json = self._of_any_json(replace(spec, source=_any_of(outer_types(spec.source))), able)
+        any_json = None
+        if not self.enforced_only:
+            any_json = self._of_any_json(replace(spec, source=_any_of(outer_types(spec.source))), able)
         if any_json is not None:
             ways.append(EnforcementOption(any_json, "validate_only", ("/",)))
         if not ways:

@@ -59,7 +59,6 @@ STYLES = (
     *("json", "qwen_xml", "minimax_xml", "minimax_m3_xml", "deepseek_xml", "deepseek_v4_1_xml", "glm_xml"),
     *("cohere_xml", "kimi_k3_xml", "text"),
 )
-MAX_REPEAT = 2_000
 MAX_COUNT = 2**31 - 1
 
 
@@ -160,8 +159,8 @@ def _check_values(node: Mapping[str, Any], where: str) -> None:
         raise _wrong(f"{where}/token", "must be an id, or a text that is not empty")
     if node["type"] == "repeat":
         low, high = node["min"], node["max"]
-        if not (0 <= low <= MAX_REPEAT and (high == -1 or low <= high <= MAX_REPEAT)):
-            raise _wrong(f"{where}/max", f"must be -1, or from min to {MAX_REPEAT}")
+        if not (0 <= low <= MAX_COUNT and (high == -1 or low <= high <= MAX_COUNT)):
+            raise _wrong(f"{where}/max", f"must be -1, or from min to {MAX_COUNT}")
     for i, rule in enumerate(node.get("rules", ())):
         is_named = _is_token if node["type"] == "token_dispatch" else _is_text
         if not isinstance(rule, list) or len(rule) != 2 or not is_named(rule[0]):

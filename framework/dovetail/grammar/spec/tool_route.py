@@ -102,7 +102,8 @@ class ToolRouter:
             text = f"{self._param} cannot be enforced: {'; '.join(reasons)}"
             raise RequestError(text, param=self._param, code="unsupported_grammar")
         ways.sort(key=lambda way: len(way.ignored))
-        ways += [self._free(way, tools, choice, parallel=parallel) for way in ways[:1]]
+        judged = [] if self._router.enforced_only else ways[:1]
+        ways += [self._free(way, tools, choice, parallel=parallel) for way in judged]
         spec = GrammarSpec(kind=Kind.STRUCTURAL, source=ways[0].step.source)
         return Route(spec, tuple(ways), self._param, tuple(schemas))
 
@@ -123,6 +124,8 @@ class ToolRouter:
             normal = normalize(json.loads(each.source))
             item = weakened(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
             if item.reason or not isinstance(item.schema, dict):
+                if self._router.enforced_only:
+                    return f"of the parameters of the tool {each.name!r} nothing can be enforced: {item.reason}"
                 item = replace(item, schema={"type": "object"}, ignored=("",))
             weak[number] = (each.place, item)
         noted = [_noted(tool, numbers.get(tool["function"]["name"]), weak) for tool in tools]
