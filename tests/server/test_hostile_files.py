@@ -18,6 +18,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from dovetail.errors import RequestError
 from dovetail_server.batches.execute import prepare
+from dovetail_server.bodies import pool
 from dovetail_server.bodies.work import part_of
 
 CHAT = "/v1/chat/completions"
@@ -68,6 +69,12 @@ def cutting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 def say(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor time counts here, however busy the machine is."""
+    monkeypatch.setattr(pool, "SLOWER", 200)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.text.inline import InlineCostError
+from dovetail.text.tokenizer import tokenizer
 from dovetail.text.tokenizer.bounded import why_unbounded
 from dovetail.text.tokenizer.expressions import is_linear
 from dovetail.text.tokenizer.gguf_cuts import CUTS
@@ -59,6 +60,7 @@ def model(made: Any) -> Callable[[tokenizers.Tokenizer], None]:
 SLOW: dict[str, Callable[[tokenizers.Tokenizer], None]] = {
     "Split by '(a+)+$'": split("(a+)+$"),
     "Replace by '(a+)+$'": normalize(normalizers.Replace(Regex("(a+)+$"), "")),
+    "Replace may": normalize(normalizers.Replace("", "a")),
     "much longer": normalize(normalizers.Replace("a", "a" * 1000)),
     "normalizer Replace makes": normalize(*[normalizers.Replace("a", "aa")] * 30),
     "number 65": normalize(*[normalizers.Lowercase()] * 70),
@@ -96,6 +98,19 @@ def test_a_panic_is_the_tokenizer_s_error() -> None:
     assert (found.value.status, found.value.code) == (500, "tokenizer_failed")
     assert "\n" not in str(found.value)
     assert made.encode("aab", add_special_tokens=False) == [0, 0, 1]
+
+
+def test_a_tokenizer_that_panicked_is_not_run_inline_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its parts say: it takes long where Rust prints where it was."""
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    split("(a+)+$")(backend)
+    monkeypatch.setattr(tokenizer, "why_unbounded", lambda backend: None)
+    made = Tokenizer(backend)
+    made.keep_inline()
+    with pytest.raises(RequestError, match="failed"):
+        made.encode("a" * 2000 + "b", add_special_tokens=False)
+    with pytest.raises(InlineCostError, match="panicked"):
+        made.encode("a", add_special_tokens=False)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Puts hostile model files through the readers, each in a process of its own, and says what became of them.
 
     python tests/benchmarks/hostile_files [--count 10000] [--seed 1] [--kinds templates tokenizers gguf configs]
+    python tests/benchmarks/hostile_files --starts 300
 
 A file is *refused* if the reader raises one of our errors, of one line; *loaded* if it raises none. Whatever else it
 raises is a traceback, and so is the end of its process: by a signal, or after `--seconds` of processor time. Callbacks
 are pieces that run on the event loop of a server. Exit code 1 with a traceback, or a callback of more than 50 ms.
+
+With `--starts`, as many files go through a whole start instead, with a few chats behind it (`starts.py`).
 """
 
 from __future__ import annotations
@@ -89,9 +92,9 @@ def _read(read: Callable[[Path], float], path: Path) -> dict[str, Any]:
 def plain_read(path: Path) -> float:
     """What a start does with a model before anything is computed."""
     from dovetail.processing.prepare import check_model
-    from dovetail.settings import EngineSettings
+    from dovetail_server.settings import ServeSettings
 
-    check_model(EngineSettings(model_path=str(path)))
+    check_model(ServeSettings(model_path=str(path)))
     return 0.0
 
 
@@ -109,17 +112,22 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[k for k in KINDS if (HERE / f"{k}.py").exists()])
+    parser.add_argument("--starts", type=int, default=0)
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--keep", type=Path, help="folder for files that end in a traceback")
     given = parser.parse_args()
+    from hostile_files.starts import start
+
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     modules = [importlib.import_module(f"hostile_files.{name}") for name in given.kinds]
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as scratch:
         tempfile.tempdir = scratch
-        for number, (module, kind, path) in enumerate(hostile(modules, random.Random(given.seed), given.count)):
+        many = hostile(modules, random.Random(given.seed), given.starts or given.count)
+        for number, (module, kind, path) in enumerate(many):
             row = rows.setdefault(kind, Row())
-            said = apart(getattr(module, "read", plain_read), path, given.seconds)
+            read = getattr(module, "read", plain_read)
+            said = start(path) if given.starts else apart(read, path, given.seconds)
             row.files += 1
             row.refused += "refused" in said
             row.loaded += "longest_s" in said

@@ -84,7 +84,7 @@ class RenderBudget(threading.local):
         self._weights: dict[int, tuple[Any, int]] = {}
 
     def tick(self, chars: int = 0) -> None:
-        """Check the time, and count `chars` of literal text that is about to be printed."""
+        """Check the time, and count `chars` of text that is about to be printed."""
         if time.perf_counter() > self._clock:  # a tenth of the cost of asking for processor time, and never behind it
             left = self._cpu - time.thread_time()
             if left < 0:
@@ -134,9 +134,9 @@ class RenderBudget(threading.local):
             self.size(size)
             yield piece
 
-    def finalize(self, value: Any) -> Any:
+    def printed(self, value: Any) -> Any:
         """Count a value that is about to be printed, and return it."""
-        self._count(self.weigh(value))
+        self.tick(self.weigh(value))
         return value
 
     def _count(self, chars: int) -> None:

@@ -4,7 +4,7 @@ Templates come with a model or from the operator, and run in the server's proces
 reaching Python objects; it bounds neither time nor memory. Bounded here (`budget` counts, `bounds` has the functions):
 
 - *time*: a check is compiled into every loop iteration, loop condition and macro call, behind each comparison and slice
-  that may take long, and into what filters iterate over;
+  that may take long, before each value that is printed, and into what filters iterate over;
 - *size*: operators, filters and methods that can make more than they were given are checked before they run; lists and
   dicts carry a weight (the text they would print), so that nesting cannot explode either; a list that the template
   wrote itself may be changed by `append`, `extend`, `insert` and `pop` (Kimi-K2's does so);
@@ -29,7 +29,7 @@ from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import pass_environment
+from jinja2.utils import pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
 
 from dovetail.text.chat import bounds
@@ -71,9 +71,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(_concat)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+        # Looking for constants takes time in proportion to the square of an expression's depth, and runs filters.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation], optimized=False)
         self.budget = budget = RenderBudget()
-        self.tick, self.check, self.finalize = budget.tick, budget.check, budget.finalize
+        self.tick, self.check = budget.tick, budget.check
+        self.finalize = pass_context(lambda _, value: budget.printed(value))  # one with a context is given no constants
         self.passed, self.step = budget.passed, budget.step
         self.own, self.joined = self._own, self._joined
         self.globals.pop("lipsum")

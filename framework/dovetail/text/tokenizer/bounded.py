@@ -87,7 +87,7 @@ def _growth(part: dict[str, Any]) -> float | None:
         content, pattern = part["content"], part["pattern"]
         if "Regex" in pattern:
             return max(1, len(content)) if is_linear(pattern["Regex"]) else None
-        return max(1.0, len(content) / max(1, len(pattern["String"])))
+        return max(1.0, len(content) / len(pattern["String"])) if pattern["String"] else None
     if kind == "Precompiled":
         table = base64.b64decode(part["precompiled_charsmap"] or "")
         texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")

@@ -117,7 +117,7 @@ class Tokenizer:
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")
         self.unbounded = why_unbounded(backend)
-        self.is_inline = True
+        self.is_inline, self._serves = True, False
         self._cuts = cuts_of(backend) if self.unbounded is None else None
         self._known = KnownPieces()
         self._tells_apart = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
@@ -128,8 +128,8 @@ class Tokenizer:
         return self._bos_id is not None and self.encode("a", add_special_tokens=True)[:1] == [self._bos_id]
 
     def keep_inline(self) -> None:
-        """Refuse to tokenize in this process if that may take for ever: `InlineCostError`."""
-        self.is_inline = self.unbounded is None
+        """Refuse to tokenize in this process if that may take for ever, or has panicked once: `InlineCostError`."""
+        self._serves, self.is_inline = True, self.unbounded is None
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -239,7 +239,10 @@ class Tokenizer:
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, Exception) and not is_panic(error):
+            if is_panic(error):  # which takes 70 ms where RUST_BACKTRACE has it printed
+                self.unbounded = self.unbounded or "it panicked"
+                self.is_inline = self.is_inline and not self._serves
+            elif not isinstance(error, Exception):
                 raise
             reason = str(error).split("\n", 1)[0] or type(error).__name__
             text = f"the model's tokenizer failed: {reason}; the request is not at fault: serve with another"
