@@ -192,7 +192,7 @@ async def get_ready(
     info = await engine_start
     mark_active(registry, plan, info)
     imports.started()
-    state.ready_with(text.with_engine_limits(info, state.settings))
+    state.ready_with(await asyncio.to_thread(text.with_engine_limits, info, state.settings))
 
 
 def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:

@@ -61,6 +61,7 @@ SLOW: dict[str, Callable[[tokenizers.Tokenizer], None]] = {
     "Split by '(a+)+$'": split("(a+)+$"),
     "Replace by '(a+)+$'": normalize(normalizers.Replace(Regex("(a+)+$"), "")),
     "Replace may": normalize(normalizers.Replace("", "a")),
+    "Replace by 'a*|b' may": normalize(normalizers.Replace(Regex("a*|b"), "c")),
     "much longer": normalize(normalizers.Replace("a", "a" * 1000)),
     "normalizer Replace makes": normalize(*[normalizers.Replace("a", "aa")] * 30),
     "number 65": normalize(*[normalizers.Lowercase()] * 70),

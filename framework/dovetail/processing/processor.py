@@ -91,7 +91,6 @@ class Processor:
         """
         self.tokenizer = tokenizer
         self.template = template
-        template.limits = FULL
         self.reasoning = reasoning
         if reasoning is not None:
             template.begin_thinking = thinking_behind(reasoning, tokenizer, template)
@@ -149,6 +148,7 @@ class Processor:
         """
         made = cls._of(start.setup, load(start.setup.plan, "api"))
         made.limits = start.limits
+        made.template.limits = FULL
         made._template_defaults = start.template_defaults
         made.tasks, made.rules, made.reranker = start.tasks, start.rules, start.reranker
         return made
@@ -194,6 +194,7 @@ class Processor:
             defaults=defaults | settings.preferred_sampling_params,
         )
         self._template_defaults = settings.default_chat_template_kwargs
+        self.template.limits = FULL
         if self._plugins is not None:
             self.grammar = StructuredOutputs.load(
                 self._plugins,

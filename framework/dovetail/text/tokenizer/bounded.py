@@ -86,7 +86,7 @@ def _growth(part: dict[str, Any]) -> float | None:
     if kind == "Replace":
         content, pattern = part["content"], part["pattern"]
         if "Regex" in pattern:
-            return max(1, len(content)) if is_linear(pattern["Regex"]) else None
+            return max(1, len(content)) if is_linear(pattern["Regex"], finds_nothing=False) else None
         return max(1.0, len(content) / len(pattern["String"])) if pattern["String"] else None
     if kind == "Precompiled":
         table = base64.b64decode(part["precompiled_charsmap"] or "")

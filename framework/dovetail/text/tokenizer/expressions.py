@@ -55,13 +55,20 @@ class _Item:
 _Branch = list[_Item]
 
 
-def is_linear(source: str) -> bool:
-    """Whether splitting by an expression takes time in proportion to the text, whatever that is."""
+def is_linear(source: str, *, finds_nothing: bool = True) -> bool:
+    """Whether splitting by an expression takes time in proportion to the text, whatever that is.
+
+    Args:
+        source: The expression.
+        finds_nothing: Whether it may match the empty text. Replacing that makes a text longer, and the library panic.
+    """
     if len(source) > 1 << 14:
         return False
     try:
         at, branches = _alternatives(source, 0)
         if at < len(source):
+            return False
+        if not finds_nothing and any(_cannot_fail(branch) for branch in branches):
             return False
         return all(_is_good(branches, number) for number in range(len(branches)))
     except (_OtherError, RecursionError):
