@@ -13,7 +13,7 @@ CONSTRAINTS ?= constraints.txt
 TORCH_INDEX ?=
 VENV_FLAGS ?=
 PORT ?= 30000
-WORKERS ?= 4
+WORKERS ?= 5
 ARGS ?=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

@@ -92,6 +92,7 @@ def test_every_example_is_in_the_plugin_directory(directory: Any) -> None:
 FORBIDDEN = ("AGPL", "GPL-2", "GPL-3", "GPLv", "SSPL", "BUSL", "Proprietary", "Commercial", "NC-", "not stated")
 
 
+@pytest.mark.full
 def test_no_dependency_has_a_licence_that_forbids() -> None:
     """Every package that users install states a licence, and none keeps Dovetail from being passed on."""
     licences = load(ROOT / "docs/reference/licences.py")

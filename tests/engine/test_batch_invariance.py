@@ -61,6 +61,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
+@pytest.mark.first(1)
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", ["demo", "experts"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -109,6 +109,7 @@ def test_a_stopped_rank_is_named(num: int, folder: Path, monkeypatch: pytest.Mon
         assert time.monotonic() - began < 10 * LIMIT_S
 
 
+@pytest.mark.full
 def test_a_hung_rank_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does something else for ever."""
     with engine(folder, monkeypatch, HANGS) as core:

@@ -142,6 +142,7 @@ def test_encoders(kind: str, task: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(mine, right, atol=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("num", "group"), [(2, None), (4, 8)])
 def test_an_int8_checkpoint(num: int, group: int | None, tmp_path: Path) -> None:
     """Scales are cut with the rows and inputs that they stand for; shared key heads have theirs, too."""

@@ -77,6 +77,7 @@ def test_three_ranks(tmp_path: Path) -> None:
         assert said(make, 3) == said(make, 1)
 
 
+@pytest.mark.first(1)
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("group", [None, 16])
 def test_an_int8_checkpoint(group: int | None, tmp_path: Path) -> None:
@@ -120,6 +121,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_models_on_two_ranks(name: str, tmp_path: Path) -> None:
@@ -136,6 +138,7 @@ def test_the_examples_models_on_two_ranks(name: str, tmp_path: Path) -> None:
         assert tokens == example.right(folder, given, tokens)
 
 
+@pytest.mark.first(1)
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("kv", [1, 2, 4])
 def test_a_norm_over_all_heads(kv: int, tmp_path: Path) -> None:

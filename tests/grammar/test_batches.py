@@ -55,6 +55,7 @@ def test_a_mixed_batch_says_what_each_says_alone(make_demo: Callable[..., Demo])
     assert all(re.fullmatch(PATTERN, result.text) for result in together[:3])
 
 
+@pytest.mark.full
 def test_seeded_draws_do_not_depend_on_company(make_demo: Callable[..., Demo]) -> None:
     """Seeded draws with grammars, thinking, forced text and penalties: alone as in a batch of small chunks.
 

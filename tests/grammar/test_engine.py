@@ -129,6 +129,7 @@ def test_penalties_and_bias_cannot_lift_the_mask(demo: Demo) -> None:
     assert re.fullmatch("[ab]{9}", result.text)
 
 
+@pytest.mark.full
 def test_retraction_keeps_the_place_in_the_grammar(make_demo: Callable[..., Demo]) -> None:
     """Requests that are retracted for want of pages go on where they were, and still match."""
     demo = make_demo(max_total_tokens=600, page_size=4, disable_radix_cache=True)

@@ -75,6 +75,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield made
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("make", ["from_openai", "from_vllm", "from_sglang"])
 def test_outlines_clients_are_served(client: openai.OpenAI, make: str) -> None:
     """Each in its own spelling: a pydantic model everywhere, expressions and grammars where it has words for."""

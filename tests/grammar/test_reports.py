@@ -78,6 +78,7 @@ ALL = (CHAT, TEXT, NATIVE, MESSAGES, RESPONSES)
 CALLING = (CHAT, MESSAGES, RESPONSES)
 
 
+@pytest.mark.first(2)
 @pytest.mark.first(3)
 @pytest.mark.parametrize("route", ALL)
 def test_schemas_are_reported_alike(served: Served, route: str) -> None:

@@ -18,6 +18,7 @@ def free_port() -> int:
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "docs/examples").glob("*/pyproject.toml"))
+SMALLEST = ROOT / "docs/examples/dovetail-acme-parser"
 PYTEST_PLUGINS = ("schemathesis", "hypothesis", "_hypothesis")
 """pytest loads both wherever they are installed, and takes two seconds for it; a plugin author need not have them."""
 

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # last: other folders have a conftest too
 
-from clean_env import EXAMPLES, ROOT, CleanEnv, build_wheel
+from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, build_wheel
 from warm_starts import WarmStarts
 
 
@@ -22,10 +22,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path, warm: WarmStarts) -> CleanEnv:
-    """An environment with the built wheel and every example, installed by pip from their folders."""
-    folder = tmp_path_factory.mktemp("clean")
-    env = CleanEnv(folder)
-    copies = [Path(shutil.copytree(path, folder / "src" / path.name)) for path in EXAMPLES]
-    env.install(wheel, *copies)
+    """An environment with the built wheel and the smallest example, installed by pip from its folder."""
+    env = CleanEnv(tmp_path_factory.mktemp("clean"))
+    env.install(wheel, copy_of(SMALLEST, env))
     warm.add(env.bin / "python")
     return env
+
+
+@pytest.fixture(scope="session")
+def with_examples(clean: CleanEnv) -> CleanEnv:
+    """The same environment with every example."""
+    clean.install(*(copy_of(path, clean) for path in EXAMPLES if path != SMALLEST))
+    return clean
+
+
+def copy_of(example: Path, env: CleanEnv) -> Path:
+    """Copy an example's folder beside an environment: a build writes into it."""
+    return Path(shutil.copytree(example, env.folder / "src" / example.name))

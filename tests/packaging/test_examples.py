@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import requests
-from clean_env import EXAMPLES, ROOT, CleanEnv, free_port
+from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, free_port
 
 import dovetail
 from dovetail.demo import MODEL_DIR
@@ -24,7 +24,6 @@ from dovetail.utils import wait_for_server
 from dovetail_server.shown import HIDDEN
 
 pytestmark = pytest.mark.install
-SMALLEST = ROOT / "docs/examples/dovetail-acme-parser"
 COMPUTING = ("model", "attention_backend", "quantization")
 
 NEW = {kind: f"new-{kind.replace('_', '-')}" for kind in KINDS if kind != "model"} | {"model": "MinistralForCausalLM"}
@@ -124,33 +123,27 @@ def test_what_needs_a_reference_of_its_own_names_it() -> None:
         assert {f"{module}.py", reference.name} < set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["include"])
 
 
-def computes(example: Path) -> bool:
-    """Whether a package brings a kind of plugin that computes: its tests take most of the time of all."""
-    text = (example / "pyproject.toml").read_text("utf-8")
-    return any(f'"{KINDS[kind].entry_point_group}"' in text for kind in COMPUTING)
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("is_computing", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_examples_pass_the_kit(clean: CleanEnv, is_computing: bool) -> None:
+def test_examples_pass_the_kit(with_examples: CleanEnv) -> None:
     """Each example's own tests, the conformance kit among them, pass against what is installed."""
-    found = [path for path in EXAMPLES if computes(path) == is_computing]
-    tests = [str(path) for example in found for path in (clean.folder / "src" / example.name).glob("test_*.py")]
-    assert len(tests) == len(found) > 5
-    out = clean.run(str(clean.bin / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    tests = list(map(str, (with_examples.folder / "src").glob("*/test_*.py")))
+    assert len(tests) == len(EXAMPLES)
+    out = with_examples.run(str(with_examples.bin / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     assert " passed" in out
 
 
-def test_doctor_finds_nothing_wrong(clean: CleanEnv) -> None:
+@pytest.mark.full
+def test_doctor_finds_nothing_wrong(with_examples: CleanEnv) -> None:
     """With every example installed, `dovetail plugin doctor` loads them all and has nothing to say."""
-    assert "no problems" in clean.run(str(clean.bin / "dovetail"), "plugin", "doctor")
+    assert "no problems" in with_examples.run(str(with_examples.bin / "dovetail"), "plugin", "doctor")
 
 
-def test_examples_serve_together(clean: CleanEnv) -> None:
+@pytest.mark.full
+def test_examples_serve_together(with_examples: CleanEnv) -> None:
     """One server uses the examples' parsers, backends and hooks with their options, and answers right."""
     flags = ["--reasoning-parser", "acme-r2", "--tool-call-parser", "call-tools", "--attention-backend", "blockwise"]
     flags += ["--blockwise.block", "32", "--plugin", "desk", "--desk.keep", "1", "--grammar-backend", "choice"]
-    with serving(clean, *flags) as base:
+    with serving(with_examples, *flags) as base:
         for _ in range(2):
             assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
         # An observer hears of a request's end a moment after its client does.
@@ -174,14 +167,14 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("config", [OLMO, TWO_WIDTHS, LATENT, RECURRENT], ids=lambda config: config["model_type"])
-def test_the_models_examples_serve(config: dict[str, Any], clean: CleanEnv) -> None:
+def test_the_models_examples_serve(config: dict[str, Any], with_examples: CleanEnv) -> None:
     """A server runs the architectures of the examples, with random weights."""
-    model = clean.folder / config["model_type"]
+    model = with_examples.folder / config["model_type"]
     model.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (model / file).write_bytes((MODEL_DIR / file).read_bytes())
     (model / "config.json").write_text(json.dumps(config))
-    with serving(clean, str(model), "--load-format", "dummy") as base:
+    with serving(with_examples, str(model), "--load-format", "dummy") as base:
         assert chat(base, max_tokens=4)["usage"]["completion_tokens"] >= 1
         assert states(base)["model", config["architectures"][0]] == "active"
 

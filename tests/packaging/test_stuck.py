@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from clean_env import ROOT
 
+pytestmark = pytest.mark.full
+
 STUCK = "ctypes.PyDLL(None).sleep(600)"  # keeps the interpreter's lock
 PLACES = {
     "call": f"def test_it():\n    {STUCK}",

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from clean_env import ROOT
 
+pytestmark = pytest.mark.full
+
 GRID = """
 import pytest
 

@@ -70,6 +70,7 @@ COUNT = """async ([head, unit, sizes]) => {
 FEW = ("paragraphs", "one list", "code")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "kind", [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
 )

@@ -57,6 +57,7 @@ def go(screen: Screen, name: str) -> None:
         screen.page.get_by_role("heading", level=1, name=PAGES[name]).wait_for()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.full)])
 def test_everything_is_reached_and_nothing_holds_fast(
     new_screen: Callable[..., Screen], server: ScriptedServer, width: int

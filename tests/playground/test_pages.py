@@ -28,6 +28,7 @@ def call(screen: Screen, script: str, argument: Any = None) -> Any:
     return screen.page.evaluate(script, argument)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_no_page_has_obstacles(
     new_screen: Callable[..., Screen], server: ScriptedServer, scheme: str, width: int

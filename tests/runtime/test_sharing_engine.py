@@ -34,6 +34,7 @@ def answers(core: EngineCore, prompts: list[list[int]], params: list[SamplingPar
     return list(found.values())
 
 
+@pytest.mark.full
 def test_an_engine_decodes_behind_common_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prefixes interleaved, ends one by one, seeded and greedy: the tokens of an engine without graphs."""
     folder = make_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=1, head_dim=16)

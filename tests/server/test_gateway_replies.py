@@ -147,6 +147,7 @@ def test_a_reply_that_breaks_off_of_every_worker_is_an_error(served: Served) -> 
     assert len(Failing.asked) == 3
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("is_chunked", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_reply_that_is_too_large_to_be_held_ends_with_its_worker(served: Served, is_chunked: bool) -> None:
     """Its connection breaks off, so that nobody takes a part for the whole; whole ones get through."""

@@ -177,6 +177,7 @@ def test_a_clock_ahead_lets_nobody_take_what_is_held(pair: Pair) -> None:
     assert not evicted
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("where", ["db UPDATE batches SET status", "disk replace publish", "db COMMITTED after DELETE"])
 def test_a_stop_in_the_middle_of_an_expiry(pair: Pair, where: str) -> None:
     """A server whose clock jumps by a day ends the batch; who takes over with the right clock ends it no other way."""

@@ -38,6 +38,7 @@ def done_when_small_ends(api: Api, large: str, small: str) -> int:
     return int(api.batch(large)["request_counts"]["completed"])
 
 
+@pytest.mark.full
 def test_a_small_batch_behind_a_large_one_ends_soon(make_harness: Callable[..., Any], tmp_path: Path) -> None:
     """Five lines behind three hundred of the same owner wait for some of them, not for all."""
     api = Api(make_harness(file_storage_path=tmp_path, min_free_disk_bytes=0, max_batch_requests=LIMIT))
