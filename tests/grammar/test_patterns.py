@@ -19,10 +19,10 @@ from dovetail.contracts.grammar import (
     Support,
     SupportLevel,
 )
+from dovetail.grammar.spec.formats import FORMATS, PATTERNS
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
-from dovetail_grammar.formats import FORMATS, PATTERNS
 from dovetail_grammar.patterns import is_leaky, rewritten, tightened
 
 AROUND = [

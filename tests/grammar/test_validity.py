@@ -111,3 +111,39 @@ def test_the_schema_is_judged_by_again() -> None:
 def test_the_schema_as_it_came_is_judged_by(schema: Any, text: str, wanted: bool | None) -> None:
     """Dynamic references are followed; one to a schema that is not at hand leaves no verdict, unless all else fails."""
     assert verdict(schema, text) is wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("time", "08:30:06Z", True), ("time", "08:30:06 PST", False), ("time", "24:00:00Z", False),
+        ("time", "15:59:60-08:00", True), ("time", "22:59:60Z", False), ("time", "1\u09e8:00:00Z", False),
+        ("date-time", "2024-02-29t10:00:00.5+23:59", True), ("date-time", "2023-02-29T10:00:00Z", False),
+        ("date-time", "2024-02-29", False), ("duration", "PT36H", True), ("duration", "PT1D", False),
+        ("json-pointer", "/a~0b", True), ("json-pointer", "/foo/bar~", False),
+        ("relative-json-pointer", "1/a", True), ("relative-json-pointer", "01/a", False),
+        ("hostname", "a-b.org", True), ("hostname", "-a.org", None), ("hostname", "xn--4gbwdl.xn--wgbh1c", None),
+        ("uri", "https://a.org/b", True), ("uri", "/abc", None), ("uri", "http://[::1]/", None),
+        ("email", "a.b@c.org", True), ("email", "2962", False), ("email", ".a@c.org", None),
+        ("uri-template", "{a", None), ("iri", "https://a.org/\u00e9", True), ("ipv4", "256.1.1.1", False),
+        ("regex", "^(abc]", False), ("regex", r"^a+$", True), ("made-up", "x", True),
+    ],
+)  # fmt: skip
+def test_formats_are_told_or_nobody_knows(name: str, text: str, expected: bool | None) -> None:
+    """Never called valid without knowing; another fault is told all the same."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": name}, "b": {"type": "integer"}}}
+    assert verdict(schema, json.dumps({"a": text})) is expected
+    assert verdict(schema, json.dumps({"a": text, "b": "x"})) is False
+    assert verdict({"type": ["string", "integer"], "format": name}, "3") is True
+
+
+def test_content_as_draft_7_asks_for_it_is_not_known() -> None:
+    """Nobody here reads it."""
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "string",
+        "contentMediaType": "application/json",
+    }
+    assert verdict(schema, '"{:}"') is None
+    assert verdict(schema, "1") is False
+    assert verdict({**schema, "$schema": "https://json-schema.org/draft/2020-12/schema"}, '"{:}"') is True

@@ -16,8 +16,8 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.formats import FORMATS, PATTERNS
 from dovetail.grammar.spec.schema import escape
-from dovetail_grammar.formats import FORMATS, PATTERNS
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.patterns import is_leaky, is_unreadable, rewritten, tightened
 

@@ -7,23 +7,80 @@ import json
 import re
 from typing import Any, NoReturn
 
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker, ValidationError
+from jsonschema.exceptions import FormatError
 from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 
 from dovetail.grammar.spec import schema as schemas
 from dovetail.grammar.spec.expressions.characters import DIGIT, SPACE, WORD, others, ranges
+from dovetail.grammar.spec.formats import PATTERNS, TEXT_PATTERNS
 from dovetail.grammar.spec.normal import plain
 
-FORMATS = Draft202012Validator.FORMAT_CHECKER
+_CONTENT = frozenset(("contentEncoding", "contentMediaType"))
+_EXACT = frozenset(("duration", "json-pointer", "relative-json-pointer"))
+"""Formats of which the expressions have all texts."""
+_TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?:[zZ]|([+-])(\d\d):(\d\d))", re.ASCII)
+
+
+class UnknownFormatError(Exception):
+    """A text may be of its format, and nobody here can tell."""
+
+
+def _is_time(text: str) -> bool:
+    """Whether a text is a time by RFC 3339; leap seconds are the last of a day in UTC."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return False
+    hour, minute, second, away_hour, away_minute = (int(found[n] or 0) for n in (1, 2, 3, 5, 6))
+    in_utc = hour * 60 + minute + (away_hour * 60 + away_minute) * (1 if found[4] == "-" else -1)
+    is_leap = second == 60 and in_utc % 1440 == 1439
+    return max(hour, away_hour) < 24 and max(minute, away_minute) < 60 and (second < 60 or is_leap)
+
+
+class Formats(FormatChecker):  # type: ignore[misc] - the library has no types
+    """Judges texts by the expressions of formats, where these say yes; by the library, where it knows better.
+
+    Its packages for the other formats are not needed for that, and say nothing where they are not installed.
+    """
+
+    def __init__(self, *, is_lenient: bool = False) -> None:
+        """`is_lenient`: a text of which nobody can tell is of its format."""
+        super().__init__()
+        self._is_lenient = is_lenient
+        self._expressions = {name: re.compile(text) for name, text in (PATTERNS | TEXT_PATTERNS).items()}
+
+    def check(self, instance: object, format: str) -> None:
+        """Raise `FormatError` where a text is not of a format, and `UnknownFormatError` where that is not known."""
+        if not isinstance(instance, str) or format not in self._expressions:
+            super().check(instance, format)
+            return
+        if format in ("time", "date-time"):
+            day, _, time = instance.replace("t", "T", 1).partition("T") if format == "date-time" else ("", "", instance)
+            is_right = _is_time(time) and (format == "time" or self._expressions["date"].fullmatch(day) is not None)
+        else:
+            is_right = self._expressions[format].fullmatch(instance) is not None
+        if is_right:
+            return
+        super().check(instance, format)
+        if format in (*_EXACT, "time", "date-time"):
+            raise FormatError(f"{instance!r} is not a {format!r}")
+        if not self._is_lenient and format not in _TOLD:
+            raise UnknownFormatError(format)
+
+
+_TOLD = frozenset(("date", "ipv4", "ipv6", "uuid"))
+"""Formats of which the library knows all texts by itself."""
+FORMATS, LENIENT = Formats(), Formats(is_lenient=True)
 
 
 def verdict(schema: Any, text: str) -> bool | None:
     """Whether `text` is JSON that conforms to `schema`, of any draft, formats included. Fetches nothing.
 
     The schema is judged by twice: as it came, by the rules of its draft, and in the normal form, which knows the words
-    of all drafts. None: it refers to a schema that is not at hand.
+    of all drafts. None: it refers to a schema that is not at hand, or a text may be of its format or hold content as
+    draft 7 asks for it, and nobody here can tell.
     """
     try:
         value = json.loads(text, parse_constant=_refuse)
@@ -33,6 +90,8 @@ def verdict(schema: Any, text: str) -> bool | None:
     draft = validator_for(given, default=Draft202012Validator)
     normal = _for_python(plain(schema))
     found = {_holds(draft, given, value, is_strict=False), _holds(Draft202012Validator, normal, value)}
+    if draft is Draft7Validator and any(isinstance(n, dict) and n.keys() & _CONTENT for _, n in schemas.every(given)):
+        found.add(None)
     return False if False in found else None if None in found else True
 
 
@@ -42,6 +101,9 @@ def _holds(draft: Any, schema: Any, value: Any, *, is_strict: bool = True) -> bo
         draft(schema, format_checker=FORMATS, registry=REGISTRY).validate(value)
     except ValidationError:
         return False
+    except UnknownFormatError:
+        rest = draft(schema, format_checker=LENIENT, registry=REGISTRY)
+        return None if rest.is_valid(value) else False
     except Unresolvable:
         return None
     except (AttributeError, KeyError, TypeError, ValueError):
