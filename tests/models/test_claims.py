@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quantised_models import plugin_of
 
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
@@ -17,6 +18,7 @@ from dovetail.processing.embeddings import Embedder
 from dovetail.runtime.checkpoint.claims import MAX_INTEGER, Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.partial import check_new
+from dovetail.runtime.checkpoint.quantization import factory_of
 from dovetail.runtime.hf_config import eos_token_ids, index_of, read_json
 from dovetail_models.qwen3 import Qwen3
 
@@ -166,3 +168,11 @@ def test_a_new_folder_can_take_its_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=match):
             check_new(Path(bad))
+
+
+def test_a_value_that_a_quantisation_cannot_read_is_the_files() -> None:
+    """As for a model's plugin: one line, with what was raised."""
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": 7, "config_groups": {}}
+    chosen = plugin_of("quantization", "compressed-tensors")
+    with pytest.raises(ModelError, match=r"quantization_config: CompressedTensors raised TypeError: .*; correct conf"):
+        factory_of(chosen, {"quantization_config": config}, (), [])

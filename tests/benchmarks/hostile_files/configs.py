@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import struct
@@ -12,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hostile_files.claims import checkpoint, value, words
+from hostile_files.claims import checkpoint, packed, value, words
 from hostile_files.claims import read as read
 
 FAMILIES = words("""
     llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe gemma2 gemma3_text gemma4_text deepseek_v2 deepseek_v3
-    gpt_oss glm4_moe minimax_m2 llama4_text phimoe olmo3 olmoe smollm3 exaone4 ernie4_5_moe cohere2 stablelm
+    gpt_oss glm4_moe minimax_m2 llama4_text phi3 olmo3 olmoe smollm3 exaone4 ernie4_5_moe cohere2 stablelm
     starcoder2
 """)
 MORE = words("""
@@ -72,10 +71,17 @@ def parts(rng: random.Random, config: dict[str, Any], folder: Path) -> None:
 
 
 def storage(rng: random.Random, config: dict[str, Any], folder: Path) -> None:
-    """Say that weights are quantised."""
-    method = rng.choice(["gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4", "gguf", value(rng)])
-    keys = ("bits", "group_size", "desc_act", "weight_block_size", "config_groups", "ignore", "format", "sym")
-    config["quantization_config"] = {"quant_method": method, **{key: value(rng) for key in rng.sample(keys, 4)}}
+    """Say something else of how weights are quantised."""
+    given = config.get("quantization_config")
+    if given is None or rng.random() < 0.3:
+        method = rng.choice(["gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4", "gguf", value(rng)])
+        keys = ("bits", "group_size", "desc_act", "weight_block_size", "config_groups", "ignore", "format", "sym")
+        config["quantization_config"] = {"quant_method": method, **{key: value(rng) for key in rng.sample(keys, 4)}}
+        return
+    places = [given, group := given["config_groups"]["group_0"], group["weights"], group["weights"], group["weights"]]
+    for _ in range(rng.choice((1, 1, 2))):
+        place = rng.choice(places)
+        place[rng.choice(sorted(place))] = rng.choice([value(rng), value(rng), 8, 32, "group", "channel", "int"])
 
 
 def beside(rng: random.Random, config: dict[str, Any], folder: Path) -> None:
@@ -91,6 +97,7 @@ def beside(rng: random.Random, config: dict[str, Any], folder: Path) -> None:
     written["modules.json"] = rng.choice([modules, modules, value(rng)])
     for name, content in written.items():
         (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)  # a link to the base's
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
     dense = folder / "2_Dense"
     if dense.is_dir():
@@ -144,10 +151,13 @@ CHANGES: tuple[Change, ...] = (sizes, sizes, sizes, lists, ropes, ropes, parts, 
 def files(rng: random.Random, count: int) -> Iterator[tuple[str, Path]]:
     """Yield folders."""
     for _ in range(count):
-        base, folder = checkpoint(rng.choice(FAMILIES)), Path(tempfile.mkdtemp())
-        os.symlink(base / "model.safetensors", folder / "model.safetensors")
+        change, folder = rng.choice(CHANGES), Path(tempfile.mkdtemp())
+        is_packed = change is storage and rng.random() < 0.8
+        base = packed(rng.choice(("fp8", "int8", "int4"))) if is_packed else checkpoint(rng.choice(FAMILIES))
+        for file in base.iterdir():
+            if file.name != "config.json":
+                (folder / file.name).symlink_to(file)
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-        change = rng.choice(CHANGES)
         if change is bytes_of_it:
             change(rng, config, folder)
         else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,10 +38,12 @@ def choose_quantization(plugins: LoadedPlugins, hf: Mapping[str, Any]) -> tuple[
     """
     config, reasons = quantization_config(hf), []
     for planned, cls in plugins.candidates(KIND):
-        reason = cls.why_not(config)
+        with _reading(planned.name):
+            reason = cls.why_not(config)
+            unknown = cls.unknown(config) if reason is None else ()
         if reason is None:
             logger.info("Quantization: %s reads the checkpoint.", planned.name)
-            if unknown := cls.unknown(config):
+            if unknown:
                 logger.warning(
                     "quantization_config: %s does not know %s, and leaves it out.", planned.name, some(unknown)
                 )
@@ -98,7 +101,24 @@ def convert(
         target: What it is read for.
     """
     tensors = file_tensors(plain, rules, widths)
-    return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
+    with _reading(chosen.__name__):
+        return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turn what a plugin raises at a value of `quantization_config` into one line.
+
+    Raises:
+        ModelError: It raised.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"quantization_config: {name} raised {type(error).__name__}: {' '.join(str(error).split())}; correct "
+            "config.json, or report this to the plugin's author"
+        ) from error
 
 
 class Widths(NamedTuple):
@@ -208,7 +228,8 @@ def factory_of(
     if chosen is None:
         return PLAIN
     tensors = {} if headers is None else stored_tensors(rules, headers)
-    return chosen(quantization_config(hf), Stored(tensors, is_known=headers is not None)).factory(PLAIN)
+    with _reading(chosen.__name__):
+        return chosen(quantization_config(hf), Stored(tensors, is_known=headers is not None)).factory(PLAIN)
 
 
 def stored_tensors(rules: Sequence[WeightRule], headers: Sequence[TensorHeader]) -> dict[str, tuple[StoredTensor, ...]]:
