@@ -146,7 +146,7 @@ def not_beside_prompts() -> Iterator[None]:
     try:
         yield
     except InlineCostError as error:
-        text = f"bad_words, suffix and thinking budgets cannot be used with this model: {error}"
+        text = f"bad_words and thinking budgets cannot be used with this model: {error}"
         raise RequestError(text, code="unsupported") from None
 
 
