@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from harness import Harness
 from server_tiny import TEMPLATE, tokenizer, write_model
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 from dovetail.errors import RequestError
 from dovetail_server.batches.execute import prepare
@@ -53,10 +53,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 @pytest.fixture(scope="module")
 def cutting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """A server of a model whose tokenizer panics for some texts, and goes back without end for others."""
+    """A server of a model whose tokenizer panics, goes back without end, or makes a gigabyte, each of other letters."""
     folder = write_model(tmp_path_factory.mktemp("cutting"))
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     cuts = [pre_tokenizers.Split(Regex(source), "isolated") for source in (PANICS, ENDLESS)]
+    backend.normalizer = normalizers.Replace("z", "z" * (1 << 20))
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(False, use_regex=False)])
     backend.save(str(folder / "tokenizer.json"))
     harness = Harness(folder, context_len=1 << 16)
@@ -155,6 +156,13 @@ def test_a_tokenizer_without_end_is_ended(
     assert reply.status_code == 500, reply.text
     assert "chat template or tokenizer takes too much time" in reply.json()["error"]["message"]
     assert max(callbacks) < 0.05
+
+
+def test_a_tokenizer_that_takes_all_memory_is_named(cutting: Harness) -> None:
+    """Native code that gets none ends its process, which says nothing any more."""
+    reply = cutting.post(CHAT, say("z" * 2000))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "body_process_died")
+    assert "died while it ran the model's chat template or tokenizer" in reply.json()["error"]["message"]
 
 
 def test_what_needs_the_tokenizer_beside_a_prompt_is_refused(cutting: Harness) -> None:

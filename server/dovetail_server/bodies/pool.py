@@ -23,7 +23,7 @@ from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, 
 from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL
 from dovetail_server.bodies.turns import Turns
-from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, WorkerStart, too_costly
+from dovetail_server.bodies.wire import LARGE, PARTS, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.errors import ServiceError
 from dovetail_server.responses.references import Answer
 
@@ -208,7 +208,8 @@ class Conversation:
             if time.monotonic() - began >= job.cpu_s:  # the system's limit ended it, in native code
                 return Outcome(refusal=too_costly("time", job.num_bytes))
             logger.error("The process %d that read a body of %d bytes (%s) died.", self._pid, len(raw), job.task)
-            raise died("died") from None
+            ran = "" if job.num_bytes > LARGE else f" while it ran the model's {' or '.join(PARTS)}"
+            raise died(f"died{ran}") from None
         finally:
             if self._pid and not is_over:
                 kill_process(self._pid)

@@ -18,7 +18,7 @@ import requests
 from serving import wait_ready
 
 CHATS = ["What is the capital of France?", "a" * 1900 + "b", "élève 中文 \U0001f600 <b>www.example.com</b>" * 20]
-ANSWERED = {200, 400, 500}
+ANSWERED = {200, 400, 500, 503}
 READY_S = 60
 
 
