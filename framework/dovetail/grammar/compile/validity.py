@@ -39,7 +39,7 @@ def _is_time(text: str) -> bool:
     return max(hour, away_hour) < 24 and max(minute, away_minute) < 60 and (second < 60 or is_leap)
 
 
-class Formats(FormatChecker):  # type: ignore[misc] - the library has no types
+class Formats(FormatChecker):  # type: ignore[misc]  # the library has no types
     """Judges texts by the expressions of formats, where these say yes; by the library, where it knows better.
 
     Its packages for the other formats are not needed for that, and say nothing where they are not installed.
