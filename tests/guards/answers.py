@@ -14,16 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import io
 import json
-import os
 import platform
-import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterable
-from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -34,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bodies import Asked, all_requests
-from code_lines import PACKAGES
 from exchanges import steady
 from harness import Harness
+from revisions import show_changes
 from server_tiny import write_model
 
 from dovetail.plugins import Registry, make_plan
@@ -177,36 +172,8 @@ def environment() -> dict[str, str]:
     return {"python": ".".join(platform.python_version_tuple()[:2]), "pydantic": pydantic.VERSION}
 
 
-def answers_at(revision: str) -> list[str]:
-    """Return the lines that a commit prints, of a copy of it; what it needs beside itself is this environment's.
-
-    Raises:
-        SystemExit: It is no commit, or has no such guard.
-    """
-    packed = subprocess.run(["git", "archive", "--format=tar", revision], cwd=ROOT, capture_output=True, check=False)
-    if packed.returncode:
-        raise SystemExit(packed.stderr.decode())
-    with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as tar:
-            tar.extractall(folder, filter="data")
-        paths = [str((Path(folder) / package).parent) for package in PACKAGES.values()]
-        script = Path(folder) / "tests/guards/answers.py"
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"{revision}: {done.stderr[-2000:]}")
-    return done.stdout.splitlines()
-
-
 def main() -> int:
     """Print the answers, or what differs, or record them; exit code 1 where something differs."""
-    from inventory import base_of
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changed", nargs="?", const="", metavar="REV", help="print what differs from a commit")
     parser.add_argument("--write", action="store_true", help="record the digests")
@@ -222,10 +189,7 @@ def main() -> int:
     if args.changed is None:
         print("\n".join(lines))
         return 0
-    diff = unified_diff(answers_at(base_of(args.changed)), lines, "then", "now", n=0, lineterm="")
-    differing = [line for line in diff if not line.startswith("@@")]
-    print("\n".join(differing))
-    return 1 if differing else 0
+    return show_changes(args.changed, Path(__file__).name, lines)
 
 
 if __name__ == "__main__":
