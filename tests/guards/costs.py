@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("costs.json")
 Figures = dict[str, dict[str, float]]
 TOLERANCES = {
-    "calls": 0.04, "calls there": 0.02, "calls a token": 0.05, "changes there": 0.03, "changes back": 0.06,
+    "calls": 0.08, "calls there": 0.08, "calls a token": 0.05, "changes there": 0.03, "changes back": 0.06,
     "changes a token": 0.06, "files": 0.035, "modules": 0.02,
 }  # fmt: skip
 """How much of a figure may be added without a signature; all others are exact.
 
-There, before the submission: a helper more is no change of shape. What is behind it, and files: a busy machine may cut
+Calls: a helper or a check more is no change of shape. What is behind the submission, and files: a busy machine may cut
 off the last calls of a request, or part two tokens that went as one. Modules: of all packages, whose versions differ.
 """
 SHOWN_ONLY = ("MiB", "lines now", "us a token, median", "least", "most")
