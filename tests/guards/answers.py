@@ -189,7 +189,7 @@ def main() -> int:
     if args.changed is None:
         print("\n".join(lines))
         return 0
-    return show_changes(args.changed, Path(__file__).name, lines)
+    return show_changes(args.changed, [Path(__file__).name], lines)
 
 
 if __name__ == "__main__":

@@ -276,7 +276,7 @@ def main() -> int:
     if args.write:
         write(record["models"])
     elif args.changed is not None:
-        return show_changes(args.changed, Path(__file__).name, lines)
+        return show_changes(args.changed, [Path(__file__).name, *args.models], lines)
     print("\n".join(lines))
     return 0
 

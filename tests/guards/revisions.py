@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from difflib import unified_diff
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from inventory import base_of
 ROOT = Path(__file__).parents[2]
 
 
-def output_at(revision: str, script: str) -> list[str]:
-    """Return the lines that a script of `tests/guards` prints at a commit.
+def output_at(revision: str, command: Sequence[str]) -> list[str]:
+    """Return the lines that a script of `tests/guards` prints at a commit, with its arguments.
 
     Raises:
         SystemExit: It is no commit, or has no such guard.
@@ -31,7 +32,7 @@ def output_at(revision: str, script: str) -> list[str]:
             tar.extractall(folder, filter="data")
         paths = dict.fromkeys(str((Path(folder) / package).parent) for package in PACKAGES.values())
         done = subprocess.run(
-            [sys.executable, str(Path(folder) / "tests/guards" / script)],
+            [sys.executable, str(Path(folder) / "tests/guards" / command[0]), *command[1:]],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -43,8 +44,8 @@ def output_at(revision: str, script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def show_changes(revision: str, script: str, now: list[str]) -> int:
+def show_changes(revision: str, command: Sequence[str], now: list[str]) -> int:
     """Print which lines differ from those of a commit, or of the branch's base; 1 where some do, else 0."""
-    diff = list(unified_diff(output_at(base_of(revision), script), now, "then", "now", n=0, lineterm=""))
+    diff = list(unified_diff(output_at(base_of(revision), command), now, "then", "now", n=0, lineterm=""))
     print("\n".join(line for line in diff if not line.startswith("@@")))
     return int(bool(diff))
