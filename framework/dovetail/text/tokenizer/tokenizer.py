@@ -5,12 +5,11 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tokenizers
 
@@ -23,6 +22,8 @@ from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
 from dovetail.text.tokenizer.fill_in import Infill
 from dovetail.text.tokenizer.vocabulary import VocabularyBytes
 
+P = ParamSpec("P")
+T = TypeVar("T")
 WHOLE = 4 * PIECE
 """Characters of a text that is tokenized as a whole, whatever the tokenizer."""
 MOST_KEPT = 1 << 16
@@ -199,14 +200,12 @@ class Tokenizer:
         texts = [first] if second is None else [first, second]
         for text in texts:
             check_text(text)
-        with self._contained():
-            parts = self._backend.encode_batch(texts, add_special_tokens=False)
+        parts = self._run(self._backend.encode_batch, texts, add_special_tokens=False)
         if most is not None:
             room = max(0, most - self._backend.num_special_tokens_to_add(len(parts) == 2))
             for part, kept in zip(parts, shares([len(part) for part in parts], room), strict=True):
                 part.truncate(kept, direction="left" if cuts_left else "right")
-        with self._contained():
-            joined = self._backend.post_process(parts[0], parts[1] if len(parts) == 2 else None, True)
+        joined = self._run(self._backend.post_process, parts[0], parts[1] if len(parts) == 2 else None, True)
         types = joined.type_ids if self._tells_apart else ()
         return joined.ids, types.index(1) if 1 in types else 0
 
@@ -217,18 +216,16 @@ class Tokenizer:
             RequestError: As `encode`.
         """
         check_text(text)
-        with self._contained():
-            found = self._backend.encode(text, add_special_tokens=False)
+        found = self._run(self._backend.encode, text, add_special_tokens=False)
         return text if len(found) <= most else text[: found.offsets[most - 1][1]]
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # `encode` holds the GIL, `encode_batch_fast` does not.
-        with self._contained():
-            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        made = self._run(self._backend.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
+        return made[0].ids
 
-    @contextmanager
-    def _contained(self) -> Iterator[None]:
-        """Run the library: only where it may, and with its failures told as what they are.
+    def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the library: only where it may run, and with its failures told as what they are.
 
         Raises:
             InlineCostError: It may not.
@@ -237,7 +234,7 @@ class Tokenizer:
         if not self.is_inline:
             raise InlineCostError(f"the model's tokenizer runs in a process of its own: {self.unbounded}")
         try:
-            yield
+            return call(*args, **kwargs)
         except BaseException as error:
             if is_panic(error):  # which takes 70 ms where RUST_BACKTRACE has it printed
                 self.unbounded = self.unbounded or "it panicked"
@@ -258,13 +255,12 @@ class Tokenizer:
         while some := list(islice(left, TOGETHER)):
             before = [None if known is None else known.find(piece) for piece in some]
             new = [piece for piece, found in zip(some, before, strict=True) if found is None]
-            with self._contained():
-                made = iter(self._backend.encode_batch_fast(new, add_special_tokens=False) if new else ())
+            made = iter(self._run(self._backend.encode_batch_fast, new, add_special_tokens=False) if new else ())
             for piece, found in zip(some, before, strict=True):
                 if found is not None:
                     ids += shared(found, equal)
                     continue
-                fresh = next(made).ids
+                fresh: list[int] = next(made).ids
                 ids += shared(fresh, equal)
                 if known is not None:
                     known.keep(piece, fresh)
