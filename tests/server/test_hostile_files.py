@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -79,8 +80,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def callbacks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Processor time of each callback of event loops, from now on."""
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Processor time of each callback of event loops, without rounds of the garbage collector over a test's process."""
     found: list[float] = []
     run = asyncio.events.Handle._run
 
@@ -90,7 +91,9 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(time.thread_time() - began)
 
     monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
-    return found
+    gc.disable()
+    yield found
+    gc.enable()
 
 
 @pytest.mark.parametrize("what", ["select", "sort", "links", "memory"])

@@ -13,6 +13,7 @@ from typing import Any
 
 from server_tiny import write_model
 
+from dovetail import imports
 from dovetail.errors import RequestError
 from dovetail.processing.input import Conversation, chat_prompt
 from dovetail.processing.processor import Processor
@@ -74,6 +75,7 @@ def read(path: Path) -> float:
     text = Processor(tokenizer, template)
     text.limits = SamplingLimits(vocab_size=tokenizer.vocab_size, context_len=CONTEXT, max_prompt_bytes=1 << 20)
     text.keep_inline()
+    imports.started()
     longest = 0.0
     for messages in CONVERSATIONS:
         began = time.thread_time()

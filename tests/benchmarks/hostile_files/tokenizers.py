@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -141,7 +142,7 @@ def changed(rng: random.Random) -> str:
                 break
             key = rng.choice(keys)
             if not isinstance(at[key], (dict, list)) or rng.random() < 0.3:
-                at[key] = rng.choice(VALUES)
+                at[key] = copy.deepcopy(rng.choice(VALUES))
                 break
             at = at[key]
     return json.dumps(state)

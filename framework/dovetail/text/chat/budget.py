@@ -48,7 +48,7 @@ class Limits:
 
 FULL = Limits(seconds=5.0, chars=1 << 24, items=1 << 20, superlinear=1 << 14, searched=1 << 30)
 """Where a render may take its time: in `LLM`, and in a process that can be killed."""
-INLINE = Limits(seconds=0.02, chars=1 << 19, items=1 << 13, superlinear=1 << 10, searched=1 << 23, message_s=1e-4)
+INLINE = Limits(seconds=0.015, chars=1 << 19, items=1 << 12, superlinear=1 << 10, searched=1 << 23, message_s=1e-4)
 """In a server's process, for short conversations on its event loop. Published templates take 50 µs for a message.
 
 Between two checks of the time one function runs, which takes 10 ms at most with such inputs.
