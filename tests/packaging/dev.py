@@ -6,7 +6,7 @@ large one takes longer than to run them. What failed last time comes first. Eigh
 stops and says how many it did not come to: `make test ARGS=…` runs them all. Tests that install packages are left out.
 
 `dev.py --full-of BASE` prints the folders whose `full` tests `.ci/run` runs: those that belong to what differs from a
-commit, and `tests` where the framework does or the commit is unknown.
+commit, with the guards where the product does, and `tests` where the framework does or the commit is unknown.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ ELSEWHERE = {
     "": ["packaging", "docs"],
 }
 """Tests of a folder's files that are not those of the last part of its path that a folder of tests is named by."""
+GUARDS = "tests/guards"
+"""What holds whichever part of the product changed."""
 COMMON = {"dovetail", "test", "py", "init", "base"}
 """Words of names that say nothing of what a file is about."""
 
@@ -154,7 +156,10 @@ def full_of(base: str) -> list[str]:
         changed = changed_files(base) if base else ["framework/"]
     except subprocess.CalledProcessError:
         return ["tests"]
-    return ["tests"] if any(name.startswith("framework/") for name in changed) else folders_of(changed)
+    if any(name.startswith("framework/") for name in changed):
+        return ["tests"]
+    guards = [GUARDS] if any(name.startswith(("server/", "plugins/")) for name in changed) else []
+    return sorted({*folders_of(changed), *guards})
 
 
 def main() -> int:

@@ -54,14 +54,18 @@ def test_of_a_folder_the_files_that_import_what_changed_are_collected() -> None:
 @pytest.mark.parametrize(
     ("changed", "folders"),
     [
-        (["plugins/parsers/dovetail_parsers/tools/llama3.py", "docs/serve.md"], ["tests/docs", "tests/parsers"]),
+        (
+            ["plugins/parsers/dovetail_parsers/tools/llama3.py", "docs/serve.md"],
+            ["tests/docs", "tests/guards", "tests/parsers"],
+        ),
+        (["docs/serve.md"], ["tests/docs"]),
         (["docs/serve.md", "framework/dovetail/messages/step.py"], ["tests"]),
     ],
 )
 def test_what_differs_says_which_full_tests_run(
     changed: list[str], folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of its folders; all, where the framework differs or nobody knows from what."""
+    """Those of its folders, and the guards of the product; all, where the framework or nobody knows what differs."""
     monkeypatch.setattr(dev, "changed_files", lambda base: changed)
     assert full_of("a commit") == folders
     assert full_of("") == ["tests"]
