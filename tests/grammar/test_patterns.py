@@ -2,6 +2,7 @@ r"""Patterns that libraries read in another way than JSON Schema does: look-arou
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import re
@@ -293,6 +294,19 @@ def test_a_nul_in_a_schema_is_a_character(backend: GrammarBackend, schema: Any, 
     for value in (right, wrong):
         matcher, ids = grammar.matcher(), list(json.dumps(value).encode())
         assert (matcher.accept(ids) == len(ids) and matcher.accepting) is (value == right), value
+
+
+def test_dates_are_those_of_the_calendar() -> None:
+    """From the year 1 on: many a program has no year 0."""
+    date = re.compile(PATTERNS["date"])
+    for year in (0, 1, 4, 10, 100, 400, 1900, 2000, 2023, 2024, 9999):
+        for month in range(14):
+            for day in (0, 1, 28, 29, 30, 31, 32):
+                try:
+                    is_one = bool(datetime.date(year, month, day))
+                except ValueError:
+                    is_one = False
+                assert bool(date.fullmatch(f"{year:04}-{month:02}-{day:02}")) is is_one
 
 
 def test_ends_of_a_text_as_python_and_perl_write_them(backend: GrammarBackend) -> None:

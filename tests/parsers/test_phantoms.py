@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from phantoms import formats, parsed, phantoms
-from samples import CALLS, CONTENT_FIRST
+from samples import CALLS, CONTENT_FIRST, M3
 
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -28,6 +28,9 @@ NAMED = [
     ("hermes", "Write `<tool_call>` first.\n\n```xml\n<tool_call>\n{\"name\": \"now\"}\n</tool_call>\n```\nSo."),
     ("hermes", 'It writes "<tool_call>{"name": "now"}</tool_call>".'),
     ("glm45", "It is ``<tool_call>now</tool_call>``."),
+    ("minimax-m3", f'It ends with {M3}<tool_call>.\n\n```\n{CALLS["minimax-m3"]}\n```'),
+    # The quotation marks of an attribute end no quotation.
+    ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class Place:
         last: The end of the text, at least a character. Whoever leaves out text without `SIGNS` sets it.
     """
 
-    __slots__ = ("_closes", "_fence", "_is_blank", "_line", "_opens", "_quote", "_run", "_span", "last")
+    __slots__ = ("_attribute", "_closes", "_fence", "_is_blank", "_line", "_opens", "_quote", "_run", "_span", "last")
 
     def __init__(self) -> None:
         """Begin a text."""
@@ -48,6 +48,8 @@ class Place:
         """Backticks of the code that is open in this line."""
         self._quote = ""
         """What closes the quotation that is open in this line."""
+        self._attribute = ""
+        """What closes the value of a tag's attribute that is open within the quotation."""
         self._opens = ""
         """The fence that this line opens unless backticks follow."""
         self._closes = False
@@ -98,9 +100,15 @@ class Place:
 
     def _mark(self, mark: str) -> None:
         """Take a quotation mark."""
-        if self._quote:
-            if mark in self._quote and self.last[-1:] != "=":
+        if self._attribute:
+            self._attribute = "" if mark == self._attribute else self._attribute
+        elif self._quote and mark in self._quote:
+            if self.last[-1:] == "=":
+                self._attribute = mark
+            else:
                 self._quote = ""
+        elif self._quote:
+            return
         elif _BEHIND_WORD.match(self.last[-1:]) is None:
             self._quote = _CLOSING.get(mark, "")
 

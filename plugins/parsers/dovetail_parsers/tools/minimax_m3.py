@@ -24,6 +24,7 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.parsing.place import Place
 from dovetail.text.tool_calls.call_grammar import Node, calls_grammar, element_arguments, name_of
 from dovetail.text.tool_calls.headed_calls import is_half_a_head
 from dovetail.text.tool_calls.json_text import Quotes
@@ -81,6 +82,8 @@ class ElementCalls(ToolBody):
         self._schema: Mapping[str, Any] | None = None
         self._stack: list[Element] = []
         self._trusts_quotes = True
+        self._place = Place()
+        """Where the noise before a call ends: one in code is no call."""
         self._out: list[ToolEvent] = []
 
     def feed(self, text: str) -> list[ToolEvent]:
@@ -158,6 +161,7 @@ class ElementCalls(ToolBody):
         """Return what stands outside of calls."""
         raw = "".join(self._raw)
         self._raw.clear()
+        self._place = Place()
         return [Malformed("tool_call", raw)] if raw else []
 
     def _take_out(self) -> list[ToolEvent]:
@@ -174,6 +178,8 @@ class ElementCalls(ToolBody):
         tag = _INVOKE.match(piece) or _TAG.match(piece)
         if tag is None:
             self._text(piece)
+        elif tag.re is _INVOKE and self._call is None and self._place.is_quoted:
+            self._text(MARK + piece)
         elif tag.re is _INVOKE:
             self._end_call()
             start = self._new_call(tag[1])
@@ -216,6 +222,7 @@ class ElementCalls(ToolBody):
             self._stack[-1].add(text)
         elif text.strip():
             self._raw.append(text)
+            self._place.feed(text)
 
     def _close(self, name: str, tag: str, piece: str) -> None:
         """Take a closing tag; one of nothing that is open closes what was opened last, and is shown."""
