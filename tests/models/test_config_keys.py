@@ -291,6 +291,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0
         ({"rms_norm_eps": -1e-6}, "the norms' epsilon is -1e-06"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false' is text; write true or false, without quo"),
         ({"attention_bias": "Yes"}, "attention_bias = 'Yes' is text"),
+        ({"hidden_act": ["silu"]}, "hidden_act is .'silu'.; it must be a name"),
         ({"num_attention_heads": 0}, "config_from_hf raised ZeroDivisionError"),
     ],
 )

@@ -42,6 +42,8 @@ def check_numbers(config: ModelConfig) -> None:
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:
+    if not isinstance(config.hidden_act, str):
+        yield f"hidden_act is {config.hidden_act!r}; it must be a name"
     for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
         yield _at_least_one(name, getattr(config, name))
     if not 0 <= config.norm_eps < math.inf:
