@@ -127,7 +127,8 @@ def main() -> int:
         for number, (module, kind, path) in enumerate(many):
             row = rows.setdefault(kind, Row())
             read = getattr(module, "read", plain_read)
-            said = start(path) if given.starts else apart(read, path, given.seconds)
+            begin = getattr(module, "start", start)
+            said = begin(path) if given.starts else apart(read, path, given.seconds)
             row.files += 1
             row.refused += "refused" in said
             row.loaded += "longest_s" in said

@@ -13,6 +13,7 @@ from typing import Any
 
 from hostile_files.claims import checkpoint, packed, value, words
 from hostile_files.claims import read as read
+from hostile_files.claims import start as start
 
 FAMILIES = words("""
     llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe gemma2 gemma3_text gemma4_text deepseek_v2 deepseek_v3

@@ -16,6 +16,7 @@ from gguf_files import write_gguf
 
 from hostile_files.claims import checkpoint, value, words
 from hostile_files.claims import read as read_config
+from hostile_files.claims import start as start
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text")
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
