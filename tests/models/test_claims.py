@@ -120,6 +120,8 @@ def test_files_that_a_file_names_are_in_the_folder(tmp_path: Path) -> None:
         (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": name}]))
         (tmp_path / "config.json").write_text(json.dumps(DEMO))
         assert "only files in the folder are read" in Embedder.of_checkpoint(tmp_path).obstacle
+        with pytest.raises(ModelError, match="only files in the folder are read"):
+            ModelFolder.read(tmp_path, weights=False)
 
 
 def test_a_json_file_has_a_size(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers, dense_numel
-from dovetail.runtime.hf_config import architecture, dense_config, read_config
+from dovetail.runtime.hf_config import architecture, dense_config, modules_of, read_config
 
 INT_BITS = 2
 """Fewest bits of a quantised number: files pack them into bytes and words."""
@@ -47,6 +47,7 @@ class ModelFolder:
         """
         config = read_config(path)
         name = architecture(config, path)
+        modules_of(path)
         files = held_by(path) if weights else None
         check_claims(config, files)
         return cls(path, name, config, files)
