@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -208,5 +209,5 @@ def test_nothing_of_ours_is_run_elsewhere(
 def test_without_processes_limits_are_those_of_a_process(make_harness: Callable[..., Harness], folder: Path) -> None:
     """`--body-processes 0`: the server renders by itself, for as long as that takes."""
     harness = make_harness(body_processes=0)
-    assert harness.state.text.tokenizer.is_inline
+    assert harness.state.text.tokenizer.max_chars == sys.maxsize
     assert harness.state.text.template.limits.seconds == 5

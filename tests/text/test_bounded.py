@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from dovetail.errors import ModelError, RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer import tokenizer
-from dovetail.text.tokenizer.bounded import why_unbounded
+from dovetail.text.tokenizer.bounded import SHORT, judged
 from dovetail.text.tokenizer.expressions import is_linear
 from dovetail.text.tokenizer.gguf_cuts import CUTS
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -74,7 +76,7 @@ SLOW: dict[str, Callable[[tokenizers.Tokenizer], None]] = {
 def test_a_tokenizer_that_may_take_long_is_not_run_inline(why: str) -> None:
     """It is seen by its parts, and where others wait it refuses to run."""
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
-    assert why_unbounded(backend) is None
+    assert judged(backend) == (sys.maxsize, None)
     SLOW[why](backend)
     made = Tokenizer(backend)
     assert why in str(made.unbounded)
@@ -87,6 +89,20 @@ def test_a_tokenizer_that_may_take_long_is_not_run_inline(why: str) -> None:
     ):
         with pytest.raises(InlineCostError, match="process of its own"):
             run()
+
+
+@pytest.mark.parametrize("source", [r"\s+$", r"\s+$|\p{N}"])
+def test_a_tokenizer_that_takes_the_square_of_a_text_is_run_inline_for_short_ones(source: str) -> None:
+    """DeepSeek-LLM's expression: a thousand spaces take some milliseconds, and more go elsewhere."""
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    split(source)(backend)
+    made = Tokenizer(backend)
+    made.keep_inline()
+    began = time.thread_time()
+    made.encode(" " * (SHORT - 2) + "a", add_special_tokens=False)
+    assert time.thread_time() - began < 0.05
+    with pytest.raises(InlineCostError, match="process of its own"):
+        made.encode(" " * SHORT, add_special_tokens=False)
 
 
 def test_a_panic_is_the_tokenizer_s_error() -> None:
@@ -105,7 +121,7 @@ def test_a_tokenizer_that_panicked_is_not_run_inline_again(monkeypatch: pytest.M
     """Whatever its parts say: it takes long where Rust prints where it was."""
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     split("(a+)+$")(backend)
-    monkeypatch.setattr(tokenizer, "why_unbounded", lambda backend: None)
+    monkeypatch.setattr(tokenizer, "judged", lambda backend: (sys.maxsize, None))
     made = Tokenizer(backend)
     made.keep_inline()
     with pytest.raises(RequestError, match="failed"):

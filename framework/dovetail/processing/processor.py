@@ -239,7 +239,10 @@ class Processor:
         if self.template.problem is not None:
             notes.append(f"requests will not be rendered: {self.template.problem}")
         if self.tokenizer.unbounded is not None:
-            notes.append(f"the tokenizer runs in processes of its own: {self.tokenizer.unbounded}")
+            texts = (
+                f"texts of {self.tokenizer.inline_chars} characters or more" if self.tokenizer.inline_chars else "texts"
+            )
+            notes.append(f"{texts} are tokenized in processes of their own: {self.tokenizer.unbounded}")
         return notes
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool, keeps: bool = False) -> list[int]:

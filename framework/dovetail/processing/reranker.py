@@ -165,7 +165,7 @@ def _answers(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> t
     """Find the tokens of both answers; -1 where one is none of its own, or the tokenizer may take long to tell."""
     if given := _logit_score(folder):
         return given["false_token_id"], given["true_token_id"]
-    if tokenizer.unbounded is not None:
+    if not tokenizer.inline_chars:
         return -1, -1
     words = config.get("classifier_from_token") or WORDS
     ids = [tokenizer.encode(str(word), add_special_tokens=False) for word in words]

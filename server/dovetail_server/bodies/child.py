@@ -97,7 +97,7 @@ class Worker:
         os.nice(NICE)
         addresses = address_space()
         set_threads(self._num_threads)
-        if self._text.tokenizer.unbounded is None:
+        if self._text.tokenizer.inline_chars:
             self._text.tokenizer.encode(WARM_UP, add_special_tokens=False)  # starts them, before there is a job
         job = msgspec.msgpack.decode(receive(channel), type=Job)
         began, before = time.process_time(), most_own_bytes()

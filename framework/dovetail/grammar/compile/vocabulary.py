@@ -54,7 +54,7 @@ def make_vocabulary(
         special_ids=special,
         fingerprint=digest.hexdigest(),
         added=added,
-        encode=tokenizer.encode_written if tokenizer.unbounded is None else None,
+        encode=tokenizer.encode_written if tokenizer.inline_chars else None,
     )
 
 

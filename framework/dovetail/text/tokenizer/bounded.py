@@ -1,19 +1,21 @@
 """Whether a tokenizer takes time and memory in proportion to its text, whatever that is: read off its parts.
 
 Tokenizers come with a model. One that does may run in the server's process; another may take minutes for thirty
-characters, or write a gigabyte for one, so it runs where it can be killed.
+characters, or write a gigabyte for one, so it runs where it can be killed. One whose time grows with the square of the
+text, as DeepSeek-LLM's does for spaces, runs in the server's process for short ones.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
 
-from dovetail.text.tokenizer.expressions import is_linear
+from dovetail.text.tokenizer.expressions import is_linear, num_in_vain
 
 MAX_GROWTH = 16
 """Characters that normalizing may make of one: Unicode's own forms make 18 at most, and count as one here."""
@@ -22,6 +24,8 @@ MAX_WORD = 1000
 MAX_PIECE = 512
 """Characters of the longest token of a Unigram model, which tries all that fit at each place."""
 MAX_PARTS = 64
+SHORT, MAX_IN_VAIN = 1024, 2
+"""Characters of a text that a tokenizer may take 4 ms for, for each of so many alternatives that read in vain."""
 _NORMALIZERS = {
     "NFC",
     "NFD",
@@ -47,21 +51,31 @@ def state(part: Any) -> dict[str, Any]:
     return found
 
 
-def why_unbounded(backend: tokenizers.Tokenizer) -> str | None:
-    """Return why a text may take a tokenizer more than time and memory in proportion; None where it cannot."""
-    growth = 1.0
+def judged(backend: tokenizers.Tokenizer) -> tuple[int, str | None]:
+    """Return how long a text may be for a tokenizer to take little time and memory, in characters, and why no longer.
+
+    The reason is None where it takes both in proportion to any text.
+    """
+    growth, in_vain, slow = 1.0, 0, None
     for part in _flat(state(backend.normalizer)):
         made = _growth(part)
         if made is None:
-            return f"its normalizer {_named(part)} may take more than linear time"
+            return 0, f"its normalizer {_named(part)} may take more than linear time"
         growth *= made
         if growth > MAX_GROWTH:
-            return f"its normalizer {_named(part)} makes a text much longer"
+            return 0, f"its normalizer {_named(part)} makes a text much longer"
     for part in _flat(state(backend.pre_tokenizer)):
-        kind, source = part.get("type"), part.get("pattern", {}).get("Regex")
-        if not (kind in _CUTTERS or (kind == "Split" and (source is None or is_linear(source)))):
-            return f"its pre-tokenizer {_named(part)} may take more than linear time"
-    return _why_unbounded(backend.model)
+        if part.get("type") in _CUTTERS:
+            continue
+        source = part.get("pattern", {}).get("Regex")
+        found = (0 if source is None else num_in_vain(source)) if part.get("type") == "Split" else None
+        reason = f"its pre-tokenizer {_named(part)} may take more than linear time"
+        if found is None or (in_vain := in_vain + found) > MAX_IN_VAIN or (in_vain and growth > 1):
+            return 0, reason
+        slow = slow or (reason if found else None)
+    if (reason_of_model := _why_unbounded(backend.model)) is not None:
+        return 0, reason_of_model
+    return (sys.maxsize, None) if slow is None else (SHORT, slow)
 
 
 def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:

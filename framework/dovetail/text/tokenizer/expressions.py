@@ -8,7 +8,9 @@ once, such as `\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`. O
 - reads a repetition in vain only if something behind it fails. The next alternative must then begin alike and repeat
   the same class, and so on until one that cannot fail: so what was read in vain is part of the match that follows.
 
-Hence every character is read a bounded number of times. Whatever is written in another way counts as not linear.
+Hence every character is read a bounded number of times. Where alternatives read one repetition in vain, and no other
+reads it as well, as in `\s+$`, the time grows with the square of the text. Whatever is written in another way counts as
+worse.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 
 MAX_CHOICES = 64
 """Ways through an alternative beside its repetitions."""
+FEW_CHOICES = 2
+"""The same of one that reads a repetition in vain, at every place of it."""
 MANY = 64
 """Repetitions from which on they count as without bound."""
 _ATOM = re.compile(
@@ -56,23 +60,30 @@ _Branch = list[_Item]
 
 
 def is_linear(source: str, *, finds_nothing: bool = True) -> bool:
-    """Whether splitting by an expression takes time in proportion to the text, whatever that is.
+    """Whether splitting by an expression takes time in proportion to the text, whatever that is; see `num_in_vain`."""
+    return num_in_vain(source, finds_nothing=finds_nothing) == 0
+
+
+def num_in_vain(source: str, *, finds_nothing: bool = True) -> int | None:
+    """Return how many alternatives of an expression read a repetition in vain: each adds time with the text's square.
+
+    None where it may take still longer.
 
     Args:
         source: The expression.
         finds_nothing: Whether it may match the empty text. Replacing that makes a text longer, and the library panic.
     """
     if len(source) > 1 << 14:
-        return False
+        return None
     try:
         at, branches = _alternatives(source, 0)
         if at < len(source):
-            return False
+            return None
         if not finds_nothing and any(_cannot_fail(branch) for branch in branches):
-            return False
-        return all(_is_good(branches, number) for number in range(len(branches)))
+            return None
+        return sum(_reads_in_vain(branches, number) for number in range(len(branches)))
     except (_OtherError, RecursionError):
-        return False
+        return None
 
 
 def _alternatives(source: str, at: int) -> tuple[int, list[_Branch]]:
@@ -156,26 +167,32 @@ def _counts(low: str, comma: str, high: str) -> tuple[int, float]:
     return least, (int(high) if high else math.inf) if comma else least
 
 
-def _is_good(branches: list[_Branch], number: int) -> bool:
-    """Whether an alternative reads nothing in vain, or the next ones read it as well."""
+def _reads_in_vain(branches: list[_Branch], number: int) -> bool:
+    """Whether an alternative reads a repetition in vain that the next ones do not read as well.
+
+    Raises:
+        _OtherError: It reads two, or may be read in very many ways.
+    """
     branch = branches[number]
-    if math.prod(item.choices for item in branch) > MAX_CHOICES:
-        return False
+    choices = math.prod(item.choices for item in branch)
     vain = [at for at, item in enumerate(branch) if item.repeats and not _cannot_fail(branch[at + 1 :])]
+    if choices > MAX_CHOICES or len(vain) > 1:
+        raise _OtherError
     if not vain or _leaves_one_space(branch, vain):
-        return True
-    at = vain[0]
-    if len(vain) > 1 or number + 1 == len(branches):
         return False
-    following = branches[number + 1]
-    return (
+    at = vain[0]
+    following = branches[number + 1] if number + 1 < len(branches) else []
+    is_read_again = (
         following[:at] == branch[:at]
         and len(following) > at
         and following[at].text == branch[at].text
         and following[at].repeats
         and following[at].least <= 1
-        and _is_good(branches, number + 1)
+        and not _reads_in_vain(branches, number + 1)
     )
+    if not is_read_again and choices > FEW_CHOICES:
+        raise _OtherError
+    return not is_read_again
 
 
 def _cannot_fail(rest: _Branch) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import islice
@@ -16,7 +17,7 @@ import tokenizers
 from dovetail.errors import DovetailError, ModelError, RequestError
 from dovetail.panics import is_panic
 from dovetail.text.inline import InlineCostError
-from dovetail.text.tokenizer.bounded import why_unbounded
+from dovetail.text.tokenizer.bounded import judged
 from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, pieces, shared
 from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
 from dovetail.text.tokenizer.fill_in import Infill
@@ -86,7 +87,8 @@ class Tokenizer:
             sets them; `do_sample: false` gives temperature 0.
         adds_bos: Whether raw text gets a BOS token in front.
         unbounded: Why a text may take it more than time in proportion to its length; None where it cannot.
-        is_inline: Whether it may tokenize in this process; see `keep_inline`.
+        inline_chars: Characters of a text that it takes little time for.
+        max_chars: Characters of a text that it may tokenize in this process: all, until `keep_inline` is called.
         strips_leading_space: Whether a text decoded from its start loses one leading space (sentencepiece).
         fill_in: How the model is asked for what stands between two texts; None: it was not trained for it.
         pieces: Text of a token by id, None where its bytes are not whole characters. For hot loops.
@@ -117,9 +119,9 @@ class Tokenizer:
         self.strips_leading_space = self.bytes_table.strips_leading_space
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")
-        self.unbounded = why_unbounded(backend)
-        self.is_inline, self._serves = True, False
-        self._cuts = cuts_of(backend) if self.unbounded is None else None
+        self.inline_chars, self.unbounded = judged(backend)
+        self.max_chars, self._serves = sys.maxsize, False
+        self._cuts = cuts_of(backend) if self.inline_chars else None
         self._known = KnownPieces()
         self._tells_apart = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
 
@@ -130,7 +132,7 @@ class Tokenizer:
 
     def keep_inline(self) -> None:
         """Refuse to tokenize in this process if that may take for ever, or has panicked once: `InlineCostError`."""
-        self._serves, self.is_inline = True, self.unbounded is None
+        self._serves, self.max_chars = True, self.inline_chars
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -200,12 +202,12 @@ class Tokenizer:
         texts = [first] if second is None else [first, second]
         for text in texts:
             check_text(text)
-        parts = self._run(self._backend.encode_batch, texts, add_special_tokens=False)
+        parts = self._run(max(map(len, texts)), self._backend.encode_batch, texts, add_special_tokens=False)
         if most is not None:
             room = max(0, most - self._backend.num_special_tokens_to_add(len(parts) == 2))
             for part, kept in zip(parts, shares([len(part) for part in parts], room), strict=True):
                 part.truncate(kept, direction="left" if cuts_left else "right")
-        joined = self._run(self._backend.post_process, parts[0], parts[1] if len(parts) == 2 else None, True)
+        joined = self._run(0, self._backend.post_process, parts[0], parts[1] if len(parts) == 2 else None, True)
         types = joined.type_ids if self._tells_apart else ()
         return joined.ids, types.index(1) if 1 in types else 0
 
@@ -216,29 +218,29 @@ class Tokenizer:
             RequestError: As `encode`.
         """
         check_text(text)
-        found = self._run(self._backend.encode, text, add_special_tokens=False)
+        found = self._run(len(text), self._backend.encode, text, add_special_tokens=False)
         return text if len(found) <= most else text[: found.offsets[most - 1][1]]
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # `encode` holds the GIL, `encode_batch_fast` does not.
-        made = self._run(self._backend.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
+        made = self._run(len(text), self._backend.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
         return made[0].ids
 
-    def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the library: only where it may run, and with its failures told as what they are.
+    def _run(self, num_chars: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the library for texts of so many characters: only where it may run, its failures told as what they are.
 
         Raises:
             InlineCostError: It may not.
             RequestError: It failed, or panicked.
         """
-        if not self.is_inline:
+        if num_chars >= self.max_chars:
             raise InlineCostError(f"the model's tokenizer runs in a process of its own: {self.unbounded}")
         try:
             return call(*args, **kwargs)
         except BaseException as error:
             if is_panic(error):  # which takes 70 ms where RUST_BACKTRACE has it printed
-                self.unbounded = self.unbounded or "it panicked"
-                self.is_inline = self.is_inline and not self._serves
+                self.inline_chars, self.unbounded = 0, self.unbounded or "it panicked"
+                self.max_chars = 0 if self._serves else self.max_chars
             elif not isinstance(error, Exception):
                 raise
             reason = str(error).split("\n", 1)[0] or type(error).__name__
@@ -255,7 +257,10 @@ class Tokenizer:
         while some := list(islice(left, TOGETHER)):
             before = [None if known is None else known.find(piece) for piece in some]
             new = [piece for piece, found in zip(some, before, strict=True) if found is None]
-            made = iter(self._run(self._backend.encode_batch_fast, new, add_special_tokens=False) if new else ())
+            longest = max(map(len, new), default=0)
+            made = iter(
+                self._run(longest, self._backend.encode_batch_fast, new, add_special_tokens=False) if new else ()
+            )
             for piece, found in zip(some, before, strict=True):
                 if found is not None:
                     ids += shared(found, equal)
