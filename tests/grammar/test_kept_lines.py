@@ -18,7 +18,7 @@ from dovetail.grammar.matching.kept_lines import MAX_LOOKED, MAX_NEW, KeptLines,
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
-from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar
+from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar, LlguidanceMatcher
 
 TOKENS = (*(bytes([i]) for i in range(256)), b'"}', b'{"', b"true", b"ab", b"<think>", b"</think>", b"")
 EOS = len(TOKENS) - 1
@@ -98,6 +98,23 @@ def test_a_kept_mask_is_the_mask_that_would_be_sent(
                 assert rows.constraints[i].was_forced == plain.constraints[i].was_forced
                 done[i] = rows.constraints[i].terminated
     assert rows.num_named > 10
+
+
+def test_a_state_that_several_share_is_computed_once(
+    vocabulary: Vocabulary, backend: LlguidanceBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others get a copy, and so does whoever comes to it later."""
+    grammar: Any = backend.compile(GrammarSpec(kind=Kind.JSON, source=json.dumps(SCHEMA)), GrammarLimits())
+    grammar.follow()
+    computed: list[int] = []
+    fill = LlguidanceMatcher.fill
+    monkeypatch.setattr(LlguidanceMatcher, "fill", lambda self, mask, row: (computed.append(row), fill(self, mask, row)))
+    masks = [np.zeros((4, vocabulary.mask_words), dtype=np.int32) for _ in range(2)]
+    for mask in masks:
+        assert backend.fill_batch([grammar.matcher() for _ in range(4)], mask, range(4)) == [True] * 4
+    assert computed == [0]
+    assert masks[0].any()
+    assert all((mask == masks[0][0]).all() for mask in masks)
 
 
 def _slot(kept: KeptLines, key: str) -> int | None:

@@ -184,7 +184,6 @@ def actors(temp: str) -> list[int]:
     return [pid for pid in mine if temp in environment_of(pid)]
 
 
-@pytest.mark.full
 def test_every_line_is_answered_once_and_in_order(tmp_path: Path, cluster: dict[str, str]) -> None:
     """Of one file, by an actor of Ray; a request that is refused makes the exit code 1."""
     log, source, target = tmp_path / "log", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
