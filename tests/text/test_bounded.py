@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import time
@@ -145,6 +146,20 @@ def test_a_decoder_that_may_take_long_is_refused(decoder: dict[str, Any], tmp_pa
     (tmp_path / "tokenizer.json").write_text(json.dumps(state | {"decoder": decoder}))
     with pytest.raises(ModelError, match=r"^[^\n]+$"):
         Tokenizer.load(tmp_path).token_bytes(0)
+
+
+@pytest.mark.parametrize("table", [b"", b"abc", b"\x08\0\0\0abcd", b"\x04\0\0\0abcd\xff"])
+def test_a_table_that_the_library_panics_about_is_told_in_one_line(
+    table: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rust prints a panic, so there must be none."""
+    tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    state["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(ModelError, match=r"^[^\n]+$"):
+        Tokenizer.load(tmp_path)
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ A GGUF file has all of it in its metadata.
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ from dovetail.gguf.reader import gguf_of
 from dovetail.panics import is_panic
 from dovetail.text.tokenizer.gguf import backend_of, chat_templates, special_tokens
 
+_TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 _SPECIAL_NAMES = (
     "bos_token",
@@ -110,6 +113,7 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _convert(folder)
+    _check_tables(path)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except BaseException as error:  # the library raises bare Exception, or panics
@@ -119,6 +123,19 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _check_tables(path: Path) -> None:
+    """Refuse a table of characters that the library would panic about, which prints lines before ours."""
+    try:
+        for found in _TABLE.finditer(path.read_bytes()):
+            table = base64.b64decode(found[1], validate=True)
+            size = int.from_bytes(table[:4], "little")
+            if len(table) < 4 + size or size % 4:
+                raise ValueError(f"a trie of {size} bytes in a table of {len(table)}")
+            table[4 + size :].decode()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: its precompiled_charsmap, or the file, cannot be read: {error}") from error
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
