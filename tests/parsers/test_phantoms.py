@@ -29,6 +29,7 @@ NAMED = [
     ("hermes", 'It writes "<tool_call>{"name": "now"}</tool_call>".'),
     ("glm45", "It is ``<tool_call>now</tool_call>``."),
     ("minimax-m3", f'It ends with {M3}<tool_call>.\n\n```\n{CALLS["minimax-m3"]}\n```'),
+    ("minimax-m3", f'Then {M3}<tool_call> opens, and {M3}<invoke name="...">{M3}<days>x{M3}</days> comes.'),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip

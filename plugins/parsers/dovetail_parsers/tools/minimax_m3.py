@@ -74,6 +74,9 @@ class ElementCalls(ToolBody):
         """Prepare; `tools` as OpenAI writes them, for the types of values."""
         self._new_call = new_call
         self._schemas = schemas_by_tool(tools)
+        self._names = frozenset(str(tool.get("function", tool).get("name")) for tool in tools)
+        self._doubted: list[str] | None = None
+        """The text of a call behind noise that names no tool: it counts if it ends."""
         self._parts: list[str] = []
         self._tail = ""
         self._is_behind_mark = False
@@ -110,7 +113,9 @@ class ElementCalls(ToolBody):
         self._close_quotes()
         rest = "".join(self._parts)
         self._parts.clear()
-        if self._is_behind_mark and rest.startswith("<") and ">" not in rest:
+        if self._doubted is not None and not rest.startswith("</invoke>"):
+            self._doubted.append(MARK + rest)
+        elif self._is_behind_mark and rest.startswith("<") and ">" not in rest:
             if not self._begins_tag(rest, is_cut=is_cut):
                 self._unread(MARK + rest)
         else:
@@ -171,6 +176,8 @@ class ElementCalls(ToolBody):
     def _piece(self, piece: str) -> None:
         """Take what stands between two marks: a tag, and text behind it."""
         value = self._stack[-1] if self._call is not None else None
+        if self._doubted is not None:
+            self._doubted.append(MARK + piece)
         if value is not None and value.quotes is not None and value.quotes.is_open:
             value.quotes.note(0)
             value.add(MARK + piece)
@@ -181,11 +188,10 @@ class ElementCalls(ToolBody):
         elif tag.re is _INVOKE and self._call is None and self._place.is_quoted:
             self._text(MARK + piece)
         elif tag.re is _INVOKE:
+            if self._doubted is not None:
+                self._doubted.pop()
             self._end_call()
-            start = self._new_call(tag[1])
-            self._call, self._schema = start.index, self._schemas.get(tag[1])
-            self._stack = [Element("", self._schema, texts=[piece[tag.end() :]])]
-            self._out += [*self._noise(), start]
+            self._begin_call(tag[1], piece, tag.end())
         elif self._call is None:
             self._text(MARK + piece)
         elif tag[1]:
@@ -195,6 +201,16 @@ class ElementCalls(ToolBody):
         else:
             self._stack[-1].inner[tag[2]] += 1
             self._stack[-1].add(MARK + piece)
+
+    def _begin_call(self, name: str, piece: str, at: int) -> None:
+        self._schema = self._schemas.get(name)
+        self._stack = [Element(name, self._schema, texts=[piece[at:]])]
+        if self._raw and name not in self._names:
+            self._call, self._doubted = -1, [MARK + piece]
+            return
+        start = self._new_call(name)
+        self._call = start.index
+        self._out += [*self._noise(), start]
 
     def _opens(self, name: str) -> bool:
         """Whether a tag opens an element here. A parameter that is still to come ends text that was not closed."""
@@ -228,6 +244,11 @@ class ElementCalls(ToolBody):
         """Take a closing tag; one of nothing that is open closes what was opened last, and is shown."""
         behind = piece[len(tag) :]
         if name == "invoke":
+            if self._doubted is not None:  # it is a call
+                self._doubted = None
+                start = self._new_call(self._stack[0].name)
+                self._call = start.index
+                self._out += [*self._noise(), start]
             self._end_call()
             self._text(behind)
             return
@@ -252,6 +273,9 @@ class ElementCalls(ToolBody):
         return element.name
 
     def _end_call(self) -> None:
+        if self._doubted is not None:
+            self._call, text, self._doubted = None, "".join(self._doubted), None
+            self._text(text)
         if self._call is None:
             return
         while len(self._stack) > 1:
