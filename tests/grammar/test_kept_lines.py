@@ -108,7 +108,12 @@ def test_a_state_that_several_share_is_computed_once(
     grammar.follow()
     computed: list[int] = []
     fill = LlguidanceMatcher.fill
-    monkeypatch.setattr(LlguidanceMatcher, "fill", lambda self, mask, row: (computed.append(row), fill(self, mask, row)))
+
+    def counted(self: LlguidanceMatcher, mask: Any, row: int) -> None:
+        computed.append(row)
+        fill(self, mask, row)
+
+    monkeypatch.setattr(LlguidanceMatcher, "fill", counted)
     masks = [np.zeros((4, vocabulary.mask_words), dtype=np.int32) for _ in range(2)]
     for mask in masks:
         assert backend.fill_batch([grammar.matcher() for _ in range(4)], mask, range(4)) == [True] * 4
