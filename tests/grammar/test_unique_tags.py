@@ -45,7 +45,7 @@ BUILT_IN = [r.name for r in Registry.scan().of_kind("tool_parser") if r.builtin]
 LEFT = ("functiongemma", "gemma4", "kimi-k2", "lfm2", "olmo3", "pythonic", "solar")
 """Formats in which values stand behind texts that other text could hold, too."""
 ARRAYS = re.compile(r'\[\s*"[abc",\s]*\]')
-THOUGHTFUL = ("beam", "muse")
+THOUGHTFUL = ("beam", "hyperclova", "muse")
 """Random thoughts before a call would hardly come to an end."""
 FORMATS = [name for name in BUILT_IN if name not in (*LEFT, "template")]
 

@@ -69,6 +69,9 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         ("tool_parser", name): {"samples": samples(TABLE_OF.tool_rows(name)), "tools": TABLE_OF.TOOLS}
         for name in TABLE_OF.CALLS
     },
+    ("reasoning_parser", "minimax-m2-append-think"): {
+        "samples": [Sample("why\n</think>\n\nso", "why", "so", prompt_tail="<think>\n")]  # the stream joins them
+    },
     **{(f"{kind}_parser", "template"): {"chat_template": TEMPLATE} for kind in ("reasoning", "tool")},
     **{("quantization", name): quantised(name) for name in ONE_OF},
     ("logits_processor", "no-repeat-ngram"): {
