@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 GC_YOUNG = 10_000
 """New objects before a round over the youngest; Python's own 700 is for programs with less going on."""
+END_S = 10.0
+"""For so long a process may take to end once it has nothing left to do."""
 
 
 @contextmanager
@@ -43,5 +46,10 @@ def ending() -> None:
 
     The interpreter's last round frees what it may look at. Triton's bindings count what is left behind that round, and
     print a screenful about leaks under the last line of a server's log.
+
+    The kernel ends the process after `END_S`: a GPU that waits for a lost rank keeps the destructors of CUDA and NCCL
+    waiting for ever, and at that point no Python runs that could tell.
     """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, END_S)
     gc.unfreeze()

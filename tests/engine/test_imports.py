@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -82,3 +83,11 @@ def engine_info() -> EngineInfo:
         max_total_tokens=8, max_running_requests=1, page_size=1, attention_backend="none", weight_bytes=0, kv_bytes=0,
         load_s=0.0,
     )  # fmt: skip
+
+
+def test_a_process_ends_whatever_its_destructors_wait_for() -> None:
+    """At that point no Python runs that could notice: the kernel ends it."""
+    hangs = "import atexit, time; from dovetail import imports; imports.END_S = 0.2; "
+    hangs += "atexit.register(time.sleep, 60); imports.ending()"
+    ran = subprocess.run([sys.executable, "-c", hangs], check=False, timeout=30)
+    assert ran.returncode == -signal.SIGALRM
