@@ -378,6 +378,8 @@ def skip_what_changes_nothing(interpreter: ModuleType) -> None:
 
 
 LONG = (
+    "tests/storage/test_faults.py",
+    "tests/storage/test_pauses.py",
     "tests/testing/test_builtins.py",
     "tests/server/test_resume.py",
     "tests/executor/test_rank_processes.py",
@@ -394,7 +396,6 @@ LONG = (
     "tests/server/test_e2e.py",
     "tests/models/test_parity.py",
     "tests/grammar/test_jump.py",
-    "tests/storage/test_pauses.py",
     "tests/storage/test_postgres.py",
     "tests/engine/test_restart.py",
     "tests/docs/test_tutorials.py",

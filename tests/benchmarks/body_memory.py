@@ -3,8 +3,8 @@
     python tests/benchmarks/body_memory.py                the demo model's tokenizer, bodies of 1 MiB
     python tests/benchmarks/body_memory.py --mib 32 --most 8
 
-Shown is by how much the process grew at most, as a multiple of the body, for conversations, texts, ids and items. With
-`--most`, exit code 1 where it is more.
+Shown is by how much the process grew at most beyond what a body of a kilobyte takes, as a multiple of the body, for
+conversations, texts, ids and items. With `--most`, exit code 1 where it is more.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from dovetail_server.bodies.work import do
 from dovetail_server.responses.references import Answer
 
 NAME = "demo"
+SMALL = 1024
+"""Bytes of a body that takes what every body takes."""
 WORDS = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so. "
 
 
@@ -96,9 +98,14 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     found = []
+    small = bodies(SMALL)
     for name, (task, body) in bodies(int(arguments.mib * (1 << 20))).items():
-        raw = json.dumps(body if task == "separate_reasoning" else {"model": NAME, **body}).encode()
+        raw, little = (
+            json.dumps(each if task == "separate_reasoning" else {"model": NAME, **each}).encode()
+            for each in (body, small[name][1])
+        )
         size, came = grown(text, task, raw)
+        size -= grown(text, task, little)[0]
         found.append(size / len(raw))
         print(f"{name:<30} {len(raw):>11,} bytes {found[-1]:>6.1f} x  {came}", flush=True)
     sys.exit(max(found) > arguments.most)

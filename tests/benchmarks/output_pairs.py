@@ -117,10 +117,10 @@ MAX_HEAD = 128
 """Characters at the end of a reply that was cut in which the head of a call may stand that is not shown."""
 WRAPPERS = re.compile(
     r"\bto=[^\s<]*|<\|message_model\|>[^<]*<\|content_invoke|call▁begin｜>[^<]*<｜tool▁sep｜>|call_begin｜>[^<]*<｜tool_sep｜>"
-    r'|"[^"\n]*"\s*:|\btype="\w*"'
+    r'|"tool_call_id"\s*:\s*"[^"\n]*"|"[^"\n]*"\s*:|\btype="\w*"'
 )
-"""A recipient, a name that stands in a header once more, the word `function` before a name, keys beside a call's, and
-the type of a parameter."""
+"""A recipient, a name that stands in a header once more, the word `function` before a name, an id that is replaced,
+keys beside a call's, and the type of a parameter."""
 WITNESS = "\ue000"
 """Stands in a random text for a word that is found nowhere else."""
 PLAIN = [WITNESS, WITNESS, WITNESS, "\n", "\n\n", " ", "a", "Paris is ", "é", "中文", "🎉", "\ufffd", "<", "</", "<|", "{", "}", "[", "]", "'", '"', "\\", "find", ",", ";", "assistant", " to=functions.find", "analysis", "```", "\x01", "\r\n", "\u2028"]  # fmt: skip
@@ -195,7 +195,8 @@ def combinations(tokenizer: Tokenizer) -> list[Pair]:
     reasoning: dict[str, Any] = {"none": None}
     tools: dict[str, Any] = {"none": None}
     for found, group in ((reasoning, "dovetail.reasoning_parsers.v1"), (tools, "dovetail.tool_parsers.v1")):
-        found.update({entry.name: entry.load()() for entry in entry_points(group=group)})
+        entries = sorted(entry_points(group=group), key=lambda entry: entry.name)  # the same pairs wherever it runs
+        found.update({entry.name: entry.load()() for entry in entries})
     pairs = []
     for first, thinker in reasoning.items():
         for second, caller in tools.items():

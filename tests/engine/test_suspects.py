@@ -16,17 +16,18 @@ from dovetail.messages import POISON, SamplingParams, Submit, TokenDelta
 
 DEADLY = """
 import os, sys
-from dovetail.engine import main, request
+from dovetail.client import engine_main
+from dovetail.engine import request
 
-take = request.Request.take
+append = request.Request.append_token
 
 def deadly(self, token):
     if self.rid == "deadly" and self.num_output >= 7:
         os._exit(0)
-    take(self, token)
+    append(self, token)
 
-request.Request.take = deadly
-sys.exit(main.main(sys.argv[1:]))
+request.Request.append_token = deadly
+sys.exit(engine_main.main(sys.argv[1:]))
 """
 OFTEN = (("exit", "deadly"), ("hang", "prompt"))
 CASES = [

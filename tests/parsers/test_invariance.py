@@ -35,6 +35,19 @@ def test_random_pairs(num: int) -> None:
     assert next(output_pairs.mismatches(num, 7), None) is None
 
 
+def test_a_marker_that_is_read_twice_counts_twice() -> None:
+    """Thinking is held behind what looks like a call, and read again when it is none, token or text."""
+    vocabulary = output_pairs.vocabulary()
+    spec = next(p for p in output_pairs.combinations(vocabulary) if p.name == "apertus + cohere-command").spec
+    text = "<|inner_prefix|>so<|START_ACTION|><|tool_call_begin|><|START_ACTION|>"
+    text += '[{"tool_name": "find", "parameters": {}}]<|END_ACTION|>'
+    as_text = output_pairs.outcome(output_pairs.Given(spec, None, None, "stop", False), [text])
+    ids = vocabulary.encode(text, add_special_tokens=False)
+    as_tokens = output_pairs.outcome(output_pairs.Given(spec, vocabulary, None, "stop", False), [[id_] for id_ in ids])
+    assert as_tokens[:3] == as_text[:3]
+    assert as_text[:3] == ("so<|START_ACTION|><|tool_call_begin|>", None, [("id", "find", "{}")])
+
+
 def test_the_pairs_hold_what_they_should() -> None:
     """A check of the check: enough of the texts think, and call tools, and the combinations are all there."""
     writer = output_pairs.Writer(random.Random(1))

@@ -24,6 +24,7 @@ from harness import Harness
 from wire import JSON_TYPE, Wire, request
 
 from dovetail import imports
+from dovetail.text.chat.budget import FULL
 from dovetail_server.bodies.wire import Job, Outcome
 from dovetail_server.bodies.work import do
 from dovetail_server.examples import BODIES, fill
@@ -214,6 +215,8 @@ class Meter:
         self.harness = harness
         self.patient = copy.copy(harness.tools)
         self.patient.limits = dataclasses.replace(harness.tools.limits, context_len=1 << 24)
+        self.patient.template = copy.copy(harness.tools.template)
+        self.patient.template.limits = FULL
         self._apart: list[Outcome] = []
         bodies = harness.state.bodies
         bodies._attempt = self._noted(bodies._attempt)  # type: ignore[method-assign, assignment]

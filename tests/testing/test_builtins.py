@@ -98,7 +98,7 @@ def family(architecture: str) -> dict[str, Any]:
         return seeing(architecture)
     if not architecture.endswith("ForCausalLM"):
         return headless(architecture)
-    kind = next(k for k, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)
+    kind = next(k for k in FAMILIES.DECODERS if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(k) == architecture)
 
     def make_checkpoint(self: Any, folder: Path, **changes: Any) -> Path:
         FAMILIES.make_checkpoint(folder, kind, **{"vocab_size": 199, **changes})

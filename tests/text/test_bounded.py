@@ -23,7 +23,7 @@ from dovetail.text.tokenizer.gguf_cuts import CUTS
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 ORDINARY = [
-    *{source for sources in CUTS.values() for source in sources},
+    *sorted({source for sources in CUTS.values() for source in sources}),
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     r"[\p{Han}]+|[^\r\n\p{L}]?[\p{Lu}&&[^\p{Han}]]*[\p{Ll}&&[^\p{Han}]]+(?i:'s|'t)?|[^\r\n\p{L}]?[\p{Lu}&&[^\p{Han}]]+",
     r" ?[^(\s|[.,!?…])]+",

@@ -33,7 +33,7 @@ def gemma4_config(hf: Mapping[str, Any]) -> ModelConfig:
     """
     if hf.get("use_bidirectional_attention") == "all":
         raise ModelError("config.json: use_bidirectional_attention 'all' is not served for Gemma 4; possible: 'vision'")
-    given = with_missing(hf, **USUAL, layer_types=alternating(int(hf.get("num_hidden_layers", 0)), 6))
+    given = with_missing(hf, **USUAL, layer_types=alternating(needed(hf, "num_hidden_layers"), 6))
     types = layer_types(given) or []
     if types and types[-1] != FULL:  # as transformers has it
         types[-1] = FULL
@@ -62,7 +62,7 @@ def gemma4_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _per_layer_inputs(hf: Mapping[str, Any]) -> dict[str, Any]:
-    width, vocab = int(hf["hidden_size_per_layer_input"]), int(hf["vocab_size"])
+    width, vocab = needed(hf, "hidden_size_per_layer_input"), needed(hf, "vocab_size")
     table = int(hf.get("vocab_size_per_layer_input") or vocab)
     if width and table < vocab:
         raise ModelError(

@@ -82,7 +82,7 @@ class Llama4(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        num, every = int(hf.get("num_hidden_layers", 0)), int(hf.get("no_rope_layer_interval") or 4)
+        num, every = needed(hf, "num_hidden_layers"), int(hf.get("no_rope_layer_interval") or 4)
         rotated = hf.get("no_rope_layers") or [(index + 1) % every != 0 for index in range(num)]
         types = hf.get("layer_types") or ["chunked_attention" if rotates else "full_attention" for rotates in rotated]
         if len(rotated) != num or len(types) != num:

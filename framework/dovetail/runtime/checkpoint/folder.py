@@ -12,7 +12,7 @@ from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers, dense_numel
-from dovetail.runtime.hf_config import architecture, dense_config, modules_of, read_config
+from dovetail.runtime.hf_config import architecture, dense_config, modules_of, quant_method, read_config
 
 INT_BITS = 2
 """Fewest bits of a quantised number: files pack them into bytes and words."""
@@ -48,7 +48,7 @@ class ModelFolder:
         config = read_config(path)
         name = architecture(config, path)
         modules_of(path)
-        files = held_by(path) if weights else None
+        files = held_by(path, is_packed=bool(quant_method(config))) if weights else None
         check_claims(config, files)
         return cls(path, name, config, files)
 
@@ -76,18 +76,22 @@ class ModelFolder:
         return config
 
 
-def held_by(path: Path) -> Held:
+def held_by(path: Path, *, is_packed: bool) -> Held:
     """Return what the weight files of a model folder hold.
+
+    Args:
+        path: The folder, or a GGUF file.
+        is_packed: Several quantised numbers may share an item, of whatever dtype: bitsandbytes stores nf4 in bfloat16.
 
     Raises:
         ModelError: One is missing or broken.
     """
     if (gguf := gguf_of(path)) is not None:
         return held((place.name, place.shape, 1) for place in gguf.tensors.values())
-    return held((header.name, header.shape, _numbers(header)) for header in checkpoint_headers(path))
+    return held((header.name, header.shape, _numbers(header, is_packed)) for header in checkpoint_headers(path))
 
 
-def _numbers(header: TensorHeader) -> int:
+def _numbers(header: TensorHeader, is_packed: bool) -> int:
     """Return how many numbers each item of a tensor holds at most."""
     bits = header.num_bits
-    return 1 if header.is_floating_point and bits >= 8 else max(1, bits // INT_BITS)
+    return 1 if header.is_floating_point and bits >= 8 and not is_packed else max(1, bits // INT_BITS)

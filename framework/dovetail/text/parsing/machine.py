@@ -246,7 +246,7 @@ class IncrementalParser(ABC):
                 self._held, self._state = self._held + text, state
                 self._seen += len(text)
                 return
-        buffer = self._held + text
+        views, buffer = self._views, self._held + text
         begin, scanned, state = 0, len(self._held), self._state
         self._held, self._state = "", 0
         self._seen += len(text)
@@ -269,6 +269,9 @@ class IncrementalParser(ABC):
             if not self._unread:
                 if not length:
                     self._held, self._state = buffer[cut:], state
+                    if self._views is not views:
+                        self._views = views
+                        self._hold_again()
                     return
                 self._take_spelled(view, buffer[cut:end], base + end)
                 begin = scanned = end
@@ -276,6 +279,14 @@ class IncrementalParser(ABC):
                 buffer, self._unread = self._unread + buffer[max(begin, cut) :], ""
                 begin = scanned = state = 0
                 base = self._seen - len(buffer)
+                self._views = self._layout.by_text  # a marker that was a token is text in it
+
+    def _hold_again(self) -> None:
+        """Hold back what may become one of the markers that count now."""
+        held, self._held, self._state = self._held, "", 0
+        self._seen -= len(held)
+        if held:
+            self._push(held)
 
     @property
     def _begins_answer(self) -> bool:
