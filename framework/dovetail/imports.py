@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 GC_YOUNG = 10_000
 """New objects before a round over the youngest; Python's own 700 is for programs with less going on."""
-END_S = 10.0
+END_S = 3.0
 """For so long a process may take to end once it has nothing left to do."""
 
 
