@@ -164,9 +164,7 @@ class LayerSpec:
         """Say what cannot be divided, and by how many ranks it could."""
         queries, kv = self.num_qo_heads, self.num_kv_heads
         shown = f"{queries} query heads" if what == "query" else f"{kv} key and value heads"
-        fit = [n for n in range(1, queries + 1) if not queries % n and (kv <= 1 or not kv % n or not n % kv)]
-        fix = f"--tensor-parallel-size may be {', '.join(map(str, fit))}"
-        return f"layer {self.index}: {shown} cannot be divided among {num_ranks} ranks; {fix}"
+        return f"layer {self.index}: {shown} cannot be divided among {num_ranks} ranks; {ranks_for(queries, kv)}"
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -196,6 +194,12 @@ class LayerSpec:
     def chunk_size(self) -> int | None:
         """Length of the stretches, counted from the beginning, of which a query sees its own; None: no such bound."""
         return self.reach.size if isinstance(self.reach, Chunk) else None
+
+
+def ranks_for(queries: int, kv: int) -> str:
+    """Say how many ranks may divide so many heads of queries, and of keys and values."""
+    fit = [n for n in range(1, queries + 1) if not queries % n and (kv <= 1 or not kv % n or not n % kv)]
+    return f"--tensor-parallel-size may be {', '.join(map(str, fit))}"
 
 
 def dense_layers(

@@ -5,10 +5,12 @@ All of it takes milliseconds where nothing is fetched, so a mistake shows before
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from dovetail.contracts.config import ranks_for
 from dovetail.errors import ModelError
 from dovetail.gguf.reader import gguf_file
 from dovetail.plugin_settings import PluginSettings
@@ -17,6 +19,7 @@ from dovetail.processing.classes import Classes
 from dovetail.processing.plan import plan_plugins
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
+from dovetail.runtime.device.present import check_device
 from dovetail.runtime.memory.plan import check_settings as check_memory_settings
 
 S = TypeVar("S", bound=PluginSettings)
@@ -59,10 +62,13 @@ def check_model(settings: PluginSettings) -> str:
 
     Raises:
         ModelError: The folder cannot be served, with the reason and the fix.
-        ConfigError: Settings of memory that cannot be met, or a chat template that is not there.
+        ConfigError: Settings of memory that cannot be met, a device or a chat template that is not there, or ranks that
+            cannot divide the model.
     """
     folder = settings.folder
-    name = ModelFolder.read(folder, weights=settings.load_format != "dummy").architecture
+    check_device(settings)
+    model = ModelFolder.read(folder, weights=settings.load_format != "dummy")
+    check_ranks(model.config, settings.tensor_parallel_size)
     check_memory_settings(settings, None if settings.device == "auto" else settings.device)
     tokenizer = None if settings.tokenizer_path is None else Path(settings.tokenizer_path)
     if tokenizer is not None and not tokenizer.is_dir() and gguf_file(tokenizer) is None:
@@ -71,4 +77,18 @@ def check_model(settings: PluginSettings) -> str:
         from dovetail.text.chat.templates import template_path
 
         template_path(settings.chat_template)
-    return name
+    return model.architecture
+
+
+def check_ranks(hf: Mapping[str, Any], num_ranks: int) -> None:
+    """Check that ranks can divide the heads that a config names; what a plugin makes of it, each rank checks.
+
+    Raises:
+        ModelError: They cannot.
+    """
+    inner = hf.get("text_config")
+    text = inner if isinstance(inner, Mapping) else hf
+    heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    if num_ranks > 1 and isinstance(heads, int) and heads > 0 and heads % num_ranks:
+        fix = ranks_for(heads, kv if isinstance(kv, int) else heads)
+        raise ModelError(f"config.json: {heads} query heads cannot be divided among {num_ranks} ranks; {fix}")

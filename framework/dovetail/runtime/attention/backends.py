@@ -11,7 +11,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import unserved
-from dovetail.errors import ConfigError, ModelError, PluginError
+from dovetail.errors import ModelError, PluginError
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
@@ -19,6 +19,7 @@ from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requireme
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
 from dovetail.runtime.attention.measure import Measuring
+from dovetail.runtime.device.present import no_cuda
 from dovetail.runtime.memory.plan import check_devices
 from dovetail.settings import EngineSettings
 
@@ -52,13 +53,7 @@ def kind_of(name: str) -> str:
     if name == "auto":
         name = "cuda" if found else "cpu"
     if name == "cuda" and not found:
-        built = torch.version.cuda
-        cause = (
-            f"torch {torch.__version__} is built without CUDA; install a build with it"
-            if built is None
-            else f"torch finds no CUDA device here (its CUDA is {built}); `nvidia-smi` shows driver and devices"
-        )
-        raise ConfigError(f"--device cuda: {cause}, or use --device cpu")
+        raise no_cuda(torch.__version__, torch.version.cuda)
     return name
 
 
