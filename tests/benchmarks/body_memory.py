@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default=str(MODEL_DIR), help="folder of a model")
     arguments = parser.parse_args()
     limits = SamplingLimits(vocab_size=4096, context_len=1 << 26, max_prompt_bytes=1 << 30)
-    setup = ProcessorSetup(folder=arguments.tokenizer)
+    setup = ProcessorSetup(folder=arguments.tokenizer, model=arguments.tokenizer)
     start = ProcessorStart(
         setup=setup,
         limits=limits,

@@ -26,7 +26,7 @@ from dovetail.runtime.sampling.masks import MaskBuffer
 
 NUM_ROWS, NUM_TIMES, NUM_WORDS = 256, 500, (151_936 + 31) // 32
 INFO = ExecutorInfo(
-    architecture="", dtype="", device="cpu", vocab_size=1, hidden_size=1, eos_ids=(), context_len=1,
+    architecture="", dtype="", device="cpu", vocab_size=1, hidden_size=1, context_len=1,
     page_size=16, num_pages=(1,),
     reaches=(), chunk_size=1, attention_backend="", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(),
     prepared=Prepared(),

@@ -121,7 +121,7 @@ class TimedExecutor:
         words, self._num_lent = (VOCAB + 31) // 32, 2 * num_rows
         self._masks = np.zeros((2 * num_rows + num_kept(words), words), dtype=np.int32)
         self.info = ExecutorInfo(
-            architecture="None", dtype="bfloat16", device="cpu", vocab_size=VOCAB, hidden_size=8, eos_ids=(EOS,),
+            architecture="None", dtype="bfloat16", device="cpu", vocab_size=VOCAB, hidden_size=8,
             context_len=4096, page_size=16, num_pages=(8192,), reaches=(FULL,), chunk_size=2048,
             attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=GRAPHS,
             prepared=Prepared(captured=GRAPHS), kept_masks=0 if sends_all else num_kept(words),
@@ -293,7 +293,7 @@ def run(
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(address))
         listener.listen()
-        core = EngineCore(settings, plugins, executor)
+        core = EngineCore(settings, plugins, executor, eos_ids=(EOS,))
         assert core.grammars is not None
         core.grammars.service.warm_up().wait(60)
         imports.started()  # as an engine's process does

@@ -115,7 +115,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
 
     num_pages = 4 * num_tokens // PAGE_SIZE
     info = ExecutorInfo(
-        architecture="", dtype="", device="cpu", vocab_size=vocab_size, hidden_size=1, eos_ids=(),
+        architecture="", dtype="", device="cpu", vocab_size=vocab_size, hidden_size=1,
         context_len=CONTEXT_LEN, page_size=PAGE_SIZE, num_pages=(num_pages,), reaches=(FULL,), chunk_size=1,
         attention_backend="", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(), prepared=Prepared(),
     )  # fmt: skip

@@ -30,6 +30,8 @@ from dovetail.messages.step import (
 
 VOCAB = 97
 HIDDEN = 4
+ENDS = (VOCAB - 1,)
+"""The token that ends a reply."""
 
 
 def next_token(seed: int, tokens: tuple[int, ...]) -> int:
@@ -80,7 +82,7 @@ class ScriptExecutor:
         self._masks = np.zeros((64, (VOCAB + 31) // 32), dtype=np.int32)
         self.info = ExecutorInfo(
             architecture="None", dtype="float32", device="cpu", vocab_size=VOCAB, hidden_size=HIDDEN,
-            eos_ids=(VOCAB - 1,), context_len=context_len, page_size=page_size, num_pages=(num_pages,), reaches=(FULL,),
+            context_len=context_len, page_size=page_size, num_pages=(num_pages,), reaches=(FULL,),
             chunk_size=24,
             attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(),
             prepared=Prepared(),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from script_executor import ScriptExecutor
+from script_executor import ENDS, ScriptExecutor
 
 from dovetail.contracts.cache import FULL, Window
 from dovetail.demo import MODEL_DIR
@@ -226,7 +226,7 @@ def test_the_engine_ends_requests_that_shared_a_page(monkeypatch: pytest.MonkeyP
     """Both finish with the reason after the next step; a third request gets all its tokens."""
     monkeypatch.setattr(kv_cache_checker, "INTERVAL", 1)
     options, plan = make_plans(MODEL_DIR, page_size=4, max_running_requests=3)
-    core = EngineCore(options, load(plan, "engine"), ScriptExecutor(num_pages=40, page_size=4))
+    core = EngineCore(options, load(plan, "engine"), ScriptExecutor(num_pages=40, page_size=4), eos_ids=ENDS)
     for handle in (1, 2, 3):
         params = SamplingParams(max_tokens=12, ignore_eos=True)
         core.handle(Submit(rid="", handle=handle, prompt_ids=[handle] * 9, params=params))

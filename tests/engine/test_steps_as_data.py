@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from script_executor import VOCAB, ScriptExecutor, next_token, state_of
+from script_executor import ENDS, VOCAB, ScriptExecutor, next_token, state_of
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
@@ -29,7 +29,7 @@ def start(overlap: bool, *, num_pages: int = 80, rows: int = 6, page_size: int =
         chunked_prefill_size=24, page_size=page_size,
     )  # fmt: skip
     executor = ScriptExecutor(num_pages=num_pages, page_size=page_size)
-    return EngineCore(settings, load(plan, "engine"), executor), executor
+    return EngineCore(settings, load(plan, "engine"), executor, eos_ids=ENDS), executor
 
 
 def want(prompt: list[int], params: SamplingParams, seed: int) -> list[int]:

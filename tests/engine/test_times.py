@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from script_executor import ScriptExecutor
+from script_executor import ENDS, ScriptExecutor
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine import timeline, timing
@@ -32,7 +32,7 @@ class World:
         monkeypatch.setattr(timing, "perf_counter", self.clock)
         settings, plan = make_plans(MODEL_DIR, max_running_requests=rows, page_size=4, chunked_prefill_size=24)
         executor = ScriptExecutor(num_pages=num_pages, page_size=4)
-        self.core = EngineCore(settings, load(plan, "engine"), executor)
+        self.core = EngineCore(settings, load(plan, "engine"), executor, eos_ids=ENDS)
         self.told: dict[int, list[Times]] = {}
         self.num_tokens: dict[int, int] = {}
 

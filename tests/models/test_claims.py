@@ -13,13 +13,16 @@ from quantised_models import plugin_of
 
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
+from dovetail.model_files import read_json
+from dovetail.plugin_settings import PluginSettings
 from dovetail.processing.dense import Dense
 from dovetail.processing.embeddings import Embedder
+from dovetail.processing.prepare import check_model
 from dovetail.runtime.checkpoint.claims import MAX_INTEGER, Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.partial import check_new
 from dovetail.runtime.checkpoint.quantization import factory_of
-from dovetail.runtime.hf_config import eos_token_ids, index_of, read_json
+from dovetail.runtime.hf_config import index_of
 from dovetail_models.qwen3 import Qwen3
 
 DEMO: dict[str, Any] = json.loads((MODEL_DIR / "config.json").read_text())
@@ -136,9 +139,8 @@ def test_a_json_file_has_a_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["<eos>", [1, "2"], 1.5, True, [HUGE], -2])
 def test_ends_are_ids(value: object, tmp_path: Path) -> None:
     """Whatever else stands there is named."""
-    with pytest.raises(ModelError, match=r"eos_token_id is .*; give the number of a token"):
-        eos_token_ids(tmp_path, {"eos_token_id": value})
-    assert eos_token_ids(tmp_path, {"eos_token_id": [1, 2]}) == (1, 2)
+    with pytest.raises(ModelError, match=r"config\.json: eos_token_id is .*; give the number of a token"):
+        check_model(PluginSettings(model_path=str(folder_of(tmp_path, {**DEMO, "eos_token_id": value}))))
 
 
 def test_a_dense_module_is_held_against_its_matrix(tmp_path: Path) -> None:

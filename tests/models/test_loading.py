@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams
-from dovetail.runtime.hf_config import architecture, dense_config, eos_token_ids, read_config
+from dovetail.runtime.hf_config import architecture, dense_config, read_config
 from dovetail.testing.engine import generate
 from dovetail.testing.models import make_model
 
@@ -169,11 +169,3 @@ def test_a_folder_that_is_no_model_says_what_is_missing(tmp_path: Path) -> None:
         read_config(tmp_path)
     with pytest.raises(ModelError, match="architectures"):
         architecture({}, tmp_path)
-
-
-def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    """`generation_config.json` wins over `config.json`; both may hold one id or several."""
-    assert eos_token_ids(tmp_path, {"eos_token_id": 3}) == (3,)
-    assert eos_token_ids(tmp_path, {}) == ()
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
-    assert eos_token_ids(tmp_path, {"eos_token_id": 3}) == (7, 8)

@@ -39,6 +39,7 @@ from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.testing.engine import make_plans
+from dovetail.text.tokenizer.files import end_ids
 
 KEPT = 2
 """Slots for masks: fewer than there are masks."""
@@ -175,7 +176,7 @@ def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **
     runner.attention = make_attention(backends, runner.config, runner.pool, runner.state.page_tables, runner.device)
     executor.stepper._attention = runner.attention
     add_graphs(executor, prefill=prefill, decode=decode)
-    return EngineCore(settings, plugins, executor)
+    return EngineCore(settings, plugins, executor, eos_ids=end_ids(folder, folder))
 
 
 def add_graphs(

@@ -35,6 +35,7 @@ from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
 from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
+from dovetail.text.tokenizer.files import end_ids
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.extend import extend
 
@@ -67,7 +68,7 @@ def idle_engine(folder: Path) -> EngineCore:
     runner = executor.runner
     runner._trials = EagerWarmUp(runner.stepper, runner.state, runner.pool, runner.config.vocab_size, LIMITS)
     runner.capture_queue = CaptureQueue([runner._trials])
-    return EngineCore(settings, plugins, executor)
+    return EngineCore(settings, plugins, executor, eos_ids=end_ids(folder, folder))
 
 
 def submit(core: EngineCore, num: int = 6) -> None:

@@ -35,7 +35,7 @@ def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> ProcessorS
     if not records.keys() >= set(targets):
         return None
     plan = PluginPlan(plugins=tuple(as_planned(records[target]) for target in targets))
-    return ProcessorSetup(folder=str(folder), chat_template=settings.chat_template, plan=plan)
+    return ProcessorSetup(folder=str(folder), model=str(folder), chat_template=settings.chat_template, plan=plan)
 
 
 class Harness:

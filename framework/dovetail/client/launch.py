@@ -14,6 +14,7 @@ from dovetail.executor.local import LocalExecutor
 from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
+from dovetail.text.tokenizer.files import end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,14 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     """
     tokenizer = EarlyTokenizer(settings.tokenizer_folder) if plugins.plan.of_kind("grammar_backend") else None
     _preload_grammars(plugins)
+    ends = end_ids(settings.tokenizer_folder, settings.folder)
     executor: GroupExecutor | LocalExecutor
     if settings.tensor_parallel_size > 1:
         limit_s = STEP_S if hang_s is None else EARLY * hang_s
         executor = GroupExecutor(settings, plugins, limit_s=limit_s)
     else:
         executor = LocalExecutor(settings, plugins)
-    return EngineCore(settings, plugins, executor, tokenizer)
+    return EngineCore(settings, plugins, executor, tokenizer, eos_ids=ends)
 
 
 def _preload_grammars(plugins: LoadedPlugins) -> None:

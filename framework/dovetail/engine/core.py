@@ -64,14 +64,19 @@ class EngineCore:
         plugins: LoadedPlugins,
         executor: Executor,
         tokenizer: EarlyTokenizer | None = None,
+        *,
+        eos_ids: tuple[int, ...],
     ) -> None:
         """Prepare; the executor has started. Grammars take a `tokenizer` that is being read, or read it themselves.
+
+        `eos_ids` end a request that does not ignore them, as `end_ids` finds them.
 
         Raises:
             ConfigError: A plugin is at fault.
         """
         self.settings, self.executor = settings, executor
         info = self._info = executor.info
+        self._eos_ids = eos_ids
         self.rows = DeviceRows(settings.max_running_requests)
         self._journal: list[CacheEvent] | None = [] if settings.report_cache else None
         self.pages = KVCacheManager(
@@ -91,7 +96,7 @@ class EngineCore:
         self.profiling = Profiling(executor)
         self.timeline = Timeline()
         self.stats_log = StatsLog(settings.decode_log_interval)
-        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids, tokenizer)
+        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, eos_ids, tokenizer)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
         self._replies = Replies(self.scheduler, self.pages, self.grammars)
         self.step_count = 0
@@ -269,7 +274,7 @@ class EngineCore:
 
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
-        request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self._info.eos_ids)
+        request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self._eos_ids)
         room = self._info.context_len - request.num_prompt + (request.pool is not None)
         why = None
         if request.pool is None and not self._info.generates:

@@ -60,7 +60,6 @@ class LocalExecutor:
             device=str(runner.device),
             vocab_size=runner.config.vocab_size,
             hidden_size=runner.config.hidden_size,
-            eos_ids=tuple(runner.eos_ids),
             context_len=runner.context_len,
             page_size=runner.pool.page_size,
             num_pages=tuple(size - 1 for size in runner.pool.sizes),

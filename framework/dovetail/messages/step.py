@@ -217,7 +217,6 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     vocab_size: int
     hidden_size: int
-    eos_ids: tuple[int, ...]
     context_len: int
     page_size: int
     num_pages: tuple[int, ...]

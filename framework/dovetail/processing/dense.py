@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError
-from dovetail.runtime.hf_config import read_json
+from dovetail.model_files import read_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ class Dense:
         """
         from dovetail.runtime.checkpoint.weight_size import headers  # imports numpy
 
-        config = read_json(folder / "config.json")
+        config = read_object(folder / "config.json")
         activation = str(config.get("activation_function") or "Identity").rpartition(".")[2]
         file = folder / "model.safetensors"
         what = ""

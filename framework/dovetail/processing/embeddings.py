@@ -17,8 +17,9 @@ import msgspec
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.messages import Pool
+from dovetail.model_files import object_if_there, read_object
 from dovetail.processing.dense import Dense
-from dovetail.runtime.hf_config import modules_of, read_config, read_json
+from dovetail.runtime.hf_config import modules_of, read_config
 
 MODES: dict[str, Pool] = {
     **{"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
@@ -168,7 +169,7 @@ def _with_modules(folder: Path, plain: Embedder) -> Embedder:
         if kind == "Transformer":
             found = _with_lengths(place, found)
         elif kind == "Pooling":
-            found = replace(found, pool=_pool_of(read_json(place / "config.json"), found.rules))
+            found = replace(found, pool=_pool_of(read_object(place / "config.json"), found.rules))
         elif kind == "Dense":
             found = replace(found, dense=(*found.dense, Dense.of_folder(place)))
         elif kind == "Normalize":
@@ -181,7 +182,7 @@ def _with_modules(folder: Path, plain: Embedder) -> Embedder:
 
 def _prompts(folder: Path) -> TextRules:
     """Read the prompts of `config_sentence_transformers.json`."""
-    given = _optional(folder / "config_sentence_transformers.json")
+    given = object_if_there(folder / "config_sentence_transformers.json")
     return TextRules(prompts=dict(given.get("prompts") or {}), default=given.get("default_prompt_name"))
 
 
@@ -190,16 +191,11 @@ def _with_lengths(folder: Path, found: Embedder) -> Embedder:
 
     Newer files leave the length to `tokenizer_config.json`, which writes a huge number where there is none.
     """
-    given, other = _optional(folder / "sentence_bert_config.json"), _optional(folder / "tokenizer_config.json")
+    given = object_if_there(folder / "sentence_bert_config.json")
+    other = object_if_there(folder / "tokenizer_config.json")
     rules = msgspec.structs.replace(found.rules, is_lower=bool(given.get("do_lower_case")))
     most = given.get("max_seq_length") or other.get("model_max_length")
     return replace(found, max_tokens=int(most) if most and most < NO_LENGTH else None, rules=rules)
-
-
-def _optional(path: Path) -> Mapping[str, Any]:
-    """Read a file that need not be there."""
-    found: Mapping[str, Any] = read_json(path) if path.is_file() else {}
-    return found
 
 
 def _pool_of(config: Mapping[str, Any], rules: TextRules) -> Pool:

@@ -21,6 +21,7 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.device.present import check_device
 from dovetail.runtime.memory.plan import check_settings as check_memory_settings
+from dovetail.text.tokenizer.files import TokenizerFiles
 
 S = TypeVar("S", bound=PluginSettings)
 
@@ -77,6 +78,7 @@ def check_model(settings: PluginSettings) -> str:
         from dovetail.text.chat.templates import template_path
 
         template_path(settings.chat_template)
+    TokenizerFiles.read(settings.tokenizer_folder, folder).configured_ends()
     return model.architecture
 
 

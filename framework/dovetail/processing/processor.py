@@ -44,11 +44,13 @@ class ProcessorSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         folder: The tokenizer's.
+        model: The model's, whose configuration holds.
         chat_template: As `--chat-template`.
         plan: The parsers of the plugin plan.
     """
 
     folder: str
+    model: str
     chat_template: str | None = None
     plan: PluginPlan = PluginPlan()
 
@@ -130,7 +132,8 @@ class Processor:
         parsers = tuple(planned for planned in plan.plugins if planned.kind in PARSERS)
         made = cls._of(
             ProcessorSetup(
-                folder=settings.tokenizer_path or str(settings.folder),
+                folder=str(settings.tokenizer_folder),
+                model=str(settings.folder),
                 chat_template=settings.chat_template,
                 plan=msgspec.structs.replace(plan, plugins=parsers),
             ),
@@ -157,7 +160,7 @@ class Processor:
     def _of(cls, setup: ProcessorSetup, plugins: LoadedPlugins) -> Processor:
         reasoning = [planned.name for planned in setup.plan.of_kind("reasoning_parser")]
         tools = [planned.name for planned in setup.plan.of_kind("tool_parser")]
-        tokenizer = Tokenizer.load(Path(setup.folder))
+        tokenizer = Tokenizer.load(Path(setup.folder), Path(setup.model))
         template = ChatTemplate.load(tokenizer, setup.chat_template)
         return cls(
             tokenizer,

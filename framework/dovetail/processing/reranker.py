@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError, ModelError
-from dovetail.runtime.hf_config import MAX_ID, modules_of, read_config, read_object
+from dovetail.model_files import MAX_ID, read_object
+from dovetail.runtime.hf_config import modules_of, read_config
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

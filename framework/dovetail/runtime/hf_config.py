@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -12,8 +11,9 @@ from typing import Any, cast
 from dovetail.contracts.cache import Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
 from dovetail.errors import ModelError
-from dovetail.gguf.config import generation_config, model_config
+from dovetail.gguf.config import model_config
 from dovetail.gguf.reader import gguf_of
+from dovetail.model_files import read_json, read_object
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -22,10 +22,8 @@ BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "q
 that a file which names none has."""
 INDEX = "model.safetensors.index.json"
 DTYPES = ("bfloat16", "float16", "float32")
-MAX_JSON_BYTES, MAX_INDEX_BYTES = 8 << 20, 64 << 20
-"""Of one file: a config with the names of 100,000 labels takes 4 MB, the index of 90,000 tensors 9 MB."""
-MAX_ID = (1 << 31) - 1
-"""Of a token."""
+MAX_INDEX_BYTES = 64 << 20
+"""The index of 90,000 tensors takes 9 MB."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -164,24 +162,6 @@ def some(names: Sequence[str], most: int = 8) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def eos_token_ids(folder: Path, hf: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a request: those of `generation_config.json`, else of `config.json`.
-
-    Raises:
-        ModelError: One is no id of a token.
-    """
-    path = folder / "generation_config.json"
-    generation = read_object(path) if path.is_file() else {}
-    if (gguf := gguf_of(folder)) is not None:
-        generation = generation_config(gguf)
-    value = generation.get("eos_token_id", hf.get("eos_token_id"))
-    ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
-    wrong = next((one for one in ids if type(one) is not int or not -1 <= one <= MAX_ID), None)
-    if wrong is not None:
-        raise ModelError(f"{folder}: eos_token_id is {wrong!r}; give the number of a token, or a list of them")
-    return ids
-
-
 def dense_config(
     hf: Mapping[str, Any],
     *,
@@ -314,32 +294,6 @@ def checkpoint_dtype(hf: Mapping[str, Any]) -> str:
     if name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported; possible: {', '.join(DTYPES)}")
     return name
-
-
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Parse a file of a model folder.
-
-    Raises:
-        ModelError: It is not there, or no JSON.
-    """
-    try:
-        if (size := path.stat().st_size) > max_bytes:
-            raise ModelError(f"{path}: {size:,} bytes; at most {max_bytes:,} are read of such a file")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
-
-
-def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Parse a file of a model folder that holds an object.
-
-    Raises:
-        ModelError: It is not there, no JSON, or something else.
-    """
-    value = read_json(path, max_bytes)
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: a JSON object is expected")
-    return value
 
 
 CONFIG_KEYS = ("quantization_config", "compression_config")

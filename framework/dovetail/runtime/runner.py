@@ -45,7 +45,7 @@ from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
-from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, quant_method, read_config
+from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method, read_config
 from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan, context_len
@@ -89,7 +89,6 @@ class ModelRunner:
         logger.info("%s is served by %s.", config.architecture, describe(plugins.plan.of_kind("model")[0]))
         self.quantization, quantization = chosen or ("", None)
         self.config = with_cache_dtype(replace(config, context_len=context_len(settings, config)), settings)
-        self.eos_ids = eos_token_ids(folder.path, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         local = self.config.of_rank(rank.parallel.size)  # what is cached and attended here
         check_model(plugin, self.config, self.device, settings, self.quantization)

@@ -67,7 +67,7 @@ def info(
     config, gguf = read_config(folder), gguf_of(folder)
     sizes = [file.stat().st_size for file in (folder.glob("*.safetensors") if gguf is None else gguf.files)]
     texts = Path(tokenizer_path) if tokenizer_path else folder
-    files = TokenizerFiles.read(texts)
+    files = TokenizerFiles.read(texts, folder)
     said = files.tokenizer_config.get("response_template")
     template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
     found = detect(Registry.scan(), texts, chat_template)

@@ -28,7 +28,7 @@ from dovetail.processing.reranker import says_so
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted, factory_of
 from dovetail.runtime.checkpoint.quantize import quantize
-from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, quant_method
+from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.memory.plan import DeviceBytes, plan_memory
 
 sys.path.append(str(Path(__file__).parents[2] / "models"))
@@ -112,7 +112,6 @@ def read(path: Path) -> float:
     settings = PluginSettings(model_path=str(path), device="cpu")
     check_model(settings)
     folder = ModelFolder.read(path)
-    eos_token_ids(path, folder.config)
     plugins = plugins_of(folder.architecture, quant_method(folder.config))
     model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
     config = folder.model_config(model.config_from_hf, served=CONFIG_KEYS if quant_method(folder.config) else ())

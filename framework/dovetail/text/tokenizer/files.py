@@ -13,23 +13,25 @@ A GGUF file has all of it in its metadata.
 from __future__ import annotations
 
 import base64
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from dovetail.errors import ModelError
 from dovetail.gguf.config import generation_config
 from dovetail.gguf.reader import gguf_of
+from dovetail.model_files import MAX_ID, check_is_file, object_if_there, read_text
 from dovetail.panics import is_panic
 from dovetail.text.tokenizer.gguf import backend_of, chat_templates, special_tokens
 
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-_CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
+CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
+FORMATS = ("tokenizer.json", *CONVERTIBLE)
 _SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -54,24 +56,30 @@ class TokenizerFiles:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> TokenizerFiles:
+    def read(cls, folder: Path, model: Path | None = None) -> TokenizerFiles:
         """Read whatever is there.
+
+        Args:
+            folder: The tokenizer's.
+            model: The model's, with its configuration; None: the same.
 
         Raises:
             ModelError: A file is not the JSON object, or the text, that it should be.
         """
+        generation, described = _of_model(folder if model is None else model)
         if (gguf := gguf_of(folder)) is not None:
             return cls(
                 tokenizer_config=special_tokens(gguf),
-                generation_config=generation_config(gguf),
+                generation_config=generation,
+                model_config=described,
                 chat_templates=chat_templates(gguf),
             )
-        config = _read_json(folder / "tokenizer_config.json")
+        config = object_if_there(folder / "tokenizer_config.json")
         return cls(
             tokenizer_config=config,
-            special_tokens_map=_read_json(folder / "special_tokens_map.json"),
-            generation_config=_read_json(folder / "generation_config.json"),
-            model_config=_read_json(folder / "config.json"),
+            special_tokens_map=object_if_there(folder / "special_tokens_map.json"),
+            generation_config=generation,
+            model_config=described,
             chat_templates=_read_templates(folder, config),
         )
 
@@ -93,13 +101,86 @@ class TokenizerFiles:
                 found.update(_token_text(token) for token in (value.values() if isinstance(value, dict) else value))
         return {text for text in found if text}
 
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a reply: generation_config's, else config.json's."""
-        text_config = self.model_config.get("text_config")
-        for source in (self.generation_config, self.model_config, text_config if isinstance(text_config, dict) else {}):
-            if ids := _ids(source.get("eos_token_id")):
-                return ids
-        return ()
+    def configured_ends(self) -> tuple[int, ...]:
+        """Return the ids that `generation_config.json`, else `config.json`, else its text part says end a reply.
+
+        Raises:
+            ModelError: One is no id of a token.
+        """
+        text = self.model_config.get("text_config")
+        places = {
+            "generation_config.json: eos_token_id": self.generation_config,
+            "config.json: eos_token_id": self.model_config,
+            "config.json: text_config.eos_token_id": text if isinstance(text, dict) else {},
+        }
+        found = (_ids(where, source.get("eos_token_id")) for where, source in places.items())
+        return next(filter(None, found), ())
+
+    def end_ids(self, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
+        """Return the ids that end a reply: the configured ones and that of the tokenizer's own `eos_token`.
+
+        Chat models often name the end of a turn in the tokenizer's files alone.
+
+        Args:
+            id_of: Returns a token's id, None where there is no such token.
+
+        Raises:
+            ModelError: A configured one is no id of a token.
+        """
+        token = self.special_tokens().get("eos_token")
+        own = None if token is None else id_of(token)
+        return tuple(dict.fromkeys([*self.configured_ends(), *([] if own is None else [own])]))
+
+
+def end_ids(folder: Path, model: Path) -> tuple[int, ...]:
+    """Return the ids that end a reply, without loading the tokenizer where its files say them.
+
+    Args:
+        folder: The tokenizer's.
+        model: The model's.
+
+    Raises:
+        ModelError: As `TokenizerFiles.read`, `TokenizerFiles.end_ids` and `load_backend`.
+    """
+    files = TokenizerFiles.read(folder, model)
+
+    def id_of(token: str) -> int | None:
+        if (found := _listed_id(folder, files, token)) is not None:
+            return found
+        return load_backend(folder).token_to_id(token) if any((folder / name).is_file() for name in FORMATS) else None
+
+    return files.end_ids(id_of)
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Listed(msgspec.Struct):
+    added_tokens: list[_Added] = []
+
+
+def _listed_id(folder: Path, files: TokenizerFiles, token: str) -> int | None:
+    """Return the id of the `eos_token` as the files list it: in milliseconds, where loading takes a second."""
+    if (gguf := gguf_of(folder)) is not None:
+        return gguf.token_id("eos")
+    path = folder / "tokenizer.json"
+    try:
+        listed = msgspec.json.decode(path.read_bytes(), type=_Listed).added_tokens if path.is_file() else []
+    except (OSError, msgspec.MsgspecError):
+        return None  # who loads the tokenizer says what is wrong with the file
+    entries = files.tokenizer_config.get("added_tokens_decoder") or {}
+    ids = [each.id for each in listed if each.content == token]
+    ids += [int(key) for key, entry in entries.items() if _token_text(entry) == token]
+    return next(iter(ids), None)
+
+
+def _of_model(model: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return what a model says of generation and of itself."""
+    if (gguf := gguf_of(model)) is not None:
+        return generation_config(gguf), {}
+    return object_if_there(model / "generation_config.json"), object_if_there(model / "config.json")
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
@@ -128,6 +209,7 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
 def _check_tables(path: Path) -> None:
     """Refuse a table of characters that the library would panic about, which prints lines before ours."""
     try:
+        check_is_file(path)
         for found in _TABLE.finditer(path.read_bytes()):
             table = base64.b64decode(found[1], validate=True)
             size = int.from_bytes(table[:4], "little")
@@ -140,9 +222,9 @@ def _check_tables(path: Path) -> None:
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
     """Let transformers build a fast tokenizer from an older format. Costs seconds, and imports torch."""
-    if not any((folder / name).is_file() for name in _CONVERTIBLE):
+    if not any((folder / name).is_file() for name in CONVERTIBLE):
         raise ModelError(
-            f"{folder}: no tokenizer: tokenizer.json is missing (and no {', '.join(_CONVERTIBLE)} to convert); "
+            f"{folder}: no tokenizer: tokenizer.json is missing (and no {', '.join(CONVERTIBLE)} to convert); "
             "copy the model's tokenizer files there, or name their folder with --tokenizer-path"
         )
     fix = "save it once with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
@@ -161,29 +243,10 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: a JSON object is expected, not {type(value).__name__}")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-
-
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Collect named chat templates; files of their own win over tokenizer_config.json."""
     found: dict[str, str] = {}
-    for value in (_read_json(folder / "chat_template.json").get("chat_template"), config.get("chat_template")):
+    for value in (object_if_there(folder / "chat_template.json").get("chat_template"), config.get("chat_template")):
         try:
             found.update(_named_templates(value))
         except (KeyError, TypeError) as error:
@@ -191,9 +254,9 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
                 f"{folder}: chat_template must be text or a list of {{name, template}}; got {type(value).__name__}"
             ) from error
     if (path := folder / "chat_template.jinja").is_file():
-        found["default"] = _read_text(path)
+        found["default"] = read_text(path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _read_text(path)
+        found[path.stem] = read_text(path)
     return found
 
 
@@ -215,6 +278,15 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _ids(value: object) -> tuple[int, ...]:
-    values: Iterable[object] = value if isinstance(value, list) else (value,)
-    return tuple(dict.fromkeys(item for item in values if type(item) is int))
+def _ids(where: str, value: object) -> tuple[int, ...]:
+    """Read what is configured as ids; some files write -1 for none.
+
+    Raises:
+        ModelError: One is no id of a token.
+    """
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for one in ids:
+        if type(one) is not int or not -1 <= one <= MAX_ID:
+            text = "; its text belongs to eos_token in tokenizer_config.json" if isinstance(one, str) else ""
+            raise ModelError(f"{where} is {one!r}; give the number of a token, or a list of them{text}")
+    return tuple(dict.fromkeys(one for one in ids if one >= 0))

@@ -111,7 +111,7 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=-1))
         self.chat_templates: Mapping[str, str] = files.chat_templates
         self.response_template = files.tokenizer_config.get("response_template")
-        self.eos_token_ids = self._find_eos(files)
+        self.eos_token_ids = files.end_ids(backend.token_to_id)
         self.default_sampling = _default_sampling(files.generation_config)
         self.bytes_table = _Bytes(backend, {token_id: token.content for token_id, token in added.items()})
         self.pieces: Mapping[int, str | None] = _Pieces(self.bytes_table)
@@ -135,13 +135,17 @@ class Tokenizer:
         self._serves, self.max_chars = True, self.inline_chars
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path, model: Path | None = None) -> Tokenizer:
         """Load the tokenizer of a model folder.
+
+        Args:
+            folder: The tokenizer's.
+            model: The model's, where that is another one: its configuration holds.
 
         Raises:
             ModelError: There is none, or a file cannot be read; the message names the file and the fix.
         """
-        backend, files = load_backend(folder), TokenizerFiles.read(folder)
+        backend, files = load_backend(folder), TokenizerFiles.read(folder, model)
         try:
             return cls(backend, files)
         except DovetailError:
@@ -299,11 +303,6 @@ class Tokenizer:
             options = {name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
             token = tokenizers.AddedToken(entry["content"], special=bool(entry.get("special")), **options)
             self._backend.add_tokens([token])
-
-    def _find_eos(self, files: TokenizerFiles) -> tuple[int, ...]:
-        """Join the configured ids and the tokenizer's own eos_token: chat models often name it only there."""
-        own = self._id_of(self.special_tokens.get("eos_token"))
-        return tuple(dict.fromkeys([*files.eos_token_ids(), *([] if own is None else [own])]))
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
