@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
-from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers, dense_numel
+from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers, dense_numel, has_own_head
 from dovetail.runtime.hf_config import architecture, dense_config, modules_of, quant_method, read_config
 
+logger = logging.getLogger(__name__)
 INT_BITS = 2
 """Fewest bits of a quantised number: files pack them into bytes and words."""
 
@@ -26,12 +28,14 @@ class ModelFolder:
         path: The folder, or a GGUF file.
         architecture: The model class that its config names.
         config: The parsed `config.json`, or what a GGUF file says in the same words.
-        files: What the weight files hold; None: they are not read.
+        headers: Of all tensors, file by file; None: weights are not read.
+        files: What they hold, summed up; None: as above.
     """
 
     path: Path
     architecture: str
     config: Mapping[str, Any]
+    headers: tuple[TensorHeader, ...] | None
     files: Held | None
 
     @classmethod
@@ -48,9 +52,10 @@ class ModelFolder:
         config = read_config(path)
         name = architecture(config, path)
         modules_of(path)
-        files = held_by(path, is_packed=bool(quant_method(config))) if weights else None
+        headers = tuple(checkpoint_headers(path)) if weights else None
+        files = None if headers is None else held_by(path, headers, is_packed=bool(quant_method(config)))
         check_claims(config, files)
-        return cls(path, name, config, files)
+        return cls(path, name, config, headers, files)
 
     def model_config(
         self, config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], served: Collection[str] = ()
@@ -71,16 +76,27 @@ class ModelFolder:
         return self._held(made_by(dense_config, TrackedConfig(self.config)))
 
     def _held(self, config: ModelConfig) -> ModelConfig:
-        if self.files is not None:
-            check_params(dense_numel(config), self.files)
+        if self.headers is None or self.files is None:
+            return config
+        if config.tie_word_embeddings and config.generates and has_own_head(self.headers):
+            logger.warning(
+                "%s: the config ties the output head to the embedding, and the files have another lm_head: it is used. "
+                'Write "tie_word_embeddings": false into config.json if that is right, else remove the tensor.',
+                self.path,
+            )
+            tables = config.vocab_size * config.hidden_size
+            params = None if config.num_params is None else config.num_params + tables
+            config = replace(config, tie_word_embeddings=False, num_params=params)
+        check_params(dense_numel(config), self.files)
         return config
 
 
-def held_by(path: Path, *, is_packed: bool) -> Held:
+def held_by(path: Path, headers: Iterable[TensorHeader], *, is_packed: bool) -> Held:
     """Return what the weight files of a model folder hold.
 
     Args:
         path: The folder, or a GGUF file.
+        headers: Of its tensors.
         is_packed: Several quantised numbers may share an item, of whatever dtype: bitsandbytes stores nf4 in bfloat16.
 
     Raises:
@@ -88,7 +104,7 @@ def held_by(path: Path, *, is_packed: bool) -> Held:
     """
     if (gguf := gguf_of(path)) is not None:
         return held((place.name, place.shape, 1) for place in gguf.tensors.values())
-    return held((header.name, header.shape, _numbers(header, is_packed)) for header in checkpoint_headers(path))
+    return held((header.name, header.shape, _numbers(header, is_packed)) for header in headers)
 
 
 def _numbers(header: TensorHeader, is_packed: bool) -> int:

@@ -22,6 +22,12 @@ PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 """Types of weights that are converted to the engine's."""
 
 
+HEAD = re.compile(r"(?:language_model\.)?lm_head\..+")
+"""What an output head of its own is called."""
+COMPARED_BYTES = 4 << 20
+"""Of two tensors, which are compared at a time."""
+
+
 class TensorHeader(NamedTuple):
     """What a checkpoint's file says of one tensor before it is read."""
 
@@ -95,7 +101,7 @@ def weight_size(
         return WeightSize(dense_numel(config) * item + extra, extra)
     numel = packed = 0
     for header in checkpoint_headers(folder) if headers is None else headers:
-        if config.tie_word_embeddings and header.name.startswith("lm_head."):
+        if config.tie_word_embeddings and HEAD.fullmatch(header.name):
             continue
         if config.not_loaded and re.fullmatch(config.not_loaded, header.name):
             continue
@@ -121,6 +127,38 @@ def checkpoint_headers(folder: Path) -> list[TensorHeader]:
     if lost:
         raise ModelError(f"{folder}: the index names tensors that their files lack: {some(lost)}; download them again")
     return found
+
+
+def has_own_head(headers: Sequence[TensorHeader]) -> bool:
+    """Whether a checkpoint has an output head that is no copy of its embedding.
+
+    Args:
+        headers: Of all its tensors.
+
+    Raises:
+        ModelError: A file cannot be read.
+    """
+    found = [header for header in headers if HEAD.fullmatch(header.name)]
+    if len(found) != 1:
+        return bool(found)  # in several parts it is quantised, or has a bias: embeddings are not, and have none
+    head = found[0]
+    alike = (each for each in headers if (each.shape, each.dtype) == (head.shape, head.dtype) and each is not head)
+    return not any(_is_equal(head, other) for other in alike)
+
+
+def _is_equal(one: TensorHeader, other: TensorHeader) -> bool:
+    """Whether two tensors of one size have the same bytes; those that have not differ in the first part already."""
+    try:
+        with one.file.open("rb") as first, other.file.open("rb") as second:
+            first.seek(one.start)
+            second.seek(other.start)
+            for begin in range(0, one.num_bytes, COMPARED_BYTES):
+                num = min(COMPARED_BYTES, one.num_bytes - begin)
+                if first.read(num) != second.read(num):
+                    return False
+    except OSError as error:
+        raise ModelError(f"{one.file} cannot be read: {error}") from error
+    return True
 
 
 def headers(file: Path) -> list[TensorHeader]:
