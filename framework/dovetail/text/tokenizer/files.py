@@ -284,7 +284,7 @@ def _ids(where: str, value: object) -> tuple[int, ...]:
     Raises:
         ModelError: One is no id of a token.
     """
-    ids = [] if value is None else value if isinstance(value, list) else [value]
+    ids: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for one in ids:
         if type(one) is not int or not -1 <= one <= MAX_ID:
             text = "; its text belongs to eos_token in tokenizer_config.json" if isinstance(one, str) else ""
