@@ -20,7 +20,8 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import Place, converted
 from dovetail.runtime.checkpoint.weight_size import checkpoint_headers
 from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
-from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
+from dovetail.text.tokenizer.backend import load_backend
+from dovetail.text.tokenizer.files import TokenizerFiles
 
 pytest.importorskip("gguf", reason="it writes the files")
 from gguf_files import write_gguf

@@ -76,7 +76,7 @@ class EngineCore:
         """
         self.settings, self.executor = settings, executor
         info = self._info = executor.info
-        self._eos_ids = eos_ids
+        self._eos_ids = tuple(i for i in eos_ids if i < info.vocab_size)  # a tokenizer may have more
         self.rows = DeviceRows(settings.max_running_requests)
         self._journal: list[CacheEvent] | None = [] if settings.report_cache else None
         self.pages = KVCacheManager(
@@ -96,7 +96,7 @@ class EngineCore:
         self.profiling = Profiling(executor)
         self.timeline = Timeline()
         self.stats_log = StatsLog(settings.decode_log_interval)
-        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, eos_ids, tokenizer)
+        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, self._eos_ids, tokenizer)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
         self._replies = Replies(self.scheduler, self.pages, self.grammars)
         self.step_count = 0

@@ -112,7 +112,8 @@ def _pair(
     """Make one prompt of two texts; where it is cut, in words only the second text is."""
     first, second = (text.clipped(one, param, most) for one, param in zip(pair, params, strict=True))
     if not text.reranker.in_words:
-        return TextIds(*text.tokenizer.encode_within(first, second, most=most))
+        ids, at = text.tokenizer.encode_within(first, second, most=most)
+        return TextIds(text.embedded(ids, params[1]), at)
     ids = _asked(text, first, second, params[1], instruction)
     if most is not None and len(ids) > most:
         room = most - len(_asked(text, first, "", params[1], instruction))

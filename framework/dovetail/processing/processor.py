@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.processing.embeddings import Embedder, TextRules
 from dovetail.processing.logits import LogitsRequests
-from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big
+from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big, token_without_row
 from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
@@ -37,6 +38,9 @@ CLIPPED, BESIDE = 1 << 12, 1 << 6
 """Of a text that will be cut at least so many characters are read, and so many tokens more than are kept."""
 MORE_TOKENS = 1 << 16
 """By so many tokens more than twice the context is what parts of a text say of the whole believed to be too long."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class ProcessorSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +202,8 @@ class Processor:
         )
         self._template_defaults = settings.default_chat_template_kwargs
         self.template.limits = FULL
+        if (note := too_many_tokens(self.tokenizer, info.vocab_size)) is not None:
+            logger.warning("%s", note)
         if self._plugins is not None:
             self.grammar = StructuredOutputs.load(
                 self._plugins,
@@ -252,10 +258,21 @@ class Processor:
         """Tokenize a prompt, refusing by its size first; `keeps` as of `Tokenizer.encode`.
 
         Raises:
-            RequestError: Too big to fit the context, or not Unicode text.
+            RequestError: Too big to fit the context, not Unicode text, or it needs a token that the model has not.
         """
         self.check_length(text, param)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, keeps=keeps)
+        return self.embedded(self.tokenizer.encode(text, add_special_tokens=add_special_tokens, keeps=keeps), param)
+
+    def embedded(self, ids: list[int], param: str) -> list[int]:
+        """Return the tokens of a text, all of which the model has a row for.
+
+        Raises:
+            RequestError: It has none for one; some tokenizers have more tokens than their model.
+        """
+        rows = self.limits.vocab_size
+        if self.tokenizer.vocab_size > rows and (last := max(ids, default=0)) >= rows:
+            raise token_without_row(self.tokenizer.token_text(last), last, rows, param)
+        return ids
 
     def encode_text(
         self, text: str, param: str, *, most: int | None = None, side: str | None = None, name: str | None = None
@@ -266,14 +283,14 @@ class Processor:
         given, as its tokenizer does; else ids are cut, on the left.
 
         Raises:
-            RequestError: Too big to fit the context, not Unicode text, or there is no such prompt.
+            RequestError: As `encode`, or there is no such prompt.
         """
         text = self.rules.applied(text, name)
         cuts_left = side == "left" if self.tasks.encodes else side != "right"
         text = self.clipped(text, param, most, cuts_left=cuts_left)
         if self.tasks.encodes:
-            return self.tokenizer.encode_within(text, most=most, cuts_left=cuts_left)[0]
-        ids = self.tokenizer.encode(text, add_special_tokens=True)
+            return self.embedded(self.tokenizer.encode_within(text, most=most, cuts_left=cuts_left)[0], param)
+        ids = self.embedded(self.tokenizer.encode(text, add_special_tokens=True), param)
         return ids if most is None else ids[:most] if side == "right" else ids[-most:]
 
     def clipped(self, text: str, param: str, most: int | None, *, cuts_left: bool = False) -> str:
@@ -338,3 +355,20 @@ def text_size(message: Mapping[str, Any]) -> int:
     if isinstance(content, str):
         return len(content)
     return sum(len(part.get("text") or "") for part in content or () if isinstance(part, dict))
+
+
+def too_many_tokens(tokenizer: Tokenizer, rows: int) -> str | None:
+    """Return a warning where a tokenizer has more tokens than its model has embeddings, else None.
+
+    Args:
+        tokenizer: The model's.
+        rows: Of the model's embedding.
+    """
+    if tokenizer.vocab_size <= rows:
+        return None
+    names = [repr(token) for token, token_id in tokenizer.added_tokens.items() if token_id >= rows]
+    such = f", such as {', '.join(names[:3])}" if names else ""
+    return (
+        f"The tokenizer has {tokenizer.vocab_size:,} tokens and the model embeddings of {rows:,}: requests whose text "
+        f"needs one of the others{such}, are refused. Does the tokenizer belong to this model?"
+    )

@@ -25,6 +25,15 @@ def prompt_far_too_long(num_tokens: int, context_len: int, param: str) -> Reques
     return RequestError(text, param=param, code=TOO_LONG)
 
 
+def token_without_row(token: str, token_id: int, num_rows: int, param: str) -> RequestError:
+    """A text needs a token of which the tokenizer knows and the model does not."""
+    text = (
+        f"{param} holds {token!r}, which is token {token_id} of the tokenizer, and the model has embeddings of the "
+        f"first {num_rows} tokens only; leave it out, or serve the model with its own tokenizer"
+    )
+    return RequestError(text, param=param, code="invalid_token_id")
+
+
 def input_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
     """A text to be embedded does not fit the context."""
     text = (

@@ -130,13 +130,16 @@ def num_top(wanted: int | None, limits: SamplingLimits, param: str) -> int | Non
     raise wrong(text, param)
 
 
-def word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each word, as it is written at the beginning of a word and within one."""
+def word_ids(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each word, as it is written at the beginning of a word and within one.
+
+    A word with a token of `vocab_size` or more, which the model cannot sample, is left out.
+    """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, f" {word.lstrip()}"):
             found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
-    return tuple(ids for ids in found if ids)
+    return tuple(ids for ids in found if ids and max(ids) < vocab_size)
 
 
 def stop_rules(asked: SamplingFields) -> StopRules:
@@ -222,7 +225,7 @@ def sampling_params(
         prompt_logprobs_start=prompt_logprobs_start,
         logprob_token_ids=tuple(logprob_token_ids),
         allowed_token_ids=tuple(dict.fromkeys(asked.allowed_token_ids or ())),
-        bad_words=word_ids(asked.bad_words or (), model.tokenizer),
+        bad_words=word_ids(asked.bad_words or (), model.tokenizer, limits.vocab_size),
         processors=model.processors.read(asked.logits_processors),
         **values,
     )

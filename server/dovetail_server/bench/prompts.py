@@ -49,7 +49,7 @@ class Vocabulary:
         Raises:
             ConfigError: There is no tokenizer that can be read.
         """
-        from dovetail.text.tokenizer.files import load_backend
+        from dovetail.text.tokenizer.backend import load_backend
 
         backend = load_backend(folder)
         special = backend.get_added_tokens_decoder()

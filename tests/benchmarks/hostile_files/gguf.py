@@ -214,7 +214,8 @@ def read(path: Path) -> float:
         ConfigError: The file is refused.
     """
     from dovetail.runtime.checkpoint.weight_size import checkpoint_headers
-    from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
+    from dovetail.text.tokenizer.backend import load_backend
+    from dovetail.text.tokenizer.files import TokenizerFiles
 
     read_config(path)
     TokenizerFiles.read(path)

@@ -36,7 +36,7 @@ def make_vocabulary(
         eos_ids: Ids that end a reply.
         known: What `token_bytes` returns of the tokenizer, where it is at hand.
     """
-    ends = frozenset(eos_ids)
+    ends = frozenset(i for i in eos_ids if i < size)
     added = {text: token_id for text, token_id in tokenizer.added_tokens.items() if text.strip() and token_id < size}
     special = frozenset(added.values()) | {i for i in tokenizer.special_ids if i < size} | ends
     num = min(tokenizer.vocab_size, size)

@@ -17,19 +17,11 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from dovetail.errors import ModelError
 from dovetail.gguf.reader import Gguf
+from dovetail.gguf.texts import START, special_tokens, texts, wrong_tokenizer
 from dovetail.text.tokenizer.gguf_cuts import ADDS_BOS, COMPOSED, CUTS, IGNORES_MERGES
 
 NORMAL, CONTROL, USER = 1, 3, 4
-NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"} | {
-    "seperator": "sep_token",  # codespell:ignore seperator - llama.cpp spells it so
-    "mask": "mask_token",
-    "eot": "eot_token",
-    "eom": "eom_token",
-}
-START = "tokenizer.ggml."
-FIX = "give a folder with the model's tokenizer.json as --tokenizer-path"
 
 
 def backend_of(gguf: Gguf) -> tokenizers.Tokenizer:
@@ -39,20 +31,22 @@ def backend_of(gguf: Gguf) -> tokenizers.Tokenizer:
         ModelError: It is of another kind, its lists do not go together, or how it cuts text is not known.
     """
     kind = gguf.metadata.get(START + "model")
-    tokens = _texts(gguf, "tokens")
+    tokens = texts(gguf, "tokens")
     types = gguf.numbers(START + "token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise _error(gguf, f"has {len(tokens):,} tokens and {len(types):,} types")
+        raise wrong_tokenizer(gguf, f"has {len(tokens):,} tokens and {len(types):,} types")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocab[token] != index)
-        raise _error(gguf, f"has the token {twice!r} twice")
+        raise wrong_tokenizer(gguf, f"has the token {twice!r} twice")
     if kind == "gpt2":
         made = _byte_level(gguf, vocab)
     elif kind == "llama":
         made = _sentencepiece(gguf, vocab, types)
     else:
-        raise _error(gguf, f"is of the kind {kind!r}; possible: gpt2 (byte-level BPE), llama (SentencePiece's BPE)")
+        raise wrong_tokenizer(
+            gguf, f"is of the kind {kind!r}; possible: gpt2 (byte-level BPE), llama (SentencePiece's BPE)"
+        )
     added = [
         AddedToken(token, normalized=False, special=kind == CONTROL)
         for token, kind in zip(tokens, types, strict=True)
@@ -64,37 +58,14 @@ def backend_of(gguf: Gguf) -> tokenizers.Tokenizer:
     return made
 
 
-def special_tokens(gguf: Gguf) -> dict[str, str]:
-    """Return the named special tokens (`bos_token`, `eos_token`, …) of a file.
-
-    Raises:
-        ModelError: One is no token of the vocabulary.
-    """
-    tokens = _texts(gguf, "tokens")
-    ids = {name: gguf.token_id(key) for key, name in NAMES.items()}
-    for name, token_id in ids.items():
-        if token_id is not None and not 0 <= token_id < len(tokens):
-            raise _error(gguf, f"says that {name} is token {token_id} of {len(tokens):,}")
-    return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
-
-
-def chat_templates(gguf: Gguf) -> dict[str, str]:
-    """Return the chat templates of a file by name; `default` is the usual one."""
-    start = "tokenizer.chat_template."
-    named = {key.removeprefix(start): value for key, value in gguf.metadata.items() if key.startswith(start)}
-    default = gguf.metadata.get("tokenizer.chat_template")
-    found = named | ({} if default is None else {"default": default})
-    return {name: source for name, source in found.items() if isinstance(source, str)}
-
-
 def _byte_level(gguf: Gguf, vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
     pre = gguf.metadata.get(START + "pre")
     if pre not in CUTS:
-        raise _error(gguf, f"cuts text as tokenizer.ggml.pre = {pre!r} says; possible: {', '.join(CUTS)}")
+        raise wrong_tokenizer(gguf, f"cuts text as tokenizer.ggml.pre = {pre!r} says; possible: {', '.join(CUTS)}")
     merges = _merges(gguf)
     broken = next((merge for merge in merges if not all(part in vocab for part in merge)), None)
     if broken is not None:
-        raise _error(gguf, f"has the merge {' '.join(broken)!r}, and not both of its parts as tokens")
+        raise wrong_tokenizer(gguf, f"has the merge {' '.join(broken)!r}, and not both of its parts as tokens")
     model = models.BPE(dict(vocab), merges, ignore_merges=pre in IGNORES_MERGES)
     made = tokenizers.Tokenizer(model)
     if pre in COMPOSED:
@@ -111,14 +82,14 @@ def _sentencepiece(gguf: Gguf, vocab: Mapping[str, int], types: Sequence[int]) -
     tokens = list(vocab)
     unknown = gguf.token_id("unknown") or 0
     if not 0 <= unknown < len(tokens):
-        raise _error(gguf, f"says that the unknown token is {unknown} of {len(tokens):,}")
+        raise wrong_tokenizer(gguf, f"says that the unknown token is {unknown} of {len(tokens):,}")
     pieces = {token: index for token, index in vocab.items() if types[index] == NORMAL}
     if gguf.metadata.get(START + "merges") is not None:
         merges = _merges(gguf)
     else:
         scores = gguf.numbers(START + "scores")
         if scores is None or len(scores) != len(tokens):
-            raise _error(gguf, f"has {len(scores or ()):,} scores for {len(tokens):,} tokens")
+            raise wrong_tokenizer(gguf, f"has {len(scores or ()):,} scores for {len(tokens):,} tokens")
         is_gemma = str(gguf.metadata.get("general.architecture")).startswith("gemma")
         merges = merges_of(pieces, [-index for index in range(len(tokens))] if is_gemma else scores)
     made = tokenizers.Tokenizer(
@@ -154,7 +125,7 @@ def merges_of(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[
 
 
 def _merges(gguf: Gguf) -> list[tuple[str, str]]:
-    return [(left, right) for left, _, right in (merge.partition(" ") for merge in _texts(gguf, "merges"))]
+    return [(left, right) for left, _, right in (merge.partition(" ") for merge in texts(gguf, "merges"))]
 
 
 def _around(gguf: Gguf, kind: str, tokens: Sequence[str]) -> Any:
@@ -166,20 +137,9 @@ def _around(gguf: Gguf, kind: str, tokens: Sequence[str]) -> Any:
     wanted = {"bos_token": begins, "eos_token": ends}
     for name, is_wanted in wanted.items():
         if is_wanted and name not in named:
-            raise _error(gguf, f"is to add {name}, and does not say which token it is")
+            raise wrong_tokenizer(gguf, f"is to add {name}, and does not say which token it is")
     bos, eos = ([named[name]] if is_wanted else [] for name, is_wanted in wanted.items())
     ids = [(token, tokens.index(token)) for token in dict.fromkeys((*bos, *eos))]
     single = [*bos, "$A", *eos]
     pair = [*single, *(f"{part}:1" for part in (*bos, "$B", *eos))]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
-
-
-def _texts(gguf: Gguf, key: str) -> list[str]:
-    found = gguf.texts(START + key)
-    if not found:
-        raise _error(gguf, f"has no {START}{key}")
-    return found
-
-
-def _error(gguf: Gguf, what: str) -> ModelError:
-    return ModelError(f"{gguf.files[0]}: its tokenizer {what}; {FIX}")

@@ -17,9 +17,10 @@ import tokenizers
 from dovetail.errors import DovetailError, ModelError, RequestError
 from dovetail.panics import is_panic
 from dovetail.text.inline import InlineCostError
+from dovetail.text.tokenizer.backend import load_backend
 from dovetail.text.tokenizer.bounded import judged
 from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, pieces, shared
-from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
+from dovetail.text.tokenizer.files import TokenizerFiles
 from dovetail.text.tokenizer.fill_in import Infill
 from dovetail.text.tokenizer.vocabulary import VocabularyBytes
 
