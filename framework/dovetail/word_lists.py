@@ -23,6 +23,19 @@ def split_names(value: object) -> object:
     return value
 
 
+def given_names(value: object) -> object:
+    """Split what a user gave for a list of names.
+
+    Raises:
+        ValueError: It holds none. An empty list, which is `[]` in a flag, is a value; a text of nothing is a mistake,
+            such as a shell's variable that is not set, and would leave a server without what it was to ask for.
+    """
+    names = split_names(value)
+    if names == [] and value not in ([], "[]", ["[]"]):
+        raise ValueError("is empty; give at least one, comma-separated, or leave it out")
+    return names
+
+
 def split_words(text: str) -> list[str]:
     """Return the comma-separated words of a text."""
     return [word.strip() for word in text.split(",") if word.strip()]

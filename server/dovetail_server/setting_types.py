@@ -8,14 +8,15 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
-from dovetail.word_lists import split_names, split_words
+from dovetail.word_lists import given_names, split_words
 
 
 def split_keys(value: object) -> object:
-    """As `split_names`; keys that were read already stay as they are."""
+    """As `given_names`; keys that were read already stay as they are."""
     if isinstance(value, str | list):
         items = value if isinstance(value, list) else [value]
-        return [key for item in items for key in ([item] if isinstance(item, SecretStr) else split_words(str(item)))]
+        keys = [key for item in items for key in ([item] if isinstance(item, SecretStr) else split_words(str(item)))]
+        return keys or given_names(value)
     return value
 
 
@@ -51,5 +52,5 @@ def check_hosts(names: list[str]) -> list[str]:
 
 ApiKey = Annotated[SecretStr | None, AfterValidator(check_key)]
 ApiKeys = Annotated[list[SecretStr], NoDecode, BeforeValidator(split_keys), AfterValidator(check_keys)]
-Origins = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_origins)]
-Hosts = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_hosts)]
+Origins = Annotated[list[str], NoDecode, BeforeValidator(given_names), AfterValidator(check_origins)]
+Hosts = Annotated[list[str], NoDecode, BeforeValidator(given_names), AfterValidator(check_hosts)]

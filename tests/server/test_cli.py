@@ -131,6 +131,10 @@ def test_peers_names_and_spellings_are_accepted() -> None:
         (["--max-num-seqs", "1", "--max-running-requests", "2"], ["same setting"]),
         (["--pp-size", "2"], ["--pp-size", "--data-parallel-size"]),
         (["--gpu-memory-utilization=1.5"], ["--gpu-memory-utilization '1.5'", "less than or equal to 1"]),
+        (["--api-key", ""], ["--api-key: is empty"]),  # the server asked for no key
+        (["--api-key", " , "], ["--api-key: is empty"]),
+        (["--served-model-name", ""], ["--served-model-name ['']: is empty"]),
+        (["--allowed-hosts", ""], ["--allowed-hosts ['']: is empty"]),
         (["--config", "/nope.yaml"], ["--config '/nope.yaml'", "No such file"]),
     ],
 )
