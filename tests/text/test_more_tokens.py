@@ -31,7 +31,7 @@ def small(byte_level: Tokenizer) -> Processor:
 
 def test_text_that_needs_a_token_without_a_row_is_refused(small: Processor) -> None:
     """In a prompt, in what an embedding is made of, and in a pair: 400, before the engine reads beyond the table."""
-    rows, small.reranker = small.limits.vocab_size, Reranker()  # pairs as an encoder reads them
+    small.reranker = Reranker()  # pairs as an encoder reads them
     calls = {
         "prompt": lambda: small.encode(f"a {LAST}", "prompt", add_special_tokens=False),
         "input": lambda: small.encode_text(f"a {LAST}", "input"),
