@@ -41,6 +41,8 @@ PROSE = (
     "Let me explain: é 🎉.",
     "1. First of all, no.",
 )
+FOREIGN = ("»{}«", "«{}»", "‹{}›", "„{}“", "‚{}‘", "”{}”", "「{}」", "『{}』", "<code>{}</code>", "<kbd>{}</kbd>")
+"""Quotation marks of other languages, and HTML's."""
 THINKERS = {
     "deepseek-v31": "deepseek-v3", "deepseek-v32": "deepseek-v3", "deepseek-v4": "deepseek-v3",
     "deepseek-v41": "deepseek-v3", "qwen3-coder": "qwen3-thinking", "nemotron": "qwen3", "minicpm5": "qwen3",
@@ -80,7 +82,7 @@ class Talker:
     def sentence(self) -> str:
         """Return a sentence that names tags."""
         rng = self.rng
-        quote = rng.choice(["`{}`", "`{}`", '"{}"', "“{}”", "'{}'", "``{}``", "({})", "{}"])
+        quote = rng.choice(["`{}`", "`{}`", '"{}"', "“{}”", "'{}'", "``{}``", "({})", "{}", rng.choice(FOREIGN)])
         named = self.several()
         if quote in ("({})", "{}") and rng.random() < 0.5:  # unquoted, a section with a tool's name is a call
             named = self.tag()
@@ -110,7 +112,23 @@ class Talker:
             fence = "~~~"
         if "\n" not in text and "`" not in text and rng.random() < 0.4:
             return f"For example `{text}`."
+        if rng.random() < 0.4:
+            return self.set_in(text, fence)
         return f"For example:\n\n{fence}{rng.choice(['', 'xml', 'text'])}\n{text}\n{fence}"
+
+    def set_in(self, text: str, fence: str) -> str:
+        """Return an example in a list, in a quote, in HTML, indented, or as a difference."""
+        lead, opening, closing = self.rng.choice(
+            [
+                ("    ", "", ""),
+                ("\t", "", ""),
+                ("  ", f"- {fence}xml", fence),
+                ("> ", f"> {fence}", f"> {fence}"),
+                ("+", f"{fence}diff", fence),
+                ("", "<pre><code>", "</code></pre>"),
+            ]
+        )
+        return "\n".join(("For example:\n", opening, *(lead + line for line in text.split("\n")), closing))
 
     def passage(self) -> str:
         """Return some sentences."""

@@ -1,5 +1,7 @@
 """Replies that name a format's tags make no call, and lose nothing of their thinking."""
 
+# ruff: noqa: RUF001 - quotation marks of many languages
+
 from __future__ import annotations
 
 import sys
@@ -30,6 +32,16 @@ NAMED = [
     ("glm45", "It is ``<tool_call>now</tool_call>``."),
     ("minimax-m3", f'It ends with {M3}<tool_call>.\n\n```\n{CALLS["minimax-m3"]}\n```'),
     ("minimax-m3", f'Then {M3}<tool_call> opens, and {M3}<invoke name="...">{M3}<days>x{M3}</days> comes.'),
+    # Code that is indented, in a quote or a list, behind words, and in HTML.
+    ("hermes", 'So:\n\n    3\n    <tool_call>\n    {"name": "now"}\n    </tool_call>\n\n\t<tool_call>'),
+    ("hermes", '> So:\n> ```xml\n> <tool_call>\n> {"name": "now"}\n> </tool_call>\n> ```'),
+    ("hermes", '1. ```xml\n   <tool_call>\n   {"name": "now"}\n   </tool_call>\n   ```'),
+    ("hermes", 'So: ```xml\n<tool_call>\n{"name": "now"}\n</tool_call>\n```'),
+    ("hermes", '<pre class="x">\n\n<tool_call>\n{"name": "now"}\n</tool_call>\n</pre>So.'),
+    ("hermes", '<code>\n<tool_call>\n{"name": "now"}\n</tool_call></code> or <kbd><tool_call></kbd>.'),
+    # Quotation marks of other languages.
+    *(("hermes", f'So {one}<tool_call>{{"name": "now"}}</tool_call>{two}.') for one, two in ("»«", "‹›", "‚‘", "「」", "””", '„"')),
+    ("hermes", '用“<tool_call>”和"<tool_call>"。'),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip
@@ -55,6 +67,28 @@ def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) ->
     (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == name)
     text = 'So `x` and ``y``, "z", don\'t:\n\n```py\n1\n```\nIt\u2019s "here\n'
     reply = parsed(spec, None, "<a>", [text + CALLS[name]], "stop")
+    assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    So:\n    ",
+        "So\n    ",
+        "> ```xml\n> <tool_call>\n",
+        "> ```\n\n",
+        "<code>x\n\n",
+        "<pre>x</pre>\nan <pre> or <code>\n",
+        "So `<pre>` and a<b, <codec>, <p>x\n",
+        "12 > 3 - ```x``` and ```xml y\n",
+        "It’s 5\" or „so\n",
+        "So:\n\n    code\nso\n\n",
+    ],
+)
+def test_code_ends(text: str, tokenizer: Tokenizer) -> None:
+    """A call behind code, a quote or an element that is over, or was none, counts."""
+    (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == "hermes")
+    reply = parsed(spec, None, "<a>", [*f"{text}{CALLS['hermes']}"], "stop")
     assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]
 
 

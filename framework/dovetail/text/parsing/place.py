@@ -1,7 +1,8 @@
 """`Place`: where a text of Markdown ends, so that a tag that is quoted is told from one that counts.
 
 A model that explains its format writes tags in code or behind a quotation mark; a tag that it means stands elsewhere.
-Code is what stands between runs of backticks in one line, and between fences. All work is linear in the text.
+Code is what stands between runs of backticks in one line, between fences, in lines that are indented behind an empty
+one, and in HTML's elements for code. All work is linear in the text.
 """
 
 # ruff: noqa: RUF001 - quotation marks of many languages
@@ -10,16 +11,31 @@ from __future__ import annotations
 
 import re
 
-SIGNS = "\n`~\"'“”‘’«»„"
+_CLOSING = {
+    '"': '"', "'": "'", "“": "”", "”": "”", "‘": "’", "«": "»", "»": "«»", "‹": "›", "›": "‹›", "„": "“”\"", "‚": "‘’'",
+    "「": "」", "『": "』",
+}  # fmt: skip
+"""What closes what a quotation mark opens, in the same line."""
+_MARKS = "".join(sorted(set("".join((*_CLOSING, *_CLOSING.values())))))
+SIGNS = f"\n`~<{_MARKS}"
 """Text without any of these changes nothing but the last character, once a line has begun."""
 _MAX_INDENT = 3
 """Blanks before what begins a line; more of them are code."""
-_CLOSING = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“”"}
-"""What closes what a quotation mark opens, in the same line."""
+_MAX_LEAD = 80
+"""Characters before a line's text that are looked at."""
 _SIGN = re.compile(f"[{SIGNS}]")
-_PART = re.compile("\n|`+|~+|[\"'“”‘’«»„]|[^" + SIGNS + "]+")
-_BEHIND_WORD = re.compile(r"[\w.,;:!?)\]}>=]")
-"""A quotation mark behind it opens nothing: it closes, or stands in a tag or for a letter."""
+_PART = re.compile(f"\n|`+|~+|[<{_MARKS}]|[^{SIGNS}]+")
+_BEHIND_WORD = re.compile(r"(?![\u2e80-\u9fff\uf900-\ufaff])[\w.,;:!?)\]}>=]")
+"""A quotation mark behind it opens nothing: it closes, or stands in a tag or for a letter. Where no blanks are written
+between words, it opens."""
+_MAY_LEAD = re.compile(r"(?:[ \t>*+-]|\d[.)]?)*")
+"""What may become `_LEAD`."""
+_LEAD = re.compile(r"(?:[ \t]*(?:>|(?:[-*+]|\d{1,9}[.)])(?=[ \t])))*[ \t]*")
+"""Blanks and the marks of quotes and lists, before the text of a line."""
+_QUOTE = re.compile(r"[ \t>]*")
+_INFO = re.compile(r"[\w+.-]*")
+_TAG = re.compile(r"(/?)(pre|code|kbd|samp)(?:\s[^<>]{0,80})?>")
+_MAY_TAG = re.compile(r"/?(?:(?:pre|code|kbd|samp)(?:\s[^<>]{0,80})?|pr?|c(?:od?)?|kb?|s(?:am?)?|)")
 
 
 class Place:
@@ -29,27 +45,46 @@ class Place:
         last: The end of the text, at least a character. Whoever leaves out text without `SIGNS` sets it.
     """
 
-    __slots__ = ("_attribute", "_closes", "_fence", "_is_blank", "_line", "_opens", "_quote", "_run", "_span", "last")
+    __slots__ = (
+        "_attribute", "_closes", "_element", "_fence", "_has_text", "_in_quote", "_is_blank", "_is_code", "_is_info",
+        "_is_kept", "_lead", "_may_indent", "_opens", "_quote", "_run", "_span", "_tag", "_tag_begins", "last",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         """Begin a text."""
         self.last = ""
         self._fence = ""
         """The fence that is open."""
+        self._in_quote = False
+        """Whether it stands in a quote (`>`), with which it ends."""
         self._run = ""
         """Backticks or tildes that end the text and may go on."""
+        self._element = ""
+        """The element of HTML for code that is open."""
+        self._is_kept = False
+        """Whether it goes on in the next line: it began one."""
+        self._is_info = False
+        """Whether nothing but a language's name follows the backticks that opened code in a line."""
+        self._tag_begins = False
+        """Whether the tag of `_tag` begins the line."""
+        self._has_text = self._may_indent = False
+        """Whether an indented line is code: it follows text and an empty line, or a line of such code."""
         self._new_line()
 
     def _new_line(self) -> None:
         self._is_blank = True
-        """Whether the line holds only blanks so far, which are `_line`."""
-        self._line = ""
+        """Whether the line holds only blanks and marks of quotes and lists so far, which are `_lead`."""
+        self._lead = ""
+        self._is_code = False
+        """Whether the line's text is indented code."""
         self._span = 0
         """Backticks of the code that is open in this line."""
         self._quote = ""
         """What closes the quotation that is open in this line."""
         self._attribute = ""
         """What closes the value of a tag's attribute that is open within the quotation."""
+        self._tag: str | None = None
+        """What stands behind `<`, as long as it may become a tag for code."""
         self._opens = ""
         """The fence that this line opens unless backticks follow."""
         self._closes = False
@@ -58,45 +93,108 @@ class Place:
     @property
     def is_settled(self) -> bool:
         """Whether text without `SIGNS` changes only `last`."""
-        return not (self._is_blank or self._run or self._closes)
+        return not (self._is_blank or self._run or self._closes or self._tag is not None)
 
     @property
     def begins_line(self) -> bool:
         """Whether the text ends where a line begins, outside of code."""
-        return self._is_blank and len(self._line) <= _MAX_INDENT and "\t" not in self._line and not self.is_quoted
+        is_near = len(self._lead) <= _MAX_INDENT and not self._lead.strip(" ")
+        return self._is_blank and is_near and not self.is_quoted
 
     @property
     def is_quoted(self) -> bool:
         """Whether the text ends in code, or in a quotation."""
         self._end_run()
-        return bool(self._span or self._opens or self._quote or (self._fence and not self._closes))
+        is_code = self._is_deep if self._is_blank else self._is_code
+        in_fence = self._fence and not (self._closes or (self._is_blank and self._ends_quote))
+        return bool(is_code or self._span or self._opens or self._quote or self._element or in_fence)
+
+    @property
+    def _is_deep(self) -> bool:
+        """Whether text is indented code if it begins here."""
+        blanks = self._lead.expandtabs(4)[: _MAX_INDENT + 1]
+        return self._may_indent and len(blanks) > _MAX_INDENT and blanks.isspace()
+
+    @property
+    def _ends_quote(self) -> bool:
+        """Whether text that begins here ends the quote in which the fence stands."""
+        return self._in_quote and ">" not in self._lead
 
     def feed(self, text: str) -> None:
         """Take more text, not empty."""
-        if self._is_blank or self._run or self._closes or _SIGN.search(text) is not None:
+        if not self.is_settled or _SIGN.search(text) is not None:
             for part in _PART.findall(text):
                 self._take(part)
                 self.last = part
-        self.last = text
+        else:
+            self.last = text
 
     def _take(self, part: str) -> None:
         if part == "\n":
-            self._end_run()
-            if self._closes or self._opens:
-                self._fence = self._opens
-            self._new_line()
+            self._end_line()
         elif part[0] in "`~":
             if self._run[:1] != part[0]:
                 self._end_run()
             self._run += part
+            self._tag = None
         else:
+            self._take_text(part)
+
+    def _take_text(self, part: str) -> None:
+        """Take text within a line, or a mark."""
+        if self._run:
             self._end_run()
-            if len(part) == 1 and part in "\"'“”‘’«»„":
-                self._mark(part)
-            if part.isspace() and (self._is_blank or self._closes):
-                self._line += part
-            else:
-                self._is_blank = self._closes = False
+        if self._closes or self._is_info:
+            self._closes = self._closes and part.isspace()
+            self._is_info = self._is_info and _INFO.fullmatch(part) is not None
+        if part == "<":
+            self._tag, self._tag_begins = "", self._is_blank
+        elif self._tag is not None:
+            self._take_tag(self._tag + part)
+        if self._is_blank:
+            self._take_lead(self._lead + part)
+        if len(part) == 1 and part in _MARKS:
+            self._mark(part)
+
+    def _take_lead(self, text: str) -> None:
+        """Take the beginning of a line."""
+        self._lead = _MAY_LEAD.match(text)[0][:_MAX_LEAD]  # type: ignore[index]  # it matches nothing, too
+        if self._lead != text:
+            self._begin_text()
+
+    def _begin_text(self) -> None:
+        """The line's marks of quotes and lists are over."""
+        self._is_blank = False
+        self._has_text = True
+        if self._in_quote and self._ends_quote:
+            self._fence, self._in_quote = "", False
+        if self._may_indent:
+            self._is_code = not self._fence and self._is_deep
+
+    def _end_line(self) -> None:
+        self._end_run()
+        if self._is_blank and self._lead.strip():
+            self._begin_text()
+        is_empty = self._is_blank
+        if self._is_info and self._span >= 3:
+            self._opens = "`" * self._span
+        if self._closes or self._opens or (is_empty and self._in_quote):
+            self._fence, self._in_quote = self._opens, ">" in self._lead
+        self._may_indent = self._has_text if is_empty else self._is_code
+        if self._element and not (self._is_kept and (self._element == "pre" or not is_empty)):
+            self._element = ""
+        self._new_line()
+
+    def _take_tag(self, text: str) -> None:
+        """Take what stands behind `<`: a tag for code opens or closes it."""
+        self._tag = text if _MAY_TAG.fullmatch(text) else None
+        found = _TAG.match(text) if self._tag is None else None
+        if found is None:
+            return
+        if found[1]:
+            self._element = "" if found[2] == self._element else self._element
+        elif not (self._element or self._span or self._opens or self._fence):
+            self._element, self._is_kept = found[2], self._tag_begins
 
     def _mark(self, mark: str) -> None:
         """Take a quotation mark."""
@@ -117,12 +215,16 @@ class Place:
         run, self._run = self._run, ""
         if not run:
             return
-        was_blank, self._is_blank = self._is_blank, False
+        begins = self._is_blank and (_QUOTE if self._fence else _LEAD).fullmatch(self._lead) is not None
+        if self._is_blank:
+            self._begin_text()
+        self._is_info = False
         if self._fence:
-            self._closes = was_blank and run.startswith(self._fence)
-        elif was_blank and len(run) >= 3:
+            self._closes = begins and run.startswith(self._fence)
+        elif begins and len(run) >= 3:
             self._opens = run
         elif run[0] == "`":
             if self._opens[:1] == "`":
                 self._span, self._opens = len(self._opens), ""
+            self._is_info = not self._span
             self._span = 0 if self._span == len(run) else self._span or len(run)
