@@ -36,6 +36,8 @@ PATTERNS = [
     r"^[\\]$", r"^[\^]$", "^(?=a$)", "^(?!a$)", r"(?<=a)$", r"^[a\]]+$", "", r"^[\d\D]$", r"^\/?a$",
 ]  # fmt: skip
 
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_texts_and_names_are_judged_by_ecmascript(pattern: str) -> None:
@@ -48,6 +50,28 @@ def test_texts_and_names_are_judged_by_ecmascript(pattern: str) -> None:
     for schema, value in cases:
         expected = jsonschema_rs.validator_for(schema).is_valid(value)
         assert verdict(schema, json.dumps(value)) == expected, (schema, value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, str(2**63 - 1), True),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, str(2**63), False),
+        ({"minimum": -1e300, "exclusiveMaximum": 1e300}, "-1e299", True),
+        (
+            {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1e30, "exclusiveMinimum": True},
+            "1e30",
+            False,
+        ),
+        ({"multipleOf": 0.1}, "0.3", True),
+        ({"multipleOf": 0.01}, "0.57", True),
+        ({"multipleOf": 0.01}, "0.571", False),
+        ({"multipleOf": 3}, "1e300", False),
+    ],
+)
+def test_numbers_are_judged_as_they_are_written(schema: Any, text: str, expected: bool) -> None:
+    """By bounds beyond what backends count with, and by fractions that no floating-point number is."""
+    assert verdict(schema, text) is expected
 
 
 def test_a_final_newline_is_no_end() -> None:

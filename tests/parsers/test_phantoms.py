@@ -1,7 +1,5 @@
 """Replies that name a format's tags make no call, and lose nothing of their thinking."""
 
-# ruff: noqa: RUF001 - quotation marks of many languages
-
 from __future__ import annotations
 
 import sys
@@ -40,7 +38,10 @@ NAMED = [
     ("hermes", '<pre class="x">\n\n<tool_call>\n{"name": "now"}\n</tool_call>\n</pre>So.'),
     ("hermes", '<code>\n<tool_call>\n{"name": "now"}\n</tool_call></code> or <kbd><tool_call></kbd>.'),
     # Quotation marks of other languages.
-    *(("hermes", f'So {one}<tool_call>{{"name": "now"}}</tool_call>{two}.') for one, two in ("»«", "‹›", "‚‘", "「」", "””", '„"')),
+    *(
+        ("hermes", f'So {one}<tool_call>{{"name": "now"}}</tool_call>{two}.')
+        for one, two in ("»«", "‹›", "‚‘", "「」", "””", '„"')
+    ),
     ("hermes", '用“<tool_call>”和"<tool_call>"。'),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
@@ -81,7 +82,7 @@ def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) ->
         "<pre>x</pre>\nan <pre> or <code>\n",
         "So `<pre>` and a<b, <codec>, <p>x\n",
         "12 > 3 - ```x``` and ```xml y\n",
-        "It’s 5\" or „so\n",
+        'It’s 5" or „so\n',
         "So:\n\n    code\nso\n\n",
     ],
 )

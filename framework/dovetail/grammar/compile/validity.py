@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
 from typing import Any, NoReturn
 
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker, ValidationError
 from jsonschema.exceptions import FormatError
-from jsonschema.validators import validator_for
+from jsonschema.validators import extend, validator_for
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 
@@ -95,8 +99,25 @@ def verdict(schema: Any, text: str) -> bool | None:
     return False if False in found else None if None in found else True
 
 
+def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[ValidationError]:
+    """As JSON writes both, 0.3 is three times 0.1; as floating-point numbers they differ."""
+    if not validator.is_type(value, "number"):
+        return
+    if not math.isfinite(value):  # a number that is too large to be read
+        yield from Draft202012Validator.VALIDATORS["multipleOf"](validator, step, value, schema)
+    elif Fraction(str(value)) % Fraction(str(step)):
+        yield ValidationError(f"{value!r} is not a multiple of {step!r}")
+
+
+@cache
+def _exact(draft: Any) -> Any:
+    """Return a draft's validator that counts in decimals."""
+    return extend(draft, {"multipleOf": _multiple_of})
+
+
 def _holds(draft: Any, schema: Any, value: Any, *, is_strict: bool = True) -> bool | None:
     """Ask a draft's validator. `is_strict` False: words of other drafts, which it cannot use, say nothing."""
+    draft = _exact(draft)
     try:
         draft(schema, format_checker=FORMATS, registry=REGISTRY).validate(value)
     except ValidationError:

@@ -98,13 +98,15 @@ def normalize(given: Any, text: str | None = None) -> Normal:
 
 def plain(given: Any) -> Any:
     """Return a schema in draft 2020-12's keywords with nothing rewritten, to validate texts by."""
-    return _Document(given).write() if isinstance(given, dict) else given
+    return _Document(given, is_judged=True).write() if isinstance(given, dict) else given
 
 
 class _Document:
     """Writes one document anew."""
 
-    def __init__(self, given: Node) -> None:
+    def __init__(self, given: Node, *, is_judged: bool = False) -> None:
+        """Prepare; `is_judged`: texts are judged by it, so that bounds of numbers stay."""
+        self._is_judged = is_judged
         self.places: dict[int, nodes.Place] = {}
         self.dropped: list[str] = []
         self._given = given
@@ -161,6 +163,8 @@ class _Document:
             if key in meaning:
                 holds = key in schema.HOLDING and isinstance(value, (dict, list))
                 made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
+        if not self._is_judged:
+            nodes.clamp(made)
         return nodes.simplify(made, self.places, self._says_unevaluated)
 
     def _reference(self, node: Node, pointer: str) -> str | bool | None:

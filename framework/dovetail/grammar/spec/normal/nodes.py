@@ -78,7 +78,6 @@ def simplify(node: Node, places: dict[int, Place], says_unevaluated: Callable[[]
     for key in COUNTS & node.keys():
         if isinstance(node[key], float):
             node[key] = int(node[key])
-    _clamp(node)
     if "not" in node and node["not"] in (True, {}):
         return False
     _drop_silent(node, says_unevaluated)
@@ -114,7 +113,8 @@ def _old_dependencies(node: Node, names: dict[str, str]) -> None:
         names[key] = "dependencies"
 
 
-def _clamp(node: Node) -> None:
+def clamp(node: Node) -> None:
+    """Bring bounds of numbers, which may be `true` in draft 4, to what backends can write out."""
     for key in _BOUNDS.keys() & node.keys():
         if _BOUNDS[key] * node[key] > LARGEST:
             node[key] = _BOUNDS[key] * LARGEST
