@@ -15,7 +15,8 @@ from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.text.chat.template import ChatTemplate
-from dovetail.text.tokenizer.gguf import backend_of, merges_of
+from dovetail.text.tokenizer.gguf import backend_of
+from dovetail.text.tokenizer.spm import merges_of
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 TEXTS = (

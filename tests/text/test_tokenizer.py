@@ -170,10 +170,11 @@ def test_older_formats_are_converted(tmp_path: Path, byte_level: Tokenizer) -> N
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=True) == text
 
 
-def test_conversion_that_fails_says_how_to_convert(tmp_path: Path) -> None:
-    """What transformers cannot convert is a ModelError with the fix."""
-    write(tmp_path / "tokenizer.model", "no sentencepiece model")
-    with pytest.raises(ModelError, match="save_pretrained"):
+def test_merges_are_not_made_up(tmp_path: Path) -> None:
+    """A vocabulary without its merges is refused; transformers would make some up, and cut text otherwise."""
+    write(tmp_path / "vocab.json", {"a": 0, "b": 1, "ab": 2})
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"})
+    with pytest.raises(ModelError, match=r"merges\.txt.*--tokenizer-path"):
         Tokenizer.load(tmp_path)
 
 

@@ -13,10 +13,15 @@ from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import check_is_file
 from dovetail.panics import is_panic
 from dovetail.text.tokenizer.gguf import backend_of
+from dovetail.text.tokenizer.spm import backend_of_model, check_table
+from dovetail.text.tokenizer.spm_model import FILE, FIX, spm_model
 
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
-FORMATS = ("tokenizer.json", *CONVERTIBLE)
+CONVERTIBLE = ("vocab.json", "vocab.txt", "tekken.json")
+"""What transformers converts without another library."""
+FORMATS = ("tokenizer.json", FILE, *CONVERTIBLE)
+OTHERS = ("*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece.bpe.model")
+"""What does not hold all that is needed: a class in code of the model's says how text is cut, or ids are moved."""
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
@@ -29,7 +34,8 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
         return backend_of(gguf)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return _convert(folder)
+        pieces = spm_model(folder)
+        return _convert(folder) if pieces is None else backend_of_model(folder, pieces)
     _check_tables(path)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
@@ -48,32 +54,40 @@ def _check_tables(path: Path) -> None:
         check_is_file(path)
         for found in _TABLE.finditer(path.read_bytes()):
             table = base64.b64decode(found[1], validate=True)
-            size = int.from_bytes(table[:4], "little")
-            if len(table) < 4 + size or size % 4:
-                raise ValueError(f"a trie of {size} bytes in a table of {len(table)}")
-            table[4 + size :].decode()
+            check_table(table)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: its precompiled_charsmap, or the file, cannot be read: {error}") from error
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
-    """Let transformers build a fast tokenizer from an older format. Costs seconds, and imports torch."""
-    if not any((folder / name).is_file() for name in CONVERTIBLE):
-        raise ModelError(
-            f"{folder}: no tokenizer: tokenizer.json is missing (and no {', '.join(CONVERTIBLE)} to convert); "
-            "copy the model's tokenizer files there, or name their folder with --tokenizer-path"
+    """Let transformers build a fast tokenizer from an older format. Costs seconds, and imports torch.
+
+    Raises:
+        ModelError: There is none that can be converted.
+    """
+    files = [folder / name for name in CONVERTIBLE if (folder / name).is_file()]
+    if not files:
+        others = sorted(path.name for pattern in OTHERS for path in folder.glob(pattern))
+        what = (
+            f"{others[0]} alone does not say how text is cut" if others else f"and no {', '.join(FORMATS[1:])} either"
         )
-    fix = "save it once with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        raise ModelError(f"{folder}: no tokenizer: tokenizer.json is missing, {what}; copy it there, or {FIX}")
+    if files[0].name == "vocab.json":
+        files.append(folder / "merges.txt")  # without them, transformers would make up some
     try:
+        for path in files:
+            check_is_file(path)
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), use_fast=True, trust_remote_code=False)
         backend = tokenizer.backend_tokenizer
+    except ModelError:
+        raise
     except Exception as error:  # whatever transformers and its optional parts raise
         reason = str(error).strip().split("\n", 1)[0]
-        raise ModelError(f"{folder}: tokenizer.json is missing and converting failed: {reason}; {fix}") from error
+        raise ModelError(f"{folder}: tokenizer.json is missing and converting failed: {reason}; {FIX}") from error
     if not isinstance(backend, tokenizers.Tokenizer):
-        raise ModelError(f"{folder}: tokenizer.json is missing and the tokenizer has no fast form; {fix}")
+        raise ModelError(f"{folder}: tokenizer.json is missing and the tokenizer has no fast form; {FIX}")
     backend.no_truncation()
     backend.no_padding()
     return backend

@@ -3,6 +3,7 @@
 | file | what is taken from it |
 |---|---|
 | `tokenizer.json` | ids of added tokens; the tokenizer itself is for `backend.py` |
+| `tokenizer.model`, `added_tokens.json`, without it | special and added tokens |
 | `tokenizer_config.json`, `special_tokens_map.json` | special tokens, `add_bos_token`, chat templates |
 | `generation_config.json`, `config.json` | end-of-sequence ids, sampling defaults |
 | `chat_template.jinja`, `chat_template.json`, `additional_chat_templates/*.jinja` | chat templates |
@@ -24,6 +25,7 @@ from dovetail.gguf.config import generation_config
 from dovetail.gguf.reader import gguf_of
 from dovetail.gguf.texts import chat_templates, special_tokens
 from dovetail.model_files import MAX_ID, object_if_there, read_text
+from dovetail.text.tokenizer.spm_model import SpmModel, spm_model
 
 _SPECIAL_NAMES = (
     "bos_token",
@@ -68,6 +70,8 @@ class TokenizerFiles:
                 chat_templates=chat_templates(gguf),
             )
         config = object_if_there(folder / "tokenizer_config.json")
+        if (pieces := spm_model(folder)) is not None:
+            config = {**_of_pieces(folder, pieces), **{name: each for name, each in config.items() if each is not None}}
         return cls(
             tokenizer_config=config,
             special_tokens_map=object_if_there(folder / "special_tokens_map.json"),
@@ -165,10 +169,21 @@ def _listed_id(folder: Path, files: TokenizerFiles, token: str) -> int | None:
         listed = msgspec.json.decode(path.read_bytes(), type=_Listed).added_tokens if path.is_file() else []
     except (OSError, msgspec.MsgspecError):
         return None  # who loads the tokenizer says what is wrong with the file
+    pieces = spm_model(folder)
+    if pieces is not None and token in pieces.tokens:
+        return pieces.tokens.index(token)
     entries = files.tokenizer_config.get("added_tokens_decoder") or {}
     ids = [each.id for each in listed if each.content == token]
     ids += [int(key) for key, entry in entries.items() if _token_text(entry) == token]
     return next(iter(ids), None)
+
+
+def _of_pieces(folder: Path, pieces: SpmModel) -> dict[str, Any]:
+    """Return what a `tokenizer.model` and the tokens added to it say, as tokenizer_config.json would."""
+    added = {
+        str(token_id): {"content": token} for token, token_id in object_if_there(folder / "added_tokens.json").items()
+    }
+    return {"added_tokens_decoder": added, **pieces.special_tokens()}
 
 
 def _of_model(model: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from dovetail.gguf.reader import Gguf
 from dovetail.gguf.texts import START, special_tokens, texts, wrong_tokenizer
 from dovetail.text.tokenizer.gguf_cuts import ADDS_BOS, COMPOSED, CUTS, IGNORES_MERGES
-
-NORMAL, CONTROL, USER = 1, 3, 4
+from dovetail.text.tokenizer.spm import NORMAL, add_pieces, around, merges_of, pieces_backend
 
 
 def backend_of(gguf: Gguf) -> tokenizers.Tokenizer:
@@ -47,13 +46,7 @@ def backend_of(gguf: Gguf) -> tokenizers.Tokenizer:
         raise wrong_tokenizer(
             gguf, f"is of the kind {kind!r}; possible: gpt2 (byte-level BPE), llama (SentencePiece's BPE)"
         )
-    added = [
-        AddedToken(token, normalized=False, special=kind == CONTROL)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in (CONTROL, USER)
-    ]
-    made.add_special_tokens([token for token in added if token.special])
-    made.add_tokens([token for token in added if not token.special])
+    add_pieces(made, tokens, types)
     made.post_processor = _around(gguf, str(kind), tokens)
     return made
 
@@ -92,36 +85,8 @@ def _sentencepiece(gguf: Gguf, vocab: Mapping[str, int], types: Sequence[int]) -
             raise wrong_tokenizer(gguf, f"has {len(scores or ()):,} scores for {len(tokens):,} tokens")
         is_gemma = str(gguf.metadata.get("general.architecture")).startswith("gemma")
         merges = merges_of(pieces, [-index for index in range(len(tokens))] if is_gemma else scores)
-    made = tokenizers.Tokenizer(
-        models.BPE(dict(vocab), merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
-    )
-    spaces = normalizers.Replace(" ", "▁")
-    has_prefix = gguf.metadata.get(START + "add_space_prefix", True)
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if has_prefix else spaces
-    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if has_prefix else back)
-    return made
-
-
-def merges_of(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the merges that pieces imply, the best first: each pair of pieces that joins to a piece.
-
-    Args:
-        pieces: Ids by text.
-        scores: By id; a pair counts as what it makes. Equal ones go by length and id of the parts.
-    """
-    found, lengths = [], {len(piece) for piece in pieces} - {0}
-    for piece, index in pieces.items():
-        score, size = -scores[index], len(piece)
-        # Of a piece of a million characters few cuts leave two that are as long as pieces are.
-        for cut in range(1, size) if size < 2 * len(lengths) else sorted(lengths):
-            if cut not in lengths or size - cut not in lengths:
-                continue
-            left, right = pieces.get(piece[:cut]), pieces.get(piece[cut:])
-            if left is not None and right is not None:
-                found.append((score, cut, len(piece) - cut, index, left, right, piece))
-    found.sort()
-    return [(piece[:cut], piece[cut:]) for _, cut, _, _, _, _, piece in found]
+    has_prefix = bool(gguf.metadata.get(START + "add_space_prefix", True))
+    return pieces_backend(vocab, merges, tokens[unknown], has_prefix=has_prefix)
 
 
 def _merges(gguf: Gguf) -> list[tuple[str, str]]:
@@ -139,7 +104,4 @@ def _around(gguf: Gguf, kind: str, tokens: Sequence[str]) -> Any:
         if is_wanted and name not in named:
             raise wrong_tokenizer(gguf, f"is to add {name}, and does not say which token it is")
     bos, eos = ([named[name]] if is_wanted else [] for name, is_wanted in wanted.items())
-    ids = [(token, tokens.index(token)) for token in dict.fromkeys((*bos, *eos))]
-    single = [*bos, "$A", *eos]
-    pair = [*single, *(f"{part}:1" for part in (*bos, "$B", *eos))]
-    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    return around(bos, eos, tokens)
