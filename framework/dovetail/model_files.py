@@ -16,6 +16,19 @@ LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 LFS_FIX = "run `git lfs install` and `git lfs pull` in the folder, or download the model with `hf download`"
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file is there.
+
+    Raises:
+        ModelError: It is a link to a file that is not: a hub's cache has links, and its files may have been removed.
+    """
+    if path.is_file():
+        return True
+    if path.is_symlink() and not path.exists():
+        raise ModelError(f"{path}: is a link to a file that is not there; download the model again")
+    return False
+
+
 def check_is_file(path: Path) -> None:
     """Refuse a file that holds nothing of its own.
 
@@ -81,4 +94,4 @@ def object_if_there(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: As `read_object`.
     """
-    return read_object(path) if path.is_file() else {}
+    return read_object(path) if is_there(path) else {}

@@ -31,6 +31,7 @@ def config_of(folder: Path, architecture: str, impl: str = "auto", *, weights: b
     from dovetail.runtime.hf_config import CONFIG_KEYS
 
     model, registry = ModelFolder.read(folder, weights=weights), Registry.scan()
+    model.warn()
     record = registry.resolve("model", model_plugin(registry, architecture, impl))
     if record.builtin and record.name in DENSE:
         return model.plain_config()

@@ -22,7 +22,7 @@ from dovetail.runtime.checkpoint.claims import MAX_INTEGER, Held, check_claims, 
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.partial import check_new
 from dovetail.runtime.checkpoint.quantization import factory_of
-from dovetail.runtime.hf_config import index_of
+from dovetail.runtime.checkpoint.weight_files import index_of
 from dovetail_models.qwen3 import Qwen3
 
 DEMO: dict[str, Any] = json.loads((MODEL_DIR / "config.json").read_text())

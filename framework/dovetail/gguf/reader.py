@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from dovetail.errors import ModelError
 from dovetail.gguf.blocks import TYPES
+from dovetail.model_files import check_is_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -253,6 +254,7 @@ class Head:
 
     def __enter__(self) -> Head:
         try:
+            check_is_file(self.file)
             with self.file.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped

@@ -69,6 +69,7 @@ def check_model(settings: PluginSettings) -> str:
     folder = settings.folder
     check_device(settings)
     model = ModelFolder.read(folder, weights=settings.load_format != "dummy")
+    model.warn()
     check_ranks(model.config, settings.tensor_parallel_size)
     check_memory_settings(settings, None if settings.device == "auto" else settings.device)
     tokenizer = None if settings.tokenizer_path is None else Path(settings.tokenizer_path)

@@ -1,4 +1,4 @@
-"""Reads a model folder: its configs as transformers 4 and 5 write them, and its weight files. Does not import torch."""
+"""Reads a model folder's configs as transformers 4 and 5 write them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_
 from dovetail.errors import ModelError
 from dovetail.gguf.config import model_config
 from dovetail.gguf.reader import gguf_of
-from dovetail.model_files import read_json, read_object
+from dovetail.model_files import is_there, object_if_there, read_json, read_object
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where Model Optimizer, early AutoGPTQ and AutoAWQ say how weights are stored, if `config.json` does not: the method
 that a file which names none has."""
-INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+"""What peft writes beside the weights of an adapter."""
 DTYPES = ("bfloat16", "float16", "float32")
-MAX_INDEX_BYTES = 64 << 20
-"""The index of 90,000 tensors takes 9 MB."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -46,14 +44,34 @@ def read_config(folder: Path) -> dict[str, Any]:
         hint = "give a folder with config.json, *.safetensors and tokenizer.json"
         raise ModelError(f"{where}: no such folder; {hint}")
     path = folder / "config.json"
-    if not path.is_file():
+    if not is_there(path):
+        if (adapter := object_if_there(folder / ADAPTER)) or is_there(folder / ADAPTER):
+            raise ModelError(adapter_alone(folder, adapter))
         raise ModelError(f"{where}: no config.json; give the folder that holds it")
     config = read_object(path)
     _lift_quantization(config)
     given = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
     if given is not None and not any(config.get(key) for key in CONFIG_KEYS):
         config[CONFIG_KEYS[0]] = {"quant_method": BESIDE[given.name], **read_object(given)}
+    if not quantization_config(config):
+        for key in CONFIG_KEYS:
+            config.pop(key, None)  # a method `none`: nobody reads it, and it changes nothing
     return config
+
+
+def adapter_alone(folder: Path, adapter: Mapping[str, Any]) -> str:
+    """Return why a folder of a LoRA adapter is not served, with the fix.
+
+    Args:
+        folder: The adapter's.
+        adapter: Its parsed `adapter_config.json`.
+    """
+    base = adapter.get("base_model_name_or_path")
+    return (
+        f"model path {str(folder)!r}: is an adapter (LoRA) of {base or 'another model'}, not a model; serve its base, "
+        "or merge it with peft: AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained("
+        "NEW_DIR), and copy the tokenizer to NEW_DIR"
+    )
 
 
 def _lift_quantization(config: dict[str, Any]) -> None:
@@ -79,57 +97,6 @@ def architecture(hf: Mapping[str, Any], folder: Path) -> str:
             f'{folder / "config.json"}: names no architecture; add for example "architectures": ["Qwen3ForCausalLM"]'
         )
     return names[0]
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """List the files of a checkpoint: GGUF's, or those the index names, else `model.safetensors`, else all such.
-
-    Raises:
-        ModelError: None is there, or the index names a file that is not.
-    """
-    if (gguf := gguf_of(folder)) is not None:
-        return list(gguf.files)
-    if weight_map := index_of(folder):
-        names = sorted(set(weight_map.values()))
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent:
-            index = folder / INDEX
-            raise ModelError(f"{index} names files that are not there: {some(absent)}; download the checkpoint again")
-        return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return [single]  # beside it may stand the same weights under their maker's own names
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
-    others = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
-    if others:
-        raise ModelError(
-            f"model path {str(folder)!r}: only pickled weights ({some(others)}), which can run code when read and are "
-            "refused; convert them with transformers: "
-            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
-        )
-    raise ModelError(
-        f"model path {str(folder)!r}: no *.safetensors; finish the download, or use --load-format dummy for random "
-        "weights"
-    )
-
-
-def index_of(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor as the checkpoint's index says, empty without an index.
-
-    Raises:
-        ModelError: It is no index.
-    """
-    index = folder / INDEX
-    if not index.is_file():
-        return {}
-    weight_map = read_object(index, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ModelError(f"{index}: not a weight index: it has no 'weight_map' of file names")
-    for name in set(weight_map.values()):
-        inside(folder, name)
-    return weight_map
 
 
 def inside(folder: Path, name: object) -> Path:

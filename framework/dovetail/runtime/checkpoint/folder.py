@@ -12,7 +12,8 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
-from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers, dense_numel, has_own_head
+from dovetail.runtime.checkpoint.weight_files import weight_files
+from dovetail.runtime.checkpoint.weight_size import TensorHeader, dense_numel, has_own_head, headers_of
 from dovetail.runtime.hf_config import architecture, dense_config, modules_of, quant_method, read_config
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class ModelFolder:
         config: The parsed `config.json`, or what a GGUF file says in the same words.
         headers: Of all tensors, file by file; None: weights are not read.
         files: What they hold, summed up; None: as above.
+        notes: What is odd about the folder, in sentences.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class ModelFolder:
     config: Mapping[str, Any]
     headers: tuple[TensorHeader, ...] | None
     files: Held | None
+    notes: tuple[str, ...]
 
     @classmethod
     def read(cls, path: Path, *, weights: bool = True) -> ModelFolder:
@@ -52,10 +55,16 @@ class ModelFolder:
         config = read_config(path)
         name = architecture(config, path)
         modules_of(path)
-        headers = tuple(checkpoint_headers(path)) if weights else None
+        found = weight_files(path) if weights else None
+        headers = None if found is None else tuple(headers_of(path, found))
         files = None if headers is None else held_by(path, headers, is_packed=bool(quant_method(config)))
         check_claims(config, files)
-        return cls(path, name, config, headers, files)
+        return cls(path, name, config, headers, files, () if found is None or not found.note else (found.note,))
+
+    def warn(self) -> None:
+        """Log what is odd and served all the same; once for a start, so not while reading."""
+        for note in self.notes:
+            logger.warning("%s", note)
 
     def model_config(
         self, config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], served: Collection[str] = ()

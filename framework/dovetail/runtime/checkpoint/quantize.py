@@ -30,9 +30,10 @@ from dovetail.layers.words import nibbles_of
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.partial import check_new, whole_folder
 from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
+from dovetail.runtime.checkpoint.weight_files import INDEX, PICKLED
 from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES
 from dovetail.runtime.checkpoint.weights import MAX_THREADS, is_finite, side_by_side
-from dovetail.runtime.hf_config import INDEX, PICKLED, some
+from dovetail.runtime.hf_config import some
 
 FORMATS = {"fp8": "float-quantized", "int8": "pack-quantized", "int4": "pack-quantized"}
 """What compressed-tensors calls each method. Its int-quantized is for models whose activations are rounded, too:

@@ -15,7 +15,9 @@ from dovetail.errors import ModelError
 from dovetail.gguf.blocks import PLAIN
 from dovetail.gguf.names import named_tensors
 from dovetail.gguf.reader import Gguf, gguf_of
-from dovetail.runtime.hf_config import checkpoint_files, index_of, some
+from dovetail.model_files import check_is_file
+from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
+from dovetail.runtime.hf_config import some
 from dovetail.runtime.memory.plan import ITEM_BYTES
 
 PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
@@ -119,11 +121,20 @@ def checkpoint_headers(folder: Path) -> list[TensorHeader]:
     Raises:
         ModelError: The checkpoint cannot be read, or a file lacks tensors that the index says it has.
     """
+    return headers_of(folder, weight_files(folder))
+
+
+def headers_of(folder: Path, files: WeightFiles) -> list[TensorHeader]:
+    """Return the headers of all tensors of a checkpoint's files.
+
+    Raises:
+        ModelError: As `checkpoint_headers`.
+    """
     if (gguf := gguf_of(folder)) is not None:
         return gguf_headers(gguf)
-    found = [header for file in checkpoint_files(folder) for header in headers(file)]
+    found = [header for file in files.files for header in headers(file)]
     present = {(header.name, str(header.file.relative_to(folder))) for header in found}
-    lost = sorted(f"{name} ({file})" for name, file in index_of(folder).items() if (name, file) not in present)
+    lost = sorted(f"{name} ({file})" for name, file in files.index.items() if (name, file) not in present)
     if lost:
         raise ModelError(f"{folder}: the index names tensors that their files lack: {some(lost)}; download them again")
     return found
@@ -170,6 +181,7 @@ def headers(file: Path) -> list[TensorHeader]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_is_file(file)
         with safe_open(file, framework="np"), file.open("rb") as opened:  # it checks all that is read here
             size = int.from_bytes(opened.read(8), "little")
             entries: dict[str, Any] = json.loads(opened.read(size))

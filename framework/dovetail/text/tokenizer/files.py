@@ -24,9 +24,11 @@ from dovetail.errors import ModelError
 from dovetail.gguf.config import generation_config
 from dovetail.gguf.reader import gguf_of
 from dovetail.gguf.texts import chat_templates, special_tokens
-from dovetail.model_files import MAX_ID, object_if_there, read_text
-from dovetail.text.tokenizer.spm_model import SpmModel, spm_model
+from dovetail.model_files import MAX_ID, check_is_file, is_there, object_if_there, read_text
+from dovetail.text.tokenizer.spm_model import spm_model
 
+TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+"""What every `tekken.json` of Mistral's means and only its library says."""
 _SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -69,9 +71,10 @@ class TokenizerFiles:
                 model_config=described,
                 chat_templates=chat_templates(gguf),
             )
+        if is_there(folder / "tokenizer.json"):
+            check_is_file(folder / "tokenizer.json")  # so that this is told before a process starts
         config = object_if_there(folder / "tokenizer_config.json")
-        if (pieces := spm_model(folder)) is not None:
-            config = {**_of_pieces(folder, pieces), **{name: each for name, each in config.items() if each is not None}}
+        config = {**_of_older(folder), **{name: each for name, each in config.items() if each is not None}}
         return cls(
             tokenizer_config=config,
             special_tokens_map=object_if_there(folder / "special_tokens_map.json"),
@@ -178,8 +181,11 @@ def _listed_id(folder: Path, files: TokenizerFiles, token: str) -> int | None:
     return next(iter(ids), None)
 
 
-def _of_pieces(folder: Path, pieces: SpmModel) -> dict[str, Any]:
-    """Return what a `tokenizer.model` and the tokens added to it say, as tokenizer_config.json would."""
+def _of_older(folder: Path) -> Mapping[str, Any]:
+    """Return what `tokenizer.model` with its added tokens, or `tekken.json`, says as tokenizer_config.json would."""
+    if (pieces := spm_model(folder)) is None:
+        is_tekken = (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file()
+        return TEKKEN if is_tekken else {}
     added = {
         str(token_id): {"content": token} for token, token_id in object_if_there(folder / "added_tokens.json").items()
     }

@@ -1,0 +1,173 @@
+"""Folders as people have them: each loads, or is told as what it is before a process starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.demo import MODEL_DIR
+from dovetail.errors import ConfigError
+from dovetail.plugin_settings import PluginSettings
+from dovetail.processing.prepare import check_model
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_models.qwen3 import Qwen3
+
+WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 15215104\n"
+READ: dict[str, Any] = {name: json.loads((MODEL_DIR / name).read_text()) for name in (CONFIG, TOKENIZER_CONFIG)}
+Edit = Callable[[Path], object]
+
+
+def put(name: str, value: Any) -> Edit:
+    """Write a file in place of what is there."""
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return lambda folder: replaced(folder, name).write_bytes(data)
+
+
+def drop(*names: str) -> Edit:
+    """Remove files."""
+    return lambda folder: [replaced(folder, name) for name in names]
+
+
+def link(name: str, target: str) -> Edit:
+    """Link a file to where nothing is."""
+    return lambda folder: replaced(folder, name).symlink_to(target)
+
+
+def both(*edits: Edit) -> Edit:
+    """Make several changes."""
+    return lambda folder: [edit(folder) for edit in edits]
+
+
+def changed(name: str, **values: Any) -> Edit:
+    """Change keys of a JSON file."""
+    return put(name, {**READ[name], **values})
+
+
+def replaced(folder: Path, name: str) -> Path:
+    """Make room for a file."""
+    (folder / name).unlink(missing_ok=True)
+    return folder / name
+
+
+def prefixed(*names: str) -> dict[str, str]:
+    """Return an index that names files."""
+    return dict(zip(("model.norm.weight", "model.embed_tokens.weight"), names, strict=False))
+
+
+SHARD = "model-00001-of-00002.safetensors"
+ADAPTER = put("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "acme/base"})
+STALE = put(INDEX, {"weight_map": prefixed(SHARD, "model-00002-of-00002.safetensors")})
+LOADS: dict[str, tuple[Edit, str]] = {
+    "as it is": (lambda folder: None, ""),
+    "BOM": (put(CONFIG, b"\xef\xbb\xbf" + json.dumps(READ[CONFIG]).encode()), ""),
+    "UTF-16": (put(CONFIG, json.dumps(READ[CONFIG]).encode("utf-16")), ""),
+    "stale index beside a whole file": (
+        STALE,
+        r"index\.json names files that are not there .*: model\.safetensors is rea",
+    ),
+    "index of the whole file": (put(INDEX, {"weight_map": prefixed(WHOLE, WHOLE)}), ""),
+    "pickled weights beside": (put("pytorch_model.bin", b"PK"), ""),
+    "an adapter beside a model": (both(ADAPTER, put("adapter_model.safetensors", POINTER)), ""),
+    "GGUF beside safetensors": (put("model-Q4_K_M.gguf", POINTER), ""),
+    "two templates": (put("chat_template.jinja", b"{{ messages[0].content }}"), ""),
+    "several ends": (put("generation_config.json", {"eos_token_id": [4087, 1]}), ""),
+    "null end": (changed(CONFIG, eos_token_id=None), ""),
+    "another dtype's name": (changed(CONFIG, torch_dtype="bfloat16"), ""),
+    "quantisation none": (changed(CONFIG, quantization_config={"quant_method": None}), ""),
+    "no generation_config": (drop("generation_config.json"), ""),
+    "README and others": (both(put("README.md", POINTER), put("training_args.bin", b"PK"), put("x.txt", b"")), ""),
+}
+TOLD: dict[str, tuple[Edit, str]] = {
+    "pointer for weights": (
+        put(WHOLE, POINTER),
+        r"model\.safetensors: is a Git LFS pointer.*git lfs pull.*hf download",
+    ),
+    "pointer for the tokenizer": (put(TOKENIZER, POINTER), r"tokenizer\.json: is a Git LFS pointer"),
+    "pointer for a configuration": (put(CONFIG, POINTER), r"config\.json: is a Git LFS pointer"),
+    "pointer for a template": (put("chat_template.jinja", POINTER), r"chat_template\.jinja: is a Git LFS pointer"),
+    "pointer for GGUF": (both(drop(WHOLE), put("a.gguf", POINTER)), r"a\.gguf: is a Git LFS pointer"),
+    "empty weights": (put(WHOLE, b""), r"model\.safetensors: is empty; download it again"),
+    "empty configuration": (put(CONFIG, b""), r"config\.json: is empty"),
+    "empty tokenizer": (put(TOKENIZER, b""), r"tokenizer\.json: is empty"),
+    "a header that lies": (
+        put(WHOLE, struct.pack("<Q", 1 << 40) + b"{}"),
+        "broken safetensors file .*; download it again",
+    ),
+    "adapter alone": (both(drop(CONFIG, WHOLE), ADAPTER), r"an adapter \(LoRA\) of acme/base, not a model; .*merge"),
+    "adapter with its base's configuration": (
+        both(drop(WHOLE), ADAPTER, put("adapter_model.safetensors", POINTER)),
+        r"an adapter \(LoRA\) of acme/base",
+    ),
+    "stale index alone": (both(drop(WHOLE), STALE), "names files that are not there: model-00001-of-00002.*download"),
+    "index outside": (put(INDEX, {"weight_map": {"a": "../b.safetensors"}}), "only files in the folder are read"),
+    "index of a tensor that is not there": (
+        put(INDEX, {"weight_map": {"a.weight": WHOLE}}),
+        r"their files lack: a\.weig",
+    ),
+    "pickled weights alone": (
+        both(drop(WHOLE), put("pytorch_model.bin", b"PK")),
+        "only pickled weights.*save_pretrained",
+    ),
+    "no weights": (drop(WHOLE), r"no \*\.safetensors; finish the download, or use --load-format dummy"),
+    "a link to nothing for weights": (
+        link(WHOLE, "../../blobs/0a1b"),
+        r"model\.safetensors: is a link to a file that is no",
+    ),
+    "a link to nothing for a configuration": (
+        link(CONFIG, "../../blobs/2"),
+        r"config\.json: is a link to a file that is not",
+    ),
+    "text for an end": (
+        both(drop("generation_config.json"), changed(CONFIG, eos_token_id="</s>")),
+        r"eos_token_id is '</s>'; give the number.*tokenizer_config",
+    ),
+    "text among ends": (
+        put("generation_config.json", {"eos_token_id": [1, "2"]}),
+        r"generation_config\.json: eos_token_id",
+    ),
+    "no architecture": (changed(CONFIG, architectures=None), "names no architecture; add for example"),
+    "more layers than weights": (changed(CONFIG, num_hidden_layers=9, layer_types=None), "the weights are of 8 layers"),
+    "a list for a configuration": (put(CONFIG, [1]), "a JSON object is expected, not list"),
+    "several GGUF files": (
+        both(drop(WHOLE), put("a.gguf", POINTER), put("b.gguf", POINTER)),
+        "several GGUF files; give one",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for file in MODEL_DIR.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_it_loads(name: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Checked, translated, tokenizer and ends read; what is odd is warned of once, and nothing else is."""
+    edit, warned = LOADS[name]
+    edit(folder)
+    assert check_model(PluginSettings(model_path=str(folder), device="cpu")) == "Qwen3ForCausalLM"
+    assert ModelFolder.read(folder).model_config(Qwen3.config_from_hf).num_layers == 8
+    assert set(end_ids(folder, folder)) == set(Tokenizer.load(folder).eos_token_ids) != set()
+    assert len(caplog.records) == bool(warned)
+    assert re.search(warned, caplog.text)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_it_is_told_as_what_it_is(name: str, folder: Path) -> None:
+    """In one line with what to do, before torch is imported and a process starts."""
+    edit, message = TOLD[name]
+    edit(folder)
+    with pytest.raises(ConfigError, match=message):
+        check_model(PluginSettings(model_path=str(folder), device="cpu"))
