@@ -22,12 +22,12 @@ class WeightFiles(NamedTuple):
 
     Attributes:
         files: In the order in which they are read.
-        index: The file of each tensor, by names; empty where no index holds.
+        names: The file of each tensor, by names; empty where no index holds.
         note: What is odd about them, in a sentence; empty for nothing.
     """
 
     files: list[Path]
-    index: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}
     note: str = ""
 
 

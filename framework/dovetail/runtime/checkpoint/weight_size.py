@@ -134,7 +134,7 @@ def headers_of(folder: Path, files: WeightFiles) -> list[TensorHeader]:
         return gguf_headers(gguf)
     found = [header for file in files.files for header in headers(file)]
     present = {(header.name, str(header.file.relative_to(folder))) for header in found}
-    lost = sorted(f"{name} ({file})" for name, file in files.index.items() if (name, file) not in present)
+    lost = sorted(f"{name} ({file})" for name, file in files.names.items() if (name, file) not in present)
     if lost:
         raise ModelError(f"{folder}: the index names tensors that their files lack: {some(lost)}; download them again")
     return found

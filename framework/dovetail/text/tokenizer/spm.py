@@ -34,7 +34,7 @@ def backend_of_model(folder: Path, model: SpmModel) -> tokenizers.Tokenizer:
     pieces = {token: i for token, i in vocab.items() if model.types[i] == NORMAL or i in spaced}
     merges = merges_of(pieces, model.scores)
     made = pieces_backend(vocab, merges, model.tokens[model.unknown], has_prefix=model.has_prefix)
-    before = [normalizers.Precompiled(_checked(folder, model.table))] if model.table else []
+    before: list[Any] = [normalizers.Precompiled(_checked(folder, model.table))] if model.table else []
     if model.collapses:
         before += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     made.normalizer = normalizers.Sequence([*before, made.normalizer])
