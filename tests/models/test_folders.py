@@ -15,7 +15,6 @@ from dovetail.demo import MODEL_DIR
 from dovetail.errors import ConfigError
 from dovetail.plugin_settings import PluginSettings
 from dovetail.processing.prepare import check_model
-from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.tokenizer.files import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_models.qwen3 import Qwen3
@@ -157,8 +156,8 @@ def test_it_loads(name: str, folder: Path, caplog: pytest.LogCaptureFixture) -> 
     """Checked, translated, tokenizer and ends read; what is odd is warned of once, and nothing else is."""
     edit, warned = LOADS[name]
     edit(folder)
-    assert check_model(PluginSettings(model_path=str(folder), device="cpu")) == "Qwen3ForCausalLM"
-    assert ModelFolder.read(folder).model_config(Qwen3.config_from_hf).num_layers == 8
+    model = check_model(PluginSettings(model_path=str(folder), device="cpu"))
+    assert model.model_config(Qwen3.config_from_hf).num_layers == 8
     assert set(end_ids(folder, folder)) == set(Tokenizer.load(folder).eos_token_ids) != set()
     assert len(caplog.records) == bool(warned)
     assert re.search(warned, caplog.text)

@@ -103,7 +103,7 @@ def test_an_unknown_hooks_plugin_is_refused(tmp_path: Path) -> None:
     (model / "model.safetensors").write_bytes(NO_TENSORS)
     given = ServeSettings(model_path=str(model), plugin=["acmee"])
     with pytest.raises(ConfigError, match="acmee"):
-        plan_plugins(given, "Qwen3ForCausalLM")
+        plan_plugins(given, check_model(given))
 
 
 def test_a_plugin_neither_loses_nor_shows_keys(caplog: pytest.LogCaptureFixture) -> None:

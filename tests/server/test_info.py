@@ -22,13 +22,16 @@ def test_info_shows_the_choice_and_its_reason(capsys: pytest.CaptureFixture[str]
     assert "Qwen3ForCausalLM" in shown
     assert "reasoning parser   qwen3: it scores 1.00 for the chat template, and reads a rendered reply back" in shown
     assert "  thinking off     does not think" in shown
+    assert "tokenizer          4,096 tokens; a reply ends at <|im_end|> (4089), <|endoftext|> (4087)" in shown
     assert dovetail(["info", "--json", "--chat-template", "glm47"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["reasoning_parser"]["name"] == facts["tool_parser"]["name"] == "glm45"
     assert facts["chat_template"]["thinking"]["no switch"] == "thinks at once"
 
 
-def test_info_says_who_serves_and_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_says_who_serves_and_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """Without weights: the plugin, the groups of the cache, or the reason why nobody serves it."""
     from transformers import Gemma3TextConfig, Mamba2Config
 
@@ -43,6 +46,7 @@ def test_info_says_who_serves_and_what_is_kept(tmp_path: Path, capsys: pytest.Ca
     assert "served by          dovetail-llm:transformers" in shown
     assert "full: 1 layers, 128 bytes a token" in shown
     assert "window-24: 5 layers, 640 bytes a token" in shown
+    assert "The tokenizer has 4,096 tokens and the model embeddings of 99" in caplog.text
     Mamba2Config(architectures=["Mamba2ForCausalLM"], num_hidden_layers=2, dtype="float32").save_pretrained(tmp_path)
     assert dovetail(["info", str(tmp_path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

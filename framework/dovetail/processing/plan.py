@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from pydantic import ValidationError
 
 from dovetail.errors import ConfigError, PluginError
-from dovetail.gguf.reader import gguf_file
 from dovetail.plugin_settings import ARGUMENT, ENV_PREFIX, OF_THIS_RUN, GivenOption, PluginSettings, is_secret
 from dovetail.plugins import ConfigDraft, HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file, given_files
@@ -27,7 +25,8 @@ from dovetail.plugins.options import OptionError, describe_options, option_key, 
 from dovetail.plugins.plan import AUTO
 from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
-from dovetail.runtime.hf_config import quant_method, read_config
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.hf_config import quant_method
 
 logger = logging.getLogger("dovetail.plugins")
 NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
@@ -37,12 +36,12 @@ NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
 S = TypeVar("S", bound=PluginSettings)
 
 
-def plan_plugins(settings: S, architecture: str, classes: Classes | None = None) -> tuple[S, Registry, PluginPlan]:
+def plan_plugins(settings: S, model: ModelFolder, classes: Classes | None = None) -> tuple[S, Registry, PluginPlan]:
     """Choose the plugins; enabled hook plugins may register more and propose defaults first.
 
     Args:
         settings: Names, rules and options.
-        architecture: The model's, of its `config.json`.
+        model: What the model's folder says.
         classes: Classes in place of names, by setting; for a plan that stays in this process.
 
     Raises:
@@ -52,18 +51,18 @@ def plan_plugins(settings: S, architecture: str, classes: Classes | None = None)
         registry, manager = scan(settings)
         if classes:
             settings = settings.model_copy(update=register_classes(registry, classes))
-        facts = {"architecture": architecture, "device": settings.device, "model_path": settings.model_path}
+        facts = {"architecture": model.architecture, "device": settings.device, "model_path": settings.model_path}
         settings = configure(settings, manager if manager.planned else None, facts)
         settings = with_parsers(settings, registry, manager, facts)
         plan = make_plan(
             registry,
-            model=architecture,
+            model=model.architecture,
             **{kind: getattr(settings, name) for kind, name in NAMED.items()},
             prefill_attention_backend=settings.prefill_attention_backend,
             decode_attention_backend=settings.decode_attention_backend,
             hooks=[planned.qualified for planned in manager.planned],
             device=settings.device,
-            quant_method=_quant_method(settings),
+            quant_method=quant_method(model.config),
             model_impl=settings.model_impl,
             select=manager.select,
             timeout_s=settings.plugin_timeout,
@@ -75,12 +74,6 @@ def plan_plugins(settings: S, architecture: str, classes: Classes | None = None)
     except OptionError as error:
         raise PluginError(in_users_words(error, settings)) from None
     return settings, registry, plan
-
-
-def _quant_method(settings: PluginSettings) -> str:
-    """What the model's `config.json` says; nothing where there is no file: whoever reads the model says so."""
-    is_there = (settings.folder / "config.json").is_file() or gguf_file(settings.folder) is not None
-    return quant_method(read_config(settings.folder)) if is_there else ""
 
 
 def make_parsers(plan: PluginPlan) -> None:
@@ -138,7 +131,7 @@ def with_parsers(settings: S, registry: Registry, manager: HookManager, facts: M
 
     found = resolve_parsers(
         registry,
-        Path(settings.tokenizer_path or settings.folder),
+        settings.tokenizer_folder,
         reasoning_parser=given[0],
         tool_parser=given[1],
         chat_template=settings.chat_template,

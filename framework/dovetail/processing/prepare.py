@@ -58,8 +58,8 @@ def prepare(settings: S, classes: Classes | None = None) -> Preparation[S]:
     return Preparation(settings=settings, registry=registry, plan=plan)
 
 
-def check_model(settings: PluginSettings) -> str:
-    """Return the architecture named in `config.json`.
+def check_model(settings: PluginSettings) -> ModelFolder:
+    """Return what the model's folder says; what is odd about it is warned of.
 
     Raises:
         ModelError: The folder cannot be served, with the reason and the fix.
@@ -80,7 +80,7 @@ def check_model(settings: PluginSettings) -> str:
 
         template_path(settings.chat_template)
     TokenizerFiles.read(settings.tokenizer_folder, folder).configured_ends()
-    return model.architecture
+    return model
 
 
 def check_ranks(hf: Mapping[str, Any], num_ranks: int) -> None:

@@ -45,7 +45,7 @@ from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
-from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method, read_config
+from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan, context_len
@@ -80,9 +80,9 @@ class ModelRunner:
         """
         started = time.perf_counter()
         self.device = find_device(settings, rank.parallel.rank)
-        kernels = self._kernels(settings, plugins)
         folder = ModelFolder.read(settings.folder, weights=settings.load_format != "dummy")
         hf = folder.config
+        kernels = self._kernels(settings, plugins, hf)
         plugin = _model_plugin(plugins)
         chosen = choose_quantization(plugins, hf)
         config = folder.model_config(plugin.config_from_hf, served=() if chosen is None else CONFIG_KEYS)
@@ -181,13 +181,13 @@ class ModelRunner:
             rank.meeting.attention = chosen.names
         return chosen
 
-    def _kernels(self, settings: EngineSettings, plugins: LoadedPlugins) -> CompiledAhead | None:
+    def _kernels(self, settings: EngineSettings, plugins: LoadedPlugins, hf: Mapping[str, Any]) -> CompiledAhead | None:
         """Begin to prepare the kernels that this engine will launch, where it has any."""
         if self.device.type != "cuda" or settings.disable_compile_ahead:
             return None
         from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
 
-        hf, told = read_config(settings.folder), {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
+        told = {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
         if not quant_method(hf) and settings.quantization in (None, "auto"):
             told.add("load_format")  # plain weights and dummies launch the same
         return CompiledAhead([settings.model_dump(mode="json", exclude=told), hf, plugins.states()])

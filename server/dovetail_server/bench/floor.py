@@ -14,8 +14,8 @@ from typing import Any
 from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
 from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.errors import ConfigError
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_size import dense_numel, headers
-from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.memory.plan import ITEM_BYTES, group_token_bytes
 from dovetail_server.model_facts import config_of
 
@@ -131,8 +131,8 @@ def facts_of(folder: Path, dtype: str | None = None, quantised: str | None = Non
         quantised: The quantisation that it is served with, if any: one of a plain checkpoint makes other weights of it.
     """
     try:
-        hf = read_config(folder)
-        config = config_of(folder, architecture(hf, folder))
+        model = ModelFolder.read(folder, weights=False)
+        hf, config = model.config, config_of(model)
         numel = num_read(folder, config)
     except (ConfigError, ValueError, TypeError, IndexError) as error:
         return str(error)

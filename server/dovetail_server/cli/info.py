@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError, RequestError
 
+logger = logging.getLogger(__name__)
 SHOWN = 3
 """How many parsers of each kind are listed."""
 
@@ -71,13 +73,15 @@ def info(
     said = files.tokenizer_config.get("response_template")
     template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
     found = detect(Registry.scan(), texts, chat_template)
+    served = served_as(folder, config, impl, template.source, weights=bool(sizes))
     return {
         "model": model,
         "architecture": (config.get("architectures") or [None])[0],
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
         "weights_bytes": sum(sizes),
-        **served_as(folder, config, impl, template.source, weights=bool(sizes)),
+        **served,
+        "tokenizer": tokenizer_facts(texts, folder, served["vocab_size"]),
         "chat_template": {
             "from": template.origin if template.source else None,
             "names": sorted(files.chat_templates),
@@ -109,20 +113,27 @@ def served_as(
     from dovetail.processing.embeddings import Embedder
     from dovetail.processing.reranker import knows_roles, says_so
     from dovetail.processing.tasks import Tasks
+    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.weight_size import dense_numel
-    from dovetail.runtime.hf_config import architecture
     from dovetail.runtime.memory.plan import ITEM_BYTES, group_token_bytes
     from dovetail_server.model_facts import config_of
 
     try:
-        name = architecture(config, folder)
-        registry = Registry.scan()
-        served_by = registry.resolve("model", model_plugin(registry, name, impl)).qualified
-        facts = config_of(folder, name, impl, weights=weights)
+        model, registry = ModelFolder.read(folder, weights=weights), Registry.scan()
+        model.warn()
+        served_by = registry.resolve("model", model_plugin(registry, model.architecture, impl)).qualified
+        facts = config_of(model, impl)
         if (reason := unserved(facts)) is not None:
             raise ModelError(reason)
     except ConfigError as error:
-        return {"served_by": None, "refused": str(error), "num_params": None, "tasks": [], "cache": []}
+        return {
+            "served_by": None,
+            "refused": str(error),
+            "num_params": None,
+            "vocab_size": None,
+            "tasks": [],
+            "cache": [],
+        }
     item = ITEM_BYTES[facts.dtype]
     cache = [
         {
@@ -136,7 +147,30 @@ def served_as(
     answers = says_so(folder, config) or knows_roles(template)
     embeds = Embedder.of_checkpoint(folder, facts.pool).is_declared and not answers
     tasks = list(Tasks.of(facts, None, embeds=embeds, answers=answers).possible)
-    return {"served_by": served_by, "refused": None, "num_params": dense_numel(facts), "tasks": tasks, "cache": cache}
+    sizes = {"num_params": dense_numel(facts), "vocab_size": facts.vocab_size}
+    return {"served_by": served_by, "refused": None, **sizes, "tasks": tasks, "cache": cache}
+
+
+def tokenizer_facts(folder: Path, model: Path, rows: int | None) -> dict[str, Any]:
+    """Say how many tokens there are and which end a reply, or why the tokenizer cannot be read; warn of too many.
+
+    Args:
+        folder: The tokenizer's.
+        model: The model's.
+        rows: Of the model's embedding; None: not known.
+    """
+    from dovetail.errors import ModelError
+    from dovetail.processing.processor import too_many_tokens
+    from dovetail.text.tokenizer.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.load(folder, model)
+    except ModelError as error:
+        return {"refused": str(error), "num_tokens": None, "ends": {}}
+    if rows is not None and (note := too_many_tokens(tokenizer, rows)) is not None:
+        logger.warning("%s", note)
+    ends = {str(token_id): tokenizer.token_text(token_id) for token_id in tokenizer.eos_token_ids}
+    return {"refused": None, "num_tokens": tokenizer.vocab_size, "ends": ends}
 
 
 SAMPLING = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
@@ -192,6 +226,7 @@ def table(facts: dict[str, Any]) -> str:
         lines.append("cache              nothing is kept: prompts are computed whole")
     if facts["tasks"]:
         lines.append(f"for                {', '.join(facts['tasks'])}")
+    lines.append(f"tokenizer          {describe_tokenizer(facts['tokenizer'])}")
     lines.append(f"chat template      {describe_template(template)}")
     lines += [f"  {label:<17}{state}" for label, state in template["thinking"].items()]
     if facts["sampling_defaults"]:
@@ -204,6 +239,16 @@ def table(facts: dict[str, Any]) -> str:
         lines.append("read off the template")
         lines += [f"  {label:<17}{text}" for label, text in derived.items()]
     return "\n".join(lines)
+
+
+def describe_tokenizer(tokenizer: dict[str, Any]) -> str:
+    """Say in one line how many tokens there are, and what ends a reply."""
+    if tokenizer["refused"] is not None:
+        return f"none: {tokenizer['refused']}"
+    ends = ", ".join(f"{text} ({token_id})" for token_id, text in tokenizer["ends"].items())
+    return (
+        f"{tokenizer['num_tokens']:,} tokens; a reply ends at {ends or 'none of them: set eos_token_id in config.json'}"
+    )
 
 
 def describe_template(template: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError
 if TYPE_CHECKING:
     from dovetail.contracts.config import ModelConfig
     from dovetail.runtime.checkpoint.files import Checkpoint
+    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
     from dovetail.settings import EngineSettings
     from dovetail_server.settings import ServeSettings
@@ -104,16 +105,16 @@ def plan(wish: Args) -> MemoryPlan:
 
     flags = parse_flags(wish.others)
     settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
-    architecture = check_model(settings)
+    model = check_model(settings)
     device = device_of(settings, wish.device_memory)
     from dovetail_server.model_facts import config_of
 
     ranks, is_dummy = settings.tensor_parallel_size, settings.load_format == "dummy"
-    facts = config_of(settings.folder, architecture, settings.model_impl, weights=not is_dummy)
+    facts = config_of(model, settings.model_impl)
     config = with_cache_dtype(facts, settings)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     local = config.of_rank(ranks)
-    read = as_read(settings, architecture, config, dtype, device.kind)
+    read = as_read(settings, model, config, dtype, device.kind)
     size = weight_size(
         settings.folder, config, dtype, device.kind, dummy=is_dummy, built=read.built, num_ranks=ranks,
         headers=None if read.checkpoint is None else read.checkpoint.headers,
@@ -135,15 +136,15 @@ class Reading(NamedTuple):
     built: int | None = None
 
 
-def as_read(settings: ServeSettings, architecture: str, config: ModelConfig, dtype: str, device: str) -> Reading:
+def as_read(settings: ServeSettings, folder: ModelFolder, config: ModelConfig, dtype: str, device: str) -> Reading:
     """Find out how the engine would read the weights; without torch for a plain model on one rank.
 
     Raises:
         ConfigError: No plugin reads them, tensors that belong to others are not there, or the ranks cannot divide it.
     """
-    from dovetail.runtime.hf_config import quant_method, read_config
+    from dovetail.runtime.hf_config import quant_method
 
-    hf = read_config(settings.folder)
+    hf = folder.config
     named, ranks = settings.quantization not in (None, "auto"), settings.tensor_parallel_size
     if not (named or quant_method(hf) or ranks > 1):
         return Reading()
@@ -163,7 +164,7 @@ def as_read(settings: ServeSettings, architecture: str, config: ModelConfig, dty
     plugins = load(
         make_plan(
             Registry.scan(),
-            model=architecture,
+            model=folder.architecture,
             quantization=settings.quantization,
             quant_method=quant_method(hf),
             model_impl=settings.model_impl,

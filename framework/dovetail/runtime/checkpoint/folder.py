@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class ModelFolder:
     path: Path
     architecture: str
     config: Mapping[str, Any]
-    headers: tuple[TensorHeader, ...] | None
+    headers: tuple[TensorHeader, ...] | None = field(repr=False)
     files: Held | None
     notes: tuple[str, ...]
 
