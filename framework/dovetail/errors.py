@@ -17,6 +17,12 @@ A message says what was given, what is possible and what to do.
 from __future__ import annotations
 
 
+def described(error: BaseException) -> str:
+    """Return an exception's type and text in a line, with the notes that it got on its way."""
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {' '.join(str(error).split())}" + (f" ({notes})" if notes else "")
+
+
 class DovetailError(Exception):
     """Base of all errors raised on purpose."""
 

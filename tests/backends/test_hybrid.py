@@ -227,7 +227,7 @@ def test_a_backend_that_cannot_serve_is_one_line_before_the_weights(
         monkeypatch.setattr(TritonBackend, "__init__", refuse)
     monkeypatch.setattr(TritonBackend, "caps", Interpreted.caps)
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
-    monkeypatch.setattr(ModelRunner, "_load", lambda *args: pytest.fail("weights are loaded"))
+    monkeypatch.setattr("dovetail.runtime.start.load.load", lambda checked: pytest.fail("weights are loaded"))
     with pytest.raises(ConfigError) as caught:
         generate(folder, [], [], **changes)
     assert "\n" not in str(caught.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.runtime.runner import CACHED_PRIMITIVES, bound_primitive_caches
+from dovetail.runtime.start.load import CACHED_PRIMITIVES, bound_primitive_caches
 
 
 def test_caches_by_shape_are_bounded_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_a_rank_that_dies_at_its_start_is_named(folder: Path) -> None:
         Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", schedule_policy="fcfs", device="cpu"
     )
     settings = EngineSettings(model_path=str(folder), tensor_parallel_size=2, **SMALL)
-    with pytest.raises(RankError, match=r"^rank 1 has ended with code 7$"):
+    with pytest.raises(RankError, match=r"^rank 1 has ended with code 7\nin the start's phase 'load'$"):
         GroupExecutor(settings, load(plan, "engine"), follower("sys.exit(7)"))
 
 
@@ -196,7 +196,8 @@ def test_a_rank_that_cannot_be_started_is_named(folder: Path) -> None:
         started.append(ProcessFollower(pipe))
         return started[-1]
 
-    with pytest.raises(RankError, match=r"^rank 2 could not be started: .* temporarily unavailable$"):
+    said = r"^rank 2 could not be started: .* temporarily unavailable\nin the start's phase 'load'$"
+    with pytest.raises(RankError, match=said):
         GroupExecutor(settings, load(plan, "engine"), start)
     assert started[0].trouble
 

@@ -170,7 +170,7 @@ def test_greedy_tokens_behind_common_prefixes(
         used.append(key.shares)
         return run(self, rows, key)
 
-    monkeypatch.setattr("dovetail.runtime.runner.START_S", 600.0)  # all are captured at the start
+    monkeypatch.setattr("dovetail.runtime.start.capture.START_S", 600.0)  # all are captured at the start
     monkeypatch.setattr(DecodeGraphs, "run", noting)
     deltas = generate(folder, asked, GREEDY, attention_backend="triton", **settings)
     assert_same(deltas, want)

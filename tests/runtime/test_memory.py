@@ -249,7 +249,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     folder = make_model(tmp_path, "LlamaForCausalLM")
     small = DeviceBytes(kind="cpu", name="cpu", total=GIB, free=1000)
     monkeypatch.setattr(device_memory, "device_bytes", lambda device: small)
-    monkeypatch.setattr(ModelRunner, "_load", lambda *args: pytest.fail("weights are loaded"))
+    monkeypatch.setattr("dovetail.runtime.start.load.load", lambda checked: pytest.fail("weights are loaded"))
     with pytest.raises(ConfigError, match="does not fit on cpu: its weights take"):
         generate(folder, [], [])
 
@@ -261,7 +261,7 @@ def test_memory_that_runs_out_while_loading_is_one_line(tmp_path: Path, monkeypa
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
 
     folder = make_model(tmp_path, "LlamaForCausalLM")
-    monkeypatch.setattr(ModelRunner, "_load", fail)
+    monkeypatch.setattr("dovetail.runtime.start.load.load_checkpoint", fail)
     with pytest.raises(ConfigError, match=r"does not fit on cpu: .* were free") as caught:
         generate(folder, [], [])
     assert "\n" not in str(caught.value)

@@ -9,11 +9,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from dovetail.executor import group
 from dovetail.executor.group import GroupExecutor
-from dovetail.runtime import runner
-from dovetail.runtime.runner import ModelRunner, start_seconds
+from dovetail.runtime.start import capture, check
+from dovetail.runtime.start.capture import start_seconds
 from dovetail.settings import EngineSettings
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
@@ -44,7 +45,7 @@ def test_ranks_prepare_all_of_it_only_where_asked(monkeypatch: pytest.MonkeyPatc
 
 def test_one_device_has_the_same_bound() -> None:
     """The queue of a single device takes its seconds from the same place."""
-    assert start_seconds(EngineSettings()) == runner.START_S
+    assert start_seconds(EngineSettings()) == capture.START_S
     assert start_seconds(EngineSettings(wait_for_kernels=True)) == float("inf")
 
 
@@ -63,8 +64,7 @@ def test_the_key_of_the_cache_is_the_same(is_asked: bool, monkeypatch: pytest.Mo
     ahead = pytest.importorskip("dovetail.runtime.kernels.ahead")
     made = Mock()
     monkeypatch.setattr(ahead, "CompiledAhead", made)
-    monkeypatch.setattr(runner, "read_config", lambda folder: {})
     settings = EngineSettings(model_path=str(tmp_path), wait_for_kernels=is_asked)
-    ModelRunner._kernels(Mock(device=Mock(type="cuda")), settings, Mock())
+    check._kernels(torch.device("cuda"), settings, Mock(config={}), Mock())
     assert "wait_for_kernels" not in made.call_args.args[0][0]
     assert "dtype" in made.call_args.args[0][0]

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,6 +32,7 @@ from dovetail.runtime.graphs.decode import DecodeGraphs
 from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.sampling import draw, draw_triton
 from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.start.capture import limits_of
 from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
 from dovetail.testing.engine import make_core, make_plans
@@ -134,15 +136,10 @@ def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
     core = make_core(folder, **SETTINGS)
     runner = core.executor.runner
     plan = DeviceMemory(core.settings, runner.config, runner.device, runner.dtype).plan
-    assert runner._warm_up(plan, None) is None
-    runner.device = torch.device("cuda")
-    made = runner._warm_up(plan, None)
-    assert made is not None
-    assert made._limits == replace(LIMITS, tiles_by_tokens=False)  # it has no experts, and its weights are plain
-    graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None, None)  # type: ignore[arg-type]
-    made = runner._warm_up(plan, graphs)
-    assert made is not None
-    assert made._limits == replace(LIMITS, graph_rows=4, tiles_by_tokens=False)
+    checked: Any = SimpleNamespace(config=runner.config, quantization=runner.quantization)
+    assert limits_of(checked, plan, 0) == replace(LIMITS, tiles_by_tokens=False)  # no experts, and plain weights
+    assert limits_of(checked, plan, 4).graph_rows == 4
+    assert runner._trials is None  # on a CPU
 
 
 def test_all_but_the_first_steps_leave_out_what_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

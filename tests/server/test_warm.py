@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from dovetail.runtime.attention import backends
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.kernels import ahead
-from dovetail.runtime.runner import ModelRunner
+from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model
 from dovetail_server.cli import main, warm
@@ -84,8 +85,9 @@ def test_help_names_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
 def fingerprint(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
     found: list[Any] = []
     monkeypatch.setattr(ahead, "CompiledAhead", found.append)
-    runner = SimpleNamespace(device=torch.device("cuda"))
-    ModelRunner._kernels(runner, EngineSettings(**settings), SimpleNamespace(states=list))  # type: ignore[arg-type]
+    given = EngineSettings(**settings)
+    folder = ModelFolder.read(given.folder, weights=False)
+    check._kernels(torch.device("cuda"), given, folder, SimpleNamespace(states=list))  # type: ignore[arg-type]
     return found[0]
 
 

@@ -14,7 +14,7 @@ from dovetail import imports, log
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.standstill import StandstillWatch
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, described
 from dovetail.messages import Failed, Ready
 from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         # The last resort of the process: whatever it was, the parent must hear of it.
         logger.critical("the engine stopped\n%s", traceback.format_exc())
-        transport.send(Failed(f"{type(error).__name__}: {error}", user_error=False))
+        transport.send(Failed(described(error), user_error=False))
         return 1
     return 0
 

@@ -48,7 +48,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.runtime.attention.backends import find_device
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan, check_equal
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
-from dovetail.runtime.runner import start_seconds
+from dovetail.runtime.start.capture import start_seconds
 from dovetail.settings import EngineSettings
 
 LOAD_S = 1800.0

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dovetail import log
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, described
 from dovetail.executor.group import CONNECT_S, about
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
@@ -136,7 +136,7 @@ def serve(pipe: Connection, start: StartRank) -> None:
         raise
     except Exception as error:  # whatever it was, the first rank must hear of it
         logger.critical("rank %d stopped", start.rank, exc_info=error)
-        send(pipe, Refused(f"{type(error).__name__}: {error}", is_users=False))
+        send(pipe, Refused(described(error), is_users=False))
 
 
 def follow(pipe: Connection, executor: LocalExecutor, links: Communicator) -> None:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from dovetail.distribution import DISTRIBUTION
-from dovetail.errors import DovetailError, PluginError
+from dovetail.errors import DovetailError, PluginError, described
 from dovetail.plugins.adapters import adapt
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.kinds import KINDS, ROLES, normalise, split_qualified
@@ -162,7 +162,7 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
             raise
         planned, where = found
         logger.debug("%s failed", describe(planned), exc_info=True)
-        reason = f"{where} raised {type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{where} raised {described(error)}"
         raise _error(planned, reason, f"upgrade {planned.distribution} or report this to its author") from error
 
 

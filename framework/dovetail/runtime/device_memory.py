@@ -27,7 +27,7 @@ class DeviceMemory:
     """One engine's memory on its device; made before the weights are loaded.
 
     Attributes:
-        plan: How the memory is divided: before `make_pool` by the checkpoint's headers, then by what is there.
+        plan: How the memory is divided: before `fit` by the checkpoint's headers, then by what is there.
     """
 
     def __init__(
@@ -63,11 +63,6 @@ class DeviceMemory:
         self._notes = () if checkpoint is None else checkpoint.notes
         self.plan = self._make_plan(self._weights.num_bytes)
 
-    @property
-    def context_len(self) -> int:
-        """Longest request in tokens."""
-        return self.plan.context_len
-
     def built(self) -> None:
         """Tell the other ranks that the weights are about to be read.
 
@@ -92,17 +87,17 @@ class DeviceMemory:
                 f"({str(error).splitlines()[0]}); stop what else runs there, or use a smaller model"
             ) from None
 
-    def make_pool(self, weight_bytes: int) -> KVCache:
-        """Plan anew with the weights in place, and allocate the KV pool.
+    def fit(self, weight_bytes: int) -> MemoryPlan:
+        """Plan anew with the weights in place.
 
         Raises:
-            ConfigError: There is no memory for it.
+            ConfigError: There is no memory for a KV pool.
         """
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what loading left in torch's hands is free for the pool
         meeting, left = self._meeting, self._measure().free
         own = weight_bytes + self._weights.repacked_bytes
-        plan = self.plan = (
+        self.plan = (
             self._plan_for(own, left)
             if meeting is None
             else meeting.loaded(
@@ -110,6 +105,15 @@ class DeviceMemory:
                 lambda least: self._plan_for(own, min(least, self._measure().free)),  # the others have loaded by now
             )
         )
+        return self.plan
+
+    def make_pool(self) -> KVCache:
+        """Allocate the KV pool as planned.
+
+        Raises:
+            ConfigError: There is no memory for it.
+        """
+        plan = self.plan
         try:
             sizes = [group.num_pages + 1 for group in plan.groups]
             rows = plan.max_running_requests + NUM_SPARE

@@ -1,0 +1,97 @@
+"""Phases `compile` and `capture`: make the kernels that steps launch, and record the graphs that run them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.runtime.graphs.capture_queue import CaptureQueue
+from dovetail.runtime.kernels.repeats import Repeats
+from dovetail.runtime.memory.plan import MemoryPlan
+from dovetail.runtime.start.allocate import Allocated
+from dovetail.runtime.start.check import Checked
+from dovetail.runtime.start.load import Loaded
+from dovetail.runtime.stepper import StepGraphs
+from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
+from dovetail.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+START_S = 3.0
+"""Seconds for what is not needed at once, before the engine is ready; what is left is done while it is idle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What is captured and tried next.
+
+    Attributes:
+        trials: Steps that are run so that nothing is compiled while serving; None: nothing would be.
+        queue: Graphs and trials that are left.
+    """
+
+    trials: EagerWarmUp | None
+    queue: CaptureQueue
+
+
+def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made: Allocated) -> Compiled:
+    """Compile what steps will launch, and meet the other ranks."""
+    is_cuda, graphs = checked.device.type == "cuda", made.graphs
+    prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
+    repeats = Repeats(loaded.model if is_cuda else None)
+    trials = None
+    if is_cuda and checked.config.generates:  # nothing is compiled on CPU
+        # Ranks add up what their layers make: all have to go through the same ones, whatever each finds alike.
+        alike = repeats if checked.rank.parallel.size == 1 else None
+        limits = limits_of(checked, planned, 0 if decode is None else decode.max_batch)
+        trials = EagerWarmUp(made.stepper, made.state, made.pool, checked.config.vocab_size, limits, alike)
+    tasks = [task for task in (prefill, decode, trials) if task is not None]
+    if checked.kernels is not None:
+        with repeats.left_out():
+            rehearsals = [task.rehearse for task in tasks]
+            checked.kernels.compile([*rehearsals, lambda: made.masks.warm_up(checked.config.vocab_size)])
+    if checked.rank.meeting is not None:
+        checked.rank.meeting.connect()
+    return Compiled(trials=trials, queue=CaptureQueue(tasks))
+
+
+def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
+    """Capture what the engine is not ready without, and some more."""
+    settings = checked.settings
+    if checked.device.type == "cuda":
+        _capture_first(made.graphs)
+        made.masks.warm_up(checked.config.vocab_size)
+        if checked.rank.meeting is None:  # else the first rank says what comes next
+            compiled.queue.do_some(start_seconds(settings))
+    elif settings.wait_for_kernels:
+        logger.info("--wait-for-kernels: on a CPU nothing is compiled or captured; there is nothing to wait for.")
+    if checked.kernels is not None:
+        checked.kernels.report_late()
+    checked.memory.started(None if compiled.trials is None else compiled.trials.max_prefill_tokens)
+
+
+def limits_of(checked: Checked, planned: MemoryPlan, graph_rows: int) -> StepLimits:
+    """Return the bounds of real steps; `graph_rows` are run by graphs."""
+    return StepLimits(
+        max_requests=planned.max_running_requests,
+        max_prefill_tokens=planned.step_tokens - planned.max_running_requests,
+        context_len=planned.context_len,
+        graph_rows=graph_rows,
+        tiles_by_tokens=checked.config.experts is not None or bool(checked.quantization),
+    )
+
+
+def start_seconds(settings: EngineSettings) -> float:
+    """Most seconds for what is not needed at once, before the engine is ready: no bound with `wait_for_kernels`."""
+    return math.inf if settings.wait_for_kernels else START_S
+
+
+def _capture_first(graphs: StepGraphs | None) -> None:
+    if graphs is not None:
+        with torch.inference_mode():
+            if graphs.prefill is not None:
+                graphs.prefill.capture_first()
+            graphs.decode.capture_first()

@@ -1,0 +1,164 @@
+"""Phase `check`: reads configuration and the heads of files, chooses what serves them, and refuses what cannot be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from dovetail.contracts.cache import Recurrent
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.layers import LayerFactory
+from dovetail.contracts.model import ModelPlugin
+from dovetail.contracts.quantization import Target
+from dovetail.errors import ConfigError, ModelError
+from dovetail.plugins import LoadedPlugins
+from dovetail.plugins.loader import describe
+from dovetail.runtime.attention.backends import Chosen, choose_backends, find_device
+from dovetail.runtime.attention.measure import cuda_measuring
+from dovetail.runtime.batch_invariance import check_model
+from dovetail.runtime.cache_dtype import with_cache_dtype
+from dovetail.runtime.checkpoint.files import Checkpoint
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.checkpoint.quantization import Place, built_bytes, choose_quantization, converted, factory_of
+from dovetail.runtime.device_memory import DeviceMemory
+from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
+from dovetail.runtime.memory.plan import context_len
+from dovetail.runtime.ranks import Rank
+from dovetail.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from dovetail.runtime.kernels.ahead import CompiledAhead
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a start goes by; nothing of it is on the device.
+
+    Attributes:
+        settings: The engine's.
+        plugins: Those of the plan, loaded.
+        rank: Which rank this is.
+        device: Where it computes.
+        dtype: What it computes in.
+        plugin: The model's.
+        config: The model's facts, with the context that is served.
+        local: What of them this rank caches and attends.
+        quantization: Name of the quantisation, "" for none.
+        factory: Makes the model's matrices.
+        chosen: What attends.
+        checkpoint: What is loaded; None: weights are dummies.
+        memory: What the device has, and how it would be divided.
+        kernels: Compiles kernels while the model is loaded; None: there are none.
+    """
+
+    settings: EngineSettings
+    plugins: LoadedPlugins
+    rank: Rank
+    device: torch.device
+    dtype: torch.dtype
+    plugin: type[ModelPlugin]
+    config: ModelConfig
+    local: ModelConfig
+    quantization: str
+    factory: LayerFactory
+    chosen: Chosen
+    checkpoint: Checkpoint | None
+    memory: DeviceMemory
+    kernels: CompiledAhead | None
+
+
+def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Checked:
+    """Check all that can be checked without the weights.
+
+    Raises:
+        ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
+    """
+    device = find_device(settings, rank.parallel.rank)
+    folder = ModelFolder.read(settings.folder, weights=settings.load_format != "dummy")
+    hf = folder.config
+    kernels = _kernels(device, settings, folder, plugins)
+    plugin = _model_plugin(plugins)
+    found = choose_quantization(plugins, hf)
+    config = folder.model_config(plugin.config_from_hf, served=() if found is None else CONFIG_KEYS)
+    logger.info("%s is served by %s.", config.architecture, describe(plugins.plan.of_kind("model")[0]))
+    quantization, method = found or ("", None)
+    config = with_cache_dtype(replace(config, context_len=context_len(settings, config)), settings)
+    dtype: torch.dtype = getattr(torch, config.dtype if settings.dtype == "auto" else settings.dtype)
+    local = config.of_rank(rank.parallel.size)
+    check_model(plugin, config, device, settings, quantization)
+    chosen = _choose_attention(plugins, local, device, dtype, settings, rank)
+    _check_speculator(plugins, config)
+    checkpoint = None
+    if settings.load_format != "dummy":
+        target = Target(str(dtype).removeprefix("torch."), device.type)
+        checkpoint = converted(method, hf, plugin, config, Place(settings.folder, target))
+    headers = None if checkpoint is None else checkpoint.headers
+    factory = factory_of(method, hf, plugin.weight_map(config), headers)
+    is_built = rank.parallel.size > 1 or (checkpoint is None and method is not None)
+    built = built_bytes(plugin, config, dtype, factory, rank.parallel) if is_built else None
+    memory = DeviceMemory(settings, config, device, dtype, rank, checkpoint, built)
+    return Checked(
+        settings=settings, plugins=plugins, rank=rank, device=device, dtype=dtype, plugin=plugin, config=config,
+        local=local, quantization=quantization, factory=factory, chosen=chosen, checkpoint=checkpoint,
+        memory=memory, kernels=kernels,
+    )  # fmt: skip
+
+
+def _kernels(
+    device: torch.device, settings: EngineSettings, folder: ModelFolder, plugins: LoadedPlugins
+) -> CompiledAhead | None:
+    """Begin to prepare the kernels that this engine will launch, where it has any."""
+    if device.type != "cuda" or settings.disable_compile_ahead:
+        return None
+    from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
+
+    told = {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
+    if not quant_method(folder.config) and settings.quantization in (None, "auto"):
+        told.add("load_format")  # plain weights and dummies launch the same
+    return CompiledAhead([settings.model_dump(mode="json", exclude=told), folder.config, plugins.states()])
+
+
+def _choose_attention(
+    plugins: LoadedPlugins,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    settings: EngineSettings,
+    rank: Rank,
+) -> Chosen:
+    """Choose what attends: the first rank for all."""
+    measuring = None
+    if device.type == "cuda":
+        measuring = cuda_measuring(compiles_ahead=not settings.disable_compile_ahead)
+    decided = () if rank.meeting is None else rank.meeting.attention
+    chosen = choose_backends(plugins, config, device, dtype, settings, measuring, decided)
+    if rank.meeting is not None:
+        rank.meeting.attention = chosen.names
+    return chosen
+
+
+def _check_speculator(plugins: LoadedPlugins, config: ModelConfig) -> None:
+    """Refuse drafts for a model that cannot take them back.
+
+    Raises:
+        ConfigError: It has recurrent layers.
+    """
+    for planned in plugins.plan.of_kind("speculator"):
+        if any(isinstance(group.reach, Recurrent) for group in config.cache_groups):
+            raise ConfigError(
+                f"--speculator {planned.name!r}: {config.architecture} has recurrent layers, whose states take in "
+                "drafts that do not hold and cannot give them back; leave out --speculator"
+            )
+
+
+def _model_plugin(plugins: LoadedPlugins) -> type[ModelPlugin]:
+    planned = plugins.plan.of_kind("model")
+    if len(planned) != 1:
+        raise ModelError(f"the plugin plan must hold one model, it holds {len(planned)}")
+    found: type[ModelPlugin] = plugins.get("model", planned[0].qualified)
+    return found

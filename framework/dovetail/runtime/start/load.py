@@ -1,0 +1,72 @@
+"""Phase `load`: builds the model and fills its weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import CausalLM
+from dovetail.errors import PluginError
+from dovetail.runtime.checkpoint.weights import fill_dummy, load_checkpoint
+from dovetail.runtime.start.check import Checked
+
+CACHED_PRIMITIVES = "128"
+"""Products on CPU whose code oneDNN and torch's binding of it keep, by shape, instead of 1,024 each: every number of
+tokens in a step is a shape of its own, and each takes about 150 KB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The model on the device.
+
+    Attributes:
+        model: With this rank's share of the weights.
+        weight_bytes: What they take.
+    """
+
+    model: CausalLM
+    weight_bytes: int
+
+
+def load(checked: Checked) -> Loaded:
+    """Build the model and load this rank's share.
+
+    Raises:
+        ConfigError: The checkpoint or the plugin is at fault, or the device has no room.
+    """
+    parallel, is_cpu = checked.rank.parallel, checked.device.type == "cpu"
+    if is_cpu:
+        bound_primitive_caches()
+    ctx = BuildContext(
+        device=checked.device, dtype=checked.dtype, factory=checked.factory, parallel=parallel,
+        batch_invariant=checked.settings.batch_invariant,
+    )  # fmt: skip
+    with checked.memory.loading(), torch.inference_mode():
+        model = checked.plugin.build(checked.config, ctx)
+        if not isinstance(model, nn.Module):
+            raise PluginError(f"model {checked.config.architecture}: build() must return a torch.nn.Module")
+        model.eval()
+        checked.memory.built()
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        if checked.checkpoint is None:
+            fill_dummy(model)
+        else:
+            load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
+    if is_cpu:
+        torch.set_num_threads(checked.settings.num_threads or useful_threads(size, parallel.size))
+    return Loaded(model=model, weight_bytes=size)
+
+
+def bound_primitive_caches() -> None:
+    """Bound what oneDNN keeps, before its first use; whoever has set its variables has decided."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, CACHED_PRIMITIVES)
+
+
+def useful_threads(weight_bytes: int, num_ranks: int) -> int:
+    """One thread per 64 MiB of weights: a barrier costs more than a smaller share of a step saves."""
+    return max(1, min(len(os.sched_getaffinity(0)) // num_ranks, weight_bytes >> 26))
