@@ -189,7 +189,7 @@ def test_pooling_is_what_the_checkpoint_says(
         (UNIT, {"pooling_mode_max_tokens": True}, "max_tokens is not served"),
         (UNIT, {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "mean_tokens, max_tokens is not"),
         (UNIT, {}, "none is not served"),
-        (UNIT, [], "1_Pooling/config.json is not as"),
+        (UNIT, [], "1_Pooling/config.json: a JSON object is expected"),
         (UNIT, None, "cannot be read"),
         ((*UNIT, ("3_Dense", "Dense")), {"pooling_mode_mean_tokens": True}, "a Dense module behind Normalize is not"),
         ((*PLAIN, ("2_CNN", "CNN")), {"pooling_mode_mean_tokens": True}, "a CNN module is not served"),
