@@ -193,7 +193,7 @@ def test_pooling_is_what_the_checkpoint_says(
         (UNIT, None, "cannot be read"),
         ((*UNIT, ("3_Dense", "Dense")), {"pooling_mode_mean_tokens": True}, "a Dense module behind Normalize is not"),
         ((*PLAIN, ("2_CNN", "CNN")), {"pooling_mode_mean_tokens": True}, "a CNN module is not served"),
-        ((*PLAIN, ("2_Dense", "Dense")), {"pooling_mode_mean_tokens": True}, "2_Dense/config.json cannot be read"),
+        ((*PLAIN, ("2_Dense", "Dense")), {"pooling_mode_mean_tokens": True}, "2_Dense/config.json: cannot be read"),
     ],
 )
 def test_a_checkpoint_whose_embeddings_cannot_be_made_says_why(
