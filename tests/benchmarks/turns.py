@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,12 @@ def told(what: str, times: list[float]) -> float:
 async def flooded(
     http: aiohttp.ClientSession, base: str, keys: list[str], num: int, length: int, work: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Do something while each of some keys has `num` requests of `length` tokens open."""
-    open_requests = [
-        asyncio.create_task(ask(http, base, key, f"{i} is a number", length)) for i in range(num) for key in keys
-    ]
+    """Do something while each of some keys has `num` requests of `length` tokens open, in a process of their own.
+
+    Their lines would take the time of the process that measures.
+    """
+    flood = get_context("spawn").Process(target=run_flood, args=(base, keys, num, length), daemon=True)
+    flood.start()
     wanted = min(num * len(keys), 4096) * 0.98  # all are queued: HTTP itself takes turns by connection
     for _ in range(600):
         live = await usage(http, base, "running_requests")
@@ -106,12 +109,27 @@ async def flooded(
     try:
         return await work()
     finally:
-        failed = [t for t in open_requests if t.done() and not t.cancelled() and t.exception() is not None]
-        for task in open_requests:
-            task.cancel()
-        await asyncio.gather(*open_requests, return_exceptions=True)
-        if failed:
-            print(f"{len(failed)} requests of the flood failed: {failed[0].exception()}")
+        flood.terminate()
+        flood.join()
+
+
+def run_flood(base: str, keys: list[str], num: int, length: int) -> None:
+    """Be the process of a flood: hold all requests open, and send each that ends once more."""
+
+    async def repeat(http: aiohttp.ClientSession, key: str, number: int) -> None:
+        while True:
+            try:
+                await ask(http, base, key, f"{number} is a number", length)
+            except (aiohttp.ClientError, RuntimeError) as error:
+                print(f"a request of the flood failed: {error}", flush=True)
+                await asyncio.sleep(1)
+
+    async def main() -> None:
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+            await asyncio.gather(*(repeat(http, key, number) for number in range(num) for key in keys))
+
+    asyncio.run(main())
 
 
 async def usage(http: aiohttp.ClientSession, base: str, what: str = "output_tokens") -> dict[str, int]:
