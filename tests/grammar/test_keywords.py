@@ -28,6 +28,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
+from dovetail.grammar.compile.validity import verdict
 from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_server.bench.grammar_schemas import schemas
@@ -251,6 +252,29 @@ def test_properties_come_in_the_order_of_the_schema(backends: Mapping[str, Gramm
         assert not matches(grammar, small, '{"a": 2, "b": 1}')
         assert not matches(grammar, small, '{"b": 1}')
         assert not matches(grammar, small, '{"a": 1, "a": 2}')
+
+
+HELD = [
+    # What no other key can be spelled as, what is a character of JSON, and divisors that are counted with.
+    ("xgrammar", {"type": "object", "properties": {"a": {"type": "integer"}}}, '{"a": 1, "\\u0061": "s"}'),
+    ("xgrammar", {"type": "object", "properties": {"a/b": {"const": 1}}}, '{"a\\/b": 2}'),
+    *(("xgrammar", {"type": "string", "pattern": f"^{text}$"}, f'"{char}"')
+      for text, char in ((r"\0", "\0"), (r"\v", "\v"), (r"[\f]", "\f"), (r"\n", "\n"))),
+    ("llguidance", {"type": "integer", "multipleOf": 10**9}, None),
+    ("llguidance", {"type": "integer", "allOf": [{"multipleOf": 10**8}, {"multipleOf": 7}]}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "schema", "wrong"), HELD)
+def test_what_a_library_lets_through_is_named(
+    backends: Mapping[str, GrammarBackend], small: Vocabulary, name: str, schema: Any, wrong: str | None
+) -> None:
+    """Found by trying: invalid texts pass, or none that is valid does."""
+    found = backends[name].supports(json_spec(schema))
+    assert (found.level, len(found.ignored)) == (SupportLevel.APPROXIMATE, 1)
+    if wrong is not None:
+        assert verdict(schema, wrong) is False
+        assert matches(compiled(backends[name], json_spec(schema)), small, wrong)
 
 
 NUMBERS = ["0", "-0", "9007199254740993", "-9223372036854775809", "1" * 400, "1e308", "-1.5E-300", "0.1e+7"]

@@ -18,7 +18,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.errors import RequestError
 from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.structural import schemas_in
-from dovetail_grammar.llguidance_schema import is_inexact
+from dovetail_grammar.llguidance_schema import is_inexact, num_states
 
 MAX_INLINE = 32 * 1024
 MAX_INLINE_EBNF = 2 * 1024
@@ -143,17 +143,11 @@ def _beyond(value: Any) -> float:
     return math.inf if is_inexact(value) else 0
 
 
-def _period(value: float) -> float:
-    """States of an automaton that divides by a number: as many as it has without its decimal point."""
-    text = f"{value:.20f}".rstrip("0").rstrip(".")
-    return float(text.replace(".", "").lstrip("0") or 1)
-
-
 _WRITTEN: dict[str, Callable[[Any], float]] = {
     **dict.fromkeys(("enum", "const"), lambda value: PER_CHARACTER * len(json.dumps(value)) + _beyond(value)),
     **dict.fromkeys(_NUMBERS, lambda value: PER_DIGIT * _digits(value)),
     "pattern": pattern_cost,
     "patternProperties": lambda value: sum(pattern_cost(pattern) * 4 for pattern in value),
-    "multipleOf": lambda value: PER_STATE * _period(value),
+    "multipleOf": lambda value: PER_STATE * num_states(value),
 }
 """What a keyword costs by its value."""

@@ -56,6 +56,7 @@ _LOOKED_AT = REFUSED | {
     "maximum",
     "minProperties",
     "minimum",
+    "multipleOf",
     "pattern",
     "patternProperties",
 }
@@ -77,6 +78,8 @@ _BOUNDS = frozenset(_FURTHER)
 EXCLUSIVE_FAR, INCLUSIVE_FAR, FLOAT_FAR = 9 * 10**15, 10**17, 10**15
 """Bounds beyond these, of integers and of numbers, are refused by the library or taken for others; two of them can end
 its process."""
+MAX_STATES = 2**32 // 10 - 1
+"""States of a divisor's automaton with which the library counts in 32 bits: with more no digit follows."""
 _GUIDANCE = "x-guidance"
 _REWRITTEN = _BOUNDS | {"pattern", "patternProperties", "format"}
 """Keywords that are written in another way for the library."""
@@ -97,6 +100,7 @@ class SchemaWalk:
         self._refused: list[str] = []
         self._annotations: list[str] = []
         self._work = 0
+        self._states = 1
         self._needs_escapes = needs_escapes(source)
         self._nodes = schema.nodes(source)
 
@@ -118,6 +122,8 @@ class SchemaWalk:
             self._refuse(where)
         elif key == "pattern":
             self._pattern(where, node[key])
+        elif key == "multipleOf":
+            self._divisor(where, int(num_states(node[key])))
         elif key == "patternProperties":
             for pattern in node[key]:
                 self._pattern(f"{where}/{escape(pattern)}", pattern, in_one=True)
@@ -128,6 +134,14 @@ class SchemaWalk:
                 self._refuse(where)
         elif key == "format" and node[key] not in FORMATS and node[key] not in PATTERNS:
             self._annotations.append(where)
+
+    def _divisor(self, where: str, states: int) -> None:
+        """A divisor, with those that may hold beside it."""
+        joint = math.lcm(self._states, states)
+        if joint > MAX_STATES:
+            self._refuse(where)
+        else:
+            self._states = joint
 
     def _count(self, where: str, key: str, node: Mapping[str, Any]) -> None:
         """Counts are refused where a property may be missing; a repeated key that is not listed counts twice."""
@@ -161,6 +175,12 @@ def _is_too_far(key: str, node: Mapping[str, Any]) -> bool:
     """Whether all numbers within a bound are beyond that."""
     bound = node[key]
     return bool((bound if _FURTHER[key] > 0 else -bound) > _far(key, node))
+
+
+def num_states(divisor: float) -> float:
+    """Return the states of an automaton that divides by a number: as many as it has without its decimal point."""
+    text = f"{divisor:.20f}".rstrip("0").rstrip(".")
+    return float(text.replace(".", "").lstrip("0") or 1)
 
 
 def is_inexact(value: Any) -> bool:

@@ -29,11 +29,13 @@ class Subset:
     Attributes:
         by_type: Keywords that are enforced beside `type`, by the type.
         formats: Formats that are enforced.
+        tells_keys: Whether keys beside those that are named cannot spell one of these with an escape.
         alone: Keywords that are enforced where they stand alone.
     """
 
     by_type: Mapping[str, frozenset[str]]
     formats: frozenset[str]
+    tells_keys: bool = True
     alone: frozenset[str] = field(default_factory=lambda: frozenset(("$ref", "anyOf", "const", "enum")))
 
     def support(self, spec: GrammarSpec) -> Support:
@@ -99,7 +101,8 @@ class Subset:
         if key == "pattern":
             return is_plain(node["pattern"])
         if key == "properties":
-            return _ESCAPED.search("".join(node["properties"])) is None
+            is_told = self.tells_keys or node.get("additionalProperties") is False
+            return is_told and _ESCAPED.search("".join(node["properties"])) is None
         if key in ("minProperties", "maxProperties"):
             return "properties" not in node and (key == "maxProperties" or node[key] < 2)
         if key in _SPANS:
@@ -136,7 +139,7 @@ _ASKED = (
 """Keywords of which `_enforced` asks how they stand."""
 _ESCAPED = re.compile(r'["\\\x00-\x1f]')
 """What JSON writes with an escape."""
-_RISKY = re.compile(r"(?<!\\)\.|\[\^|\\[sSWDpPcxu\\]|[\"\x00-\x1f]")
+_RISKY = re.compile(r"(?<!\\)\.|\[\^|\\(?![dw])[A-Za-z0-9\\]|[\"\x00-\x1f]")
 _KNOWN_FORMATS = frozenset(
     [
         *("date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4", "ipv6", "iri"),

@@ -42,6 +42,7 @@ SUBSET = Subset(
         "number": _NUMBERS,
     },
     formats=frozenset(("date", "email")),
+    tells_keys=False,
 )
 
 
