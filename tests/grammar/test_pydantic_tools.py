@@ -93,3 +93,35 @@ def test_what_is_lost_is_named_for_each_tool(strict: StructuredOutputs, backends
     assert way.ignored == tuple(f"/tools/{n}/function/parameters/properties/a/pattern" for n in (0, 1))
     with pytest.raises(RequestError, match="the tool 'f' is strict"):
         routed(strict, tool("f", parameters))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        ("qwen3-coder", "a>b"),
+        ("deepseek-v32", "<a>"),
+        ("glm45", "a</arg_key>b"),
+        ("gemma4", 'a"'),
+        ("gemma4", "a:b"),
+        ("minimax-m3", "a b"),
+        ("minimax-m3", "<a>"),
+        ("pythonic", "a b"),
+    ],
+)
+def test_a_name_that_is_read_as_another_is_refused(
+    name: str, parameter: str, backends: dict[str, GrammarBackend]
+) -> None:
+    """A call would be made without the parameter, and called valid."""
+    front = StructuredOutputs(backends)
+    with pytest.raises(RequestError, match=r"cannot name the parameter .* of 'f'; use letters"):
+        routed(front, tool("f", {"type": "object", "properties": {parameter: {"type": "integer"}}}), name=name)
+    front.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "deepseek-v32", "glm45", "gemma4", "minimax-m3", "pythonic", "olmo3"])
+def test_names_of_other_tools_are_read(name: str, tried: bench.Bench) -> None:
+    """Hyphens and dots, as of headers and options."""
+    named = {"Content-Type": {"const": 1}, "a.b": {"const": 2}, "\u00e9": {"const": 3}}
+    given = tool("f", {"type": "object", "properties": named, "required": [*named], "additionalProperties": False})
+    found = tried.run(name, [given], 1)
+    assert (found.finished, found.wrong, found.levels["full"]) == (1, [], 1)

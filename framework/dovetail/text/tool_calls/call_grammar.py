@@ -8,10 +8,12 @@ reads back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.errors import RequestError
 from dovetail.text.tool_calls.reply_grammar import arguments_schema, chosen
 from dovetail.text.tool_calls.tagged_values import json_value, tagged_value
 from dovetail.text.tool_calls.tags import Tags
@@ -19,6 +21,12 @@ from dovetail.text.tool_calls.tags import Tags
 Node = Mapping[str, Any]
 Tool = Mapping[str, Any]
 NOTHING: Node = {"type": "const_string", "value": ""}
+
+
+_KEYWORD = re.compile(r"[^\W\d][\w.\-]*")
+_BARE = re.compile(r"[^\s\"'{}\[\],:](?:[^\n\"'{}\[\],:]*[^\s\"'{}\[\],:])?")
+_ELEMENT = re.compile(r"[^\s<>/][^\s<>]*")
+"""Names that are read back as Python's keywords, before a colon, and in an element's tag."""
 
 
 def text(value: str) -> Node:
@@ -128,6 +136,8 @@ def tagged_arguments(
         found = tagged_value(declared, schema, tuple(filter(None, marks)))
         is_string, value = found.is_string, found.node
         shown = name if key is None else key(name, is_string)
+        is_read = (shown + tags.key[1]).find(tags.key[1]) == len(shown) and tags.read_key(shown)[0] == name
+        _check_name(tool, name, is_read=is_read)
         begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
         part: Node = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
         parts.append(part if name in schema.get("required", ()) else optional(part))
@@ -137,9 +147,10 @@ def tagged_arguments(
 def keyword_arguments(tool: Tool) -> Node:
     """Describe a call's arguments as Python's keywords with JSON values, which the parser of Python calls reads too."""
     schema = arguments_schema(tool)
-    items: dict[str, Node] = {
-        name: sequence(text(f"{name}="), json_value(declared, schema)) for name, declared in _properties(schema).items()
-    }
+    items: dict[str, Node] = {}
+    for name, declared in _properties(schema).items():
+        _check_name(tool, name, is_read=_KEYWORD.fullmatch(name) is not None)
+        items[name] = sequence(text(f"{name}="), json_value(declared, schema))
     return _joined(items, schema, ", ")
 
 
@@ -163,6 +174,7 @@ def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
     schema = arguments_schema(tool)
     items = {}
     for name, declared in _properties(schema).items():
+        _check_name(tool, name, is_read=_BARE.fullmatch(name) is not None)
         found = tagged_value(declared, schema, (quote, section_end), is_quoted=True)
         ways: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
         if found.string is not None:
@@ -176,10 +188,19 @@ def element_arguments(tool: Tool, mark: str) -> Node:
     schema = arguments_schema(tool)
     parts = []
     for name, declared in _properties(schema).items():
+        _check_name(tool, name, is_read=_ELEMENT.fullmatch(name) is not None)
         value = tagged_value(declared, schema, (mark,)).node
         part: Node = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
         parts.append(part if name in schema.get("required", ()) else optional(part))
     return sequence(*parts) if parts else NOTHING
+
+
+def _check_name(tool: Tool, name: str, *, is_read: bool) -> None:
+    """Refuse a parameter whose name would be read back as another one, or as none."""
+    if not is_read:
+        text = f"tools: calls of this format cannot name the parameter {name!r} of {name_of(tool)!r}"
+        hint = "use letters, digits, '_', '-' and '.' in its name, or leave it out of a tool that is enforced"
+        raise RequestError(f"{text}; {hint}", param="tools", code="unsupported_parameter")
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from dovetail.text.tool_calls.python_literals import literal_json
 from dovetail.text.tool_calls.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
-_KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)(.*)", re.DOTALL)
+_KEYWORD = re.compile(r"\s*([^\W\d][\w.\-]*)\s*=(?!=)(.*)", re.DOTALL)
 _KEY = re.compile(r"(\w*)([ \t]*)(={0,2})")
 _BEFORE_STRING = re.compile(r"(?:^|[=:,(\[{'\"])\s*[rRuU]?$")
 _MAX_RUN = 16
