@@ -125,7 +125,9 @@ class ForkServer:
             ForkStartError: The system has no room for another socket.
         """
         if not self._waiting:
-            self._waiting.append(self.fork())
+            ours, theirs = _pair()
+            self._waiting.append(ours)  # before there is a process: a job that comes now takes it, and starts no other
+            self._send(theirs)
 
     def fork(self) -> socket.socket:
         """Start a process for one job; returns the socket to it.
@@ -134,21 +136,32 @@ class ForkServer:
             GoneError: The template is gone.
             ForkStartError: The system has no room for another socket.
         """
+        ours, theirs = _pair()
         try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise ForkStartError(str(error)) from None
+            self._send(theirs)
+        except GoneError:
+            ours.close()
+            raise
+        return ours
+
+    def _send(self, theirs: socket.socket) -> None:
+        """Have a process started with its end of a socket, which is closed here."""
         with theirs:
             try:
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])
             except OSError as error:
-                ours.close()
                 raise GoneError(str(error)) from None
-        return ours
 
     def kill(self) -> None:
         """End it now and reap it. Processes that it forked go on."""
         self._end()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise ForkStartError(str(error)) from None
 
 
 class ForkTemplate:

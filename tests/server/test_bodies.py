@@ -8,8 +8,9 @@ import errno
 import json
 import os
 import signal
+import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -302,8 +303,9 @@ def test_a_process_waits_for_the_next_body(make_harness: Callable[..., Harness])
     """From the start on, one and no more; killed while it waits it costs nobody anything, and it ends with the pool."""
     harness = make_harness(context_len=1 << 20)
     harness.state.bodies.warm_up()
-    harness.eventually(lambda: harness.state.bodies.fork_server_pid is not None)
-    first, template = waiting(harness), harness.state.bodies.fork_server_pid
+    assert harness.state.bodies._template is not None
+    template = harness.state.bodies._template.ready().result().pid  # as the first start it may import all for others
+    first = waiting(harness)
     assert harness.post(CHAT, say(PAD)).status_code == 200
     harness.eventually(lambda: is_gone(first))
     second = waiting(harness)
@@ -314,6 +316,19 @@ def test_a_process_waits_for_the_next_body(make_harness: Callable[..., Harness])
     third = waiting(harness)
     harness.state.bodies.close()
     harness.eventually(lambda: is_gone(third))
+
+
+def test_a_body_that_comes_while_a_process_is_started_ahead_takes_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket is there before the process: else there would be two, of which one waits for ever."""
+    server, taken = object.__new__(ForkServer), list[Any]()
+    server._control, server._waiting = socket.socket(), deque()
+    monkeypatch.setattr("dovetail.forks.socket.send_fds", lambda *_: taken.append(server.take_waiting()))
+    server.fork_ahead()
+    assert len(taken) == 1
+    assert taken[0] is not None
+    assert not server._waiting
+    taken[0].close()
+    server._control.close()
 
 
 def test_a_template_without_end_is_ended(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
