@@ -20,7 +20,7 @@ from dovetail.engine.owners import BEHIND, CREDIT, MIN_KNOWN, Owners
 from dovetail.engine.policy import Policy, policy_of
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import Scheduler
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import BACKGROUND, SamplingParams, Submit
 from dovetail.testing.engine import make_policy
 
 POLICIES = ("fcfs", "lpm", "priority")
@@ -245,6 +245,38 @@ def test_an_owner_gets_no_credit_for_time_in_which_it_sent_nothing() -> None:
         assert max(shares) <= 1.1 * min(shares)
 
 
+def test_an_owner_gets_no_credit_for_rows_that_others_had_while_nobody_waited() -> None:
+    """Of two with rows for thousands of steps, the one with fewer sends a flood: the other's next request is served."""
+    load = Load(make_policy(), num_rows=8)
+    for i in range(7):
+        load.add("a", [i], 2001)
+    load.run(2)
+    load.add("b", [50], 9000)
+    load.run(1950)
+    for i in range(100):
+        load.add("b", [60, i], 600)
+    load.run(100)
+    late = load.add("a", [7], 4)
+    load.run(BEHIND)
+    assert late.num_output
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_owners_of_work_in_no_hurry_take_turns_too(policy: str) -> None:
+    """A flood of one keeps the lines of another's batch waiting for a row no longer than that takes to be free."""
+    load = Load(make_policy(policy), num_rows=8)
+    for i in range(200):
+        load.add(FLOOD, [7] * 40 + [i], 600, priority=BACKGROUND)
+    load.run(BEHIND / 8 + 1)
+    for i in range(20):
+        load.add("batch", [50, i], 10, priority=BACKGROUND)
+    load.run(50)
+    assert len(load.waits["batch"]) == 20
+    urgent = load.add("c", [99], 4)
+    load.run(2)
+    assert urgent.num_output
+
+
 class Watching(SchedulePolicy):
     """Notes whom it is asked to order."""
 
@@ -300,5 +332,5 @@ def test_owners_that_left_are_forgotten() -> None:
     for i in range(5000):
         load.add(f"key-{i}", [1], 1)
         load.run()
-    owners: Owners = load.scheduler.owners
+    owners: Owners = load.scheduler.owners(background=False)
     assert len(owners._known) <= 2 * MIN_KNOWN

@@ -56,12 +56,14 @@ class Requests(Protocol):
     waiting: WaitQueue
     running: list[Request]
     num_background: int
-    owners: Owners
     suspects: list[Request]
 
     @property
     def ratio(self) -> Ratio:
         """Learnt from retractions."""
+
+    def owners(self, *, background: bool) -> Owners:
+        """Return those of the background's requests, or of all others."""
 
     def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
         """Return the first who may be admitted, in order."""
@@ -87,8 +89,10 @@ class Admission:
         self._expected: int | None = None
         self._coming: set[PageKey] = set()
         self._num_vain = 0
-        self._is_shared = scheduler.owners.is_shared and not scheduler.suspects
-        """Owners take turns."""
+        self._owners = scheduler.owners(background=False)
+        """Of the requests that come in at the moment: see `fill`."""
+        self._background, self._is_shared = False, False
+        """They are of the background; they take turns."""
         self._held: dict[Owner, list[Request]] = {}
         """Then: running requests by owner, …"""
         self._prompts: list[tuple[float, int, Request]] = []
@@ -101,14 +105,17 @@ class Admission:
             background: Those of the background, or all others.
             most: How many may be admitted; None: any number.
         """
-        if not background and self._is_shared:
-            self._take_turns()
+        self._owners, self._background = self._scheduler.owners(background=background), background
+        self._is_shared = self._owners.is_shared and not self._scheduler.suspects
+        if self._is_shared:
+            self._take_turns(most, background=background)
             return
+        self._held, self._prompts = {}, []
         for request in self._prefilling(background=background):
             if self._budget <= 0:
                 return
             self._budget -= self._add_chunk(request)
-        if (most is None or most > 0) and self._budget > 0 and self._has_row(background=background):
+        if (most is None or most > 0) and self._budget > 0 and self._has_row():
             found = self._scheduler.candidates(MAX_LOOKED_AT, background=background)
             if found:
                 self._begin(background=background)
@@ -126,22 +133,22 @@ class Admission:
         self._num_vain = 0
         self._coming = self._being_computed(background=background)
 
-    def _take_turns(self) -> None:
+    def _take_turns(self, most: int | None, *, background: bool) -> None:
         """Add chunks and admit, owner by owner: next is always whoever was served least for its weight.
 
         An owner that gets no row misses its turn; while one waits for pages, nobody is admitted.
         """
-        scheduler, owners, prompts = self._scheduler, self._scheduler.owners, self._prompts
-        unfinished = list(self._prefilling(background=False))
+        scheduler, owners = self._scheduler, self._owners
+        unfinished = list(self._prefilling(background=background))
         if not unfinished and not scheduler.waiting:
             return
-        self._held = owners.settle(scheduler.running)
-        self._begin(background=False)
-        prompts += [(owners.of(r).served, r.arrival, r) for r in unfinished]
+        self._held = owners.settle()
+        self._begin(background=background)
+        self._prompts = prompts = [(owners.of(r).served, r.arrival, r) for r in unfinished]
         heapify(prompts)
         orders: dict[Owner, Iterator[Request]] = {}
         passed: list[Owner] = []
-        may_admit = self._has_row(background=False)
+        may_admit = most != 0 and self._has_row()
         while self._budget > 0:
             owner = owners.next() if may_admit else None
             if prompts and (owner is None or prompts[0][0] <= owner.served):
@@ -158,6 +165,8 @@ class Admission:
                 answer = self._admit_of(owner, orders)
                 if answer is Answer.ADMITTED:
                     owners.put_back(owner)
+                    most = None if most is None else most - 1
+                    may_admit = most != 0
                 else:
                     passed.append(owner)
                     may_admit = len(passed) < MAX_PASSED and (answer is Answer.LATER or not self._has_free_row)
@@ -194,8 +203,8 @@ class Admission:
             is_last, pools = num == request.num_pending, request.pool is not None
             chunk = Chunk(request, request.computed_len, num, samples=is_last and not pools, pools=is_last and pools)
             self._plan.chunks.append(chunk)
-            if self._is_shared and not request.is_background:
-                self._scheduler.owners.charge(request, request.computed_len + num)
+            if self._is_shared:
+                self._owners.charge(request, request.computed_len + num)
         return num
 
     def _admit(self, waiting: Sequence[Request], most: int | None) -> None:
@@ -237,7 +246,7 @@ class Admission:
             self._expected = max(0, self._expected) + self._pages_expected(request)
         self._scheduler.running.append(request)
         self._pages.admit(request)
-        if self._is_shared and not request.is_background:
+        if self._is_shared:
             self._take_row(request)
         request.timing.admitted()
         request.num_sampled = request.num_output
@@ -247,10 +256,8 @@ class Admission:
 
     def _take_row(self, request: Request) -> None:
         """Note whose row it is; what was cached costs its owner nothing."""
-        owners = self._scheduler.owners
         request.num_charged = max(request.num_charged, request.computed_len)
-        owners.admitting(owners.of(request))
-        self._held.setdefault(owners.of(request), []).append(request)
+        self._held.setdefault(self._owners.of(request), []).append(request)
 
     def _being_computed(self, *, background: bool) -> set[PageKey]:
         """The next page of everybody who is computing a prompt: who needs the same one waits for it.
@@ -272,11 +279,11 @@ class Admission:
             return None
         return request.cache_salt if node.parent is None else id(node), tuple(request.ids[start : start + size])
 
-    def _has_row(self, *, background: bool) -> bool:
+    def _has_row(self) -> bool:
         """Whether any waiting request could get a row: there is one, or somebody may have to give one up."""
         if self._has_free_row:
             return True
-        return not background and (self._may_retract or any(len(held) > 1 for held in self._held.values()))
+        return self._may_retract or any(len(held) > 1 for held in self._held.values())
 
     @property
     def _has_free_row(self) -> bool:
@@ -285,7 +292,7 @@ class Admission:
     @property
     def _may_retract(self) -> bool:
         """Whether some requests give way to others whoever their owners are."""
-        return self._scheduler.policy.preempts or self._scheduler.num_background > 0
+        return not self._background and (self._scheduler.policy.preempts or self._scheduler.num_background > 0)
 
     def _may_fit(self, request: Request) -> bool:
         """Whether matching it could be worth its cost, by what is known of it from an earlier step."""
@@ -303,8 +310,8 @@ class Admission:
             if not candidates:
                 return False
             victim = self._scheduler.retract(candidates)
-            if self._is_shared and not victim.is_background:
-                self._held[self._scheduler.owners.of(victim)].remove(victim)
+            if self._is_shared and victim.is_background == request.is_background:
+                self._held[self._owners.of(victim)].remove(victim)
                 self._prompts[:] = [prompt for prompt in self._prompts if prompt[2] is not victim]
                 heapify(self._prompts)
             self._expected = None
@@ -323,7 +330,7 @@ class Admission:
             lower = [r for r in self._scheduler.running if r.priority < request.priority and id(r) not in busy]
             if not self._scheduler.policy.preempts:
                 lower = [r for r in lower if r.is_background]
-        if lower or not self._is_shared or request.is_background:
+        if lower or not self._is_shared:
             return lower
         return self._beyond_share(request, busy)
 
@@ -338,7 +345,7 @@ class Admission:
         def size(other: Request) -> int:
             return len(other.pages[0]) if num_pages else 1
 
-        owner = self._scheduler.owners.of(request)
+        owner = self._owners.of(request)
         wanted = (sum(map(size, self._held.get(owner, ()))) + (num_pages or 1)) / owner.weight
         ahead = [other for other in self._held if other is not owner and other.served >= owner.served + BEHIND]
         sizes = {other: sum(map(size, self._held[other])) for other in ahead}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dovetail.engine.request import Request
@@ -29,7 +29,7 @@ Turn = tuple[int, float, int, "Owner"]
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """Whose requests are queued and running, but for those of the background.
+    """Whose requests are queued and running.
 
     Attributes:
         name: As `Submit.owner`.
@@ -51,15 +51,22 @@ class Owner:
 class Owners:
     """The owners of live requests, in the order of their turns. An operation costs the logarithm of their number."""
 
-    def __init__(self, *, are_apart: bool = True) -> None:
-        """Without `are_apart` all requests count as those of one owner."""
-        self._are_apart = are_apart
+    def __init__(self, running: Collection[Request] = (), *, are_apart: bool = True, background: bool = False) -> None:
+        """Begin with none.
+
+        Args:
+            running: All requests with rows, as they come and go.
+            are_apart: Else all requests count as those of one owner.
+            background: These are the owners of the background's requests; else of all others.
+        """
+        self._running, self._are_apart, self._background = running, are_apart, background
         self._known: dict[str, Owner] = {}
         self._forget_at = MIN_KNOWN
         self._num_live = 0
-        self._last: Owner | None = None
         self._now = 0.0
         """What those were served at least that have waited long."""
+        self._most = 0.0
+        """What anybody was served at most. While nobody waits, nobody is owed anything for what another had."""
         self._turns: list[Turn] | None = None
 
     @property
@@ -67,10 +74,10 @@ class Owners:
         """Whether there are live requests of more than one owner."""
         return self._num_live > 1
 
-    def join(self, request: Request, running: Iterable[Request]) -> None:
+    def join(self, request: Request) -> None:
         """Count a new request. A new weight of the owner holds from now on.
 
-        What was computed for `running` requests while they were of one owner counts now, up to what others have had.
+        What was computed while all were of one owner counts now, up to what others have had.
         """
         owner = self.of(request)
         owner.weight = request.weight
@@ -80,10 +87,11 @@ class Owners:
         self._num_live += 1
         owner.served = max(owner.served, self._now - CREDIT)
         if self._num_live == 2:
-            self._last = first = next(o for o in self._known.values() if o.num_live and o is not owner)
-            most = max(first.served, self._now)
-            self.settle(running)
-            first.served = min(first.served, most)
+            first = next(o for o in self._known.values() if o.num_live and o is not owner)
+            served, most = max(first.served, self._now), self._most
+            self.settle()
+            first.served = min(first.served, served)
+            self._most = max(most, first.served)
 
     def leave(self, request: Request) -> None:
         """Take a request out that has left queue and rows."""
@@ -95,7 +103,7 @@ class Owners:
         if self._num_live < 2:
             self._turns = None
         if not self._num_live:
-            self._known, self._last, self._now = {}, None, 0.0
+            self._known, self._now, self._most = {}, 0.0, 0.0
         elif len(self._known) > self._forget_at:  # those that would begin where everybody begins
             start = self._now - CREDIT
             self._known = {n: o for n, o in self._known.items() if o.num_live or o.served > start}
@@ -109,11 +117,11 @@ class Owners:
             owner = self._known[name] = Owner(name)
         return owner
 
-    def settle(self, running: Iterable[Request]) -> dict[Owner, list[Request]]:
+    def settle(self) -> dict[Owner, list[Request]]:
         """Charge for what was computed since the last step; returns the running requests of each owner."""
         found: dict[Owner, list[Request]] = {}
-        for request in running:
-            if not request.is_background:
+        for request in self._running:
+            if request.is_background == self._background:
                 self.charge(request, request.computed_len)
                 found.setdefault(self.of(request), []).append(request)
         return found
@@ -123,6 +131,7 @@ class Owners:
         if num_tokens > request.num_charged:
             owner = self.of(request)
             owner.served += (num_tokens - request.num_charged) / owner.weight
+            self._most = max(self._most, owner.served)
             request.num_charged = num_tokens
 
     def queued(self, owner: Owner) -> None:
@@ -164,19 +173,14 @@ class Owners:
         """Let an owner that is `next` have no more turns until `put_back`."""
         owner.turn = None
 
-    def admitting(self, owner: Owner) -> None:
-        """One of an owner's requests gets a row."""
-        self._last = owner
-
     def _start(self, new: Owner) -> float:
-        """Return where an owner is put that begins to wait: ahead of those that wait, or of whoever waited last."""
-        first = self.next()
-        if first is None:
-            served = -math.inf if self._last is None else self._last.served
-        elif first is not new and first.waiting[0].priority == new.waiting[0].priority:
-            served = first.served
-        else:  # with priorities the next one is not the one that was served least
-            others = (owner.served for owner in self._known.values() if owner.waiting and owner is not new)
-            served = min(others, default=self._now)
-        self._now = max(self._now, served)
+        """Return where an owner is put that begins to wait: ahead of those that wait, else of all that were served."""
+        first, others = self.next(), tuple[float, ...]()
+        if first is not None and first is not new and first.waiting[0].priority == new.waiting[0].priority:
+            others = (first.served,)
+        elif first is not None:  # with priorities the next one is not the one that was served least
+            others = tuple(owner.served for owner in self._known.values() if owner.waiting and owner is not new)
+        if not others:
+            self.settle()
+        self._now = max(self._now, min(others, default=self._most))
         return self._now - CREDIT

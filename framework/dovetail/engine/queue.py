@@ -16,32 +16,29 @@ def rank(request: Request) -> tuple[int, int]:
 
 
 class WaitQueue:
-    """Requests without pages and row, by `rank`: of each owner, and of the background, which is behind all owners."""
+    """Requests without pages and row, by `rank`: of each owner; those of the background are behind all others."""
 
-    def __init__(self, owners: Owners | None = None) -> None:
-        self._owners = owners or Owners()
-        self._lines: dict[Owner, list[Request]] = {}
-        self._background: list[Request] = []
+    def __init__(self, owners: Owners | None = None, background: Owners | None = None) -> None:
+        self._owners = {False: owners or Owners(), True: background or Owners(background=True)}
+        self._lines: dict[bool, dict[Owner, list[Request]]] = {False: {}, True: {}}
         self._num = 0
 
     def __len__(self) -> int:
         return self._num
 
     def __iter__(self) -> Iterator[Request]:
-        yield from merge(*self._lines.values(), key=rank)
-        yield from self._background
+        for lines in self._lines.values():
+            yield from merge(*lines.values(), key=rank)
 
     def add(self, request: Request) -> None:
         """Put a request in its place."""
         self._num += 1
-        if request.is_background:
-            insort(self._background, request, key=rank)
-            return
-        owner = self._owners.of(request)
-        line = self._lines.setdefault(owner, owner.waiting)
+        owners = self._owners[request.is_background]
+        owner = owners.of(request)
+        line = self._lines[request.is_background].setdefault(owner, owner.waiting)
         insort(line, request, key=rank)
         if line[0] is request:
-            self._owners.queued(owner)
+            owners.queued(owner)
 
     def remove(self, request: Request) -> None:
         """Take a request out.
@@ -49,22 +46,20 @@ class WaitQueue:
         Raises:
             ValueError: It is not here.
         """
-        owner = None if request.is_background else self._owners.of(request)
-        line = self._background if owner is None else owner.waiting
+        owner = self._owners[request.is_background].of(request)
+        line = owner.waiting
         at = bisect_left(line, rank(request), key=rank)
         if at == len(line) or line[at] is not request:
             raise ValueError(f"request {request.arrival} is not in the queue")
         del line[at]
         self._num -= 1
-        if owner is not None and not line:
-            del self._lines[owner]
+        if not line:
+            del self._lines[request.is_background][owner]
 
     def first(self, num: int, *, background: bool) -> list[Request]:
         """Return the first `num` requests of the background, or of everybody else, who are of one owner.
 
         Where requests of several owners wait, these take turns: see `Owners`.
         """
-        if background:
-            return self._background[:num]
-        lines = list(self._lines.values())
+        lines = list(self._lines[background].values())
         return lines[0][:num] if lines else []

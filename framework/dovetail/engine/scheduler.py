@@ -62,9 +62,10 @@ class Scheduler:
         self.limits = limits
         self.background = background or LowPriorityThrottle()
         self.ratio = NewTokenRatio()
-        self.owners = Owners(are_apart=not policy.across_owners)
-        self.waiting = WaitQueue(self.owners)
+        are_apart = not policy.across_owners
         self.running: list[Request] = []
+        self._owners = {b: Owners(self.running, are_apart=are_apart, background=b) for b in (False, True)}
+        self.waiting = WaitQueue(self._owners[False], self._owners[True])
         self.num_background = 0
         self.num_launched = 0
         self.suspects: list[Request] = []
@@ -80,10 +81,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Take a request in; it waits."""
         self._live[request.handle] = request
-        if request.is_background:
-            self.num_background += 1
-        else:
-            self.owners.join(request, self.running)
+        self.num_background += request.is_background
+        self.owners(background=request.is_background).join(request)
         self.waiting.add(request)
 
     def schedule(self) -> StepPlan:
@@ -196,10 +195,15 @@ class Scheduler:
         request.timing.put_back()
 
     def _give_up_row(self, request: Request) -> None:
-        if self.owners.is_shared and not request.is_background:
-            self.owners.charge(request, request.computed_len)
+        owners = self.owners(background=request.is_background)
+        if owners.is_shared:
+            owners.charge(request, request.computed_len)
         self.running.remove(request)
         self.pages.release(request)
+
+    def owners(self, *, background: bool) -> Owners:
+        """Return the owners of the background's requests, or of all others, who take turns among themselves."""
+        return self._owners[background]
 
     def find(self, handle: int) -> Request | None:
         """Return a request that waits or runs."""
@@ -215,10 +219,8 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self._give_up_row(request)
-        if request.is_background:
-            self.num_background -= 1
-        else:
-            self.owners.leave(request)
+        self.num_background -= request.is_background
+        self.owners(background=request.is_background).leave(request)
 
     def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
         """Return the first who may be admitted, in order: of the background, or of everybody else."""
