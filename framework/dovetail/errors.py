@@ -16,6 +16,18 @@ A message says what was given, what is possible and what to do.
 
 from __future__ import annotations
 
+MAX_CHARS = 2000
+"""Of a message: a list of all architectures fits. Some values that messages repeat are files' and clients', of any length."""
+
+
+def brief(text: str) -> str:
+    """Return a text of at most `MAX_CHARS` characters and a note: what is given begins it, what to do ends it."""
+    left_out = len(text) - MAX_CHARS
+    if left_out <= 0:
+        return text
+    half = MAX_CHARS // 2
+    return f"{text[:half]} [… {left_out:,} characters …] {text[-half:]}"
+
 
 def described(error: BaseException) -> str:
     """Return an exception's type and text in a line, with the notes that it got on its way."""
@@ -24,7 +36,10 @@ def described(error: BaseException) -> str:
 
 
 class DovetailError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. A message is never long, whatever it repeats."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(brief(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(DovetailError):
@@ -51,8 +66,8 @@ class RequestError(DovetailError):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = brief(message)
+        self.param = None if param is None else brief(param)
         self.code = code
         self.status = status
 

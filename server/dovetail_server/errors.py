@@ -16,7 +16,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.errors import DovetailError, EngineDeadError, RequestError, brief
 from dovetail.grammar.spec.refusals import LATER, OWNER_FULL
 from dovetail.messages import OUT_OF_MEMORY, POISON
 from dovetail.processing.refusals import input_too_long as input_too_long
@@ -45,7 +45,7 @@ class ServiceError(DovetailError):
         self, message: str, *, code: str, status: int = 503, retry_after_s: int | None = None, detail: str = ""
     ) -> None:
         super().__init__(f"{message}: {detail}" if detail else message)
-        self.message = message
+        self.message = brief(message)
         self.code = code
         self.status = status
         self.retry_after_s = retry_after_s

@@ -11,6 +11,7 @@ from exchanges import error_of
 from harness import Harness
 
 from dovetail.contracts.output import Event
+from dovetail.errors import MAX_CHARS
 from dovetail.messages import TokenDelta
 from dovetail.text.parsing.stream import OutputStream
 
@@ -119,6 +120,17 @@ def test_a_bad_field_is_named(harness: Harness, fields: dict[str, Any], param: s
     assert error["param"] == param, error
     if code is not None:
         assert error["code"] == code, error
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": {"type": "x" * 30_000}}, {"structured_outputs": {"x" * 30_000: "a"}}]
+)
+def test_a_long_value_makes_no_long_error(harness: Harness, fields: dict[str, Any]) -> None:
+    """A refusal that repeats what the client wrote leaves the middle out, in the field's name too."""
+    error = refuse(harness, **fields)
+    assert len(error["message"]) < 1.1 * MAX_CHARS
+    assert len(error["param"]) < 1.1 * MAX_CHARS
+    assert "characters …]" in error["message"]
 
 
 def test_missing_and_unknown_model(harness: Harness) -> None:
