@@ -17,7 +17,7 @@ A message says what was given, what is possible and what to do.
 from __future__ import annotations
 
 MAX_CHARS = 2000
-"""Of a message: a list of all architectures fits. Some values that messages repeat are files' and clients', of any length."""
+"""Of a message: the names of all architectures fit. Values of files and requests that it repeats have any length."""
 
 
 def brief(text: str) -> str:

@@ -8,12 +8,14 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from exchanges import error_of
 from harness import Harness
 
@@ -348,6 +350,39 @@ def test_a_key_is_told_its_own_use_when_there_is_no_room(make_harness: Callable[
     assert reply.status_code == 507
     assert "your files hold 1700 bytes" in error_of(reply)["message"]
     assert not any(number in reply.text for number in ("2100", "3000", "400 "))
+
+
+def test_what_comes_at_once_is_within_a_keys_limits_together(
+    make_harness: Callable[..., Harness], tmp_path: Path
+) -> None:
+    """Of eight files and eight batches that are sent side by side as many are taken as of eight one by one."""
+    file = write(tmp_path / "keys.yaml", entry("a", ALICE, limits={"file_bytes": 100_000, "batch_lines": 3}))
+    storage = tmp_path / "files"
+    harness = make_harness(keys_file=file, file_storage_path=storage, min_free_disk_bytes=0)
+    harness.engine.hold.clear()
+
+    def send(path: str, **form: Any) -> requests.Response:
+        return requests.post(harness.base + path, headers=as_key(ALICE), timeout=60, **form)
+
+    def upload(data: bytes) -> requests.Response:
+        return send("/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"})
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = [reply.status_code for reply in threads.map(upload, [b"x" * 60_000] * 8)]
+        assert sorted(statuses) == [200, *[507] * 7]
+        assert len(list((storage / "files").iterdir())) == 1
+        line = {"method": "POST", "url": CHAT, "body": BODY}
+        data = "".join(json.dumps({**line, "custom_id": str(i)}) + "\n" for i in range(2)).encode()
+        asked = {"input_file_id": upload(data).json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+        made = [reply.json()["id"] for reply in threads.map(lambda _: send("/v1/batches", json=asked), range(8))]
+
+    def states() -> list[str]:
+        found = harness.get("/v1/batches", headers=as_key(ALICE)).json()["data"]
+        return sorted(each["status"] for each in found if each["id"] in made)
+
+    harness.eventually(lambda: "validating" not in states())
+    assert states() == [*["failed"] * 7, "in_progress"]
+    harness.engine.hold.set()
 
 
 def test_lines_of_batches_and_stored_responses_are_bounded_by_key(

@@ -11,14 +11,16 @@ from typing import IO, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dovetail_server.auth import Keys
 from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.result import lost_line
 from dovetail_server.batches.store import BatchStore, Lease
-from dovetail_server.batches.validate import Found, Validator
+from dovetail_server.batches.validate import Found, Validator, too_many_for
 from dovetail_server.openai.batches import BatchError
+from dovetail_server.storage.database import LINES_LOCK
 from dovetail_server.storage.disk import (
     create,
     exists,
@@ -75,11 +77,14 @@ class BatchFinalizer:
         batch_id = str(row["id"])
         problem = await self._take_input(row)
         if problem is None:
-            left = await self._lines_left(str(row["owner"]))
+            async with self.store.database.read() as db:
+                left = await self._lines_left(db, str(row["owner"]))
             found = await asyncio.to_thread(self._read, batch_id, str(row["endpoint"]), left)
             if not found.errors:
-                await self._begin(lease, found)
-                return
+                left = await self._begin(lease, found, str(row["owner"]))
+                if left is None:
+                    return
+                found.errors.append(too_many_for(left))
             errors: Sequence[BatchError] = found.errors
         else:
             errors = [problem]
@@ -116,14 +121,13 @@ class BatchFinalizer:
         sync_folder(folder)
         sync_folder(folder.parent)
 
-    async def _lines_left(self, owner: str) -> int | None:
+    async def _lines_left(self, db: AsyncConnection, owner: str) -> int | None:
         """Return how many lines an owner may have beside those of its batches that run; None for any number."""
         most = self.keys.tenant(owner).grant.limits.batch_lines
         if most is None:
             return None
         is_open = batches.c.owner == owner, batches.c.status.in_(("in_progress", "finalizing", "cancelling"))
-        async with self.store.database.read() as db:
-            used = (await db.execute(sa.select(sa.func.sum(batches.c.num_total)).where(*is_open))).scalar_one()
+        used = (await db.execute(sa.select(sa.func.sum(batches.c.num_total)).where(*is_open))).scalar_one()
         return max(0, most - int(used or 0))
 
     def _read(self, batch_id: str, endpoint: str, left: int | None) -> Found:
@@ -132,12 +136,18 @@ class BatchFinalizer:
         )
         return validator.read(self.layout.batch(batch_id) / "input.jsonl")
 
-    async def _begin(self, lease: Lease, found: Found) -> None:
+    async def _begin(self, lease: Lease, found: Found, owner: str) -> int | None:
+        """Begin; where other batches that began meanwhile leave the owner too few lines, return how many instead."""
         now = self.store.database.stamp()
         values = {"in_progress_at": now, "num_total": len(found.lines), "model": found.model}
         async with self.store.database.write() as db:
+            await self.store.database.alone(db, LINES_LOCK)
+            left = await self._lines_left(db, owner)
+            if left is not None and len(found.lines) > left:
+                return left
             await self.store.move(db, lease, "validating", "in_progress", values)
             await self.lines.insert(db, lease.batch_id, found.lines)
+        return None
 
     async def finish(self, row: RowMapping, lease: Lease) -> str:
         """Publish a batch's results and end it.

@@ -68,8 +68,7 @@ class Validator:
                     self.found.errors = [too_many(what)]
                     break
                 if self.left is not None and len(self.found.lines) >= self.left:
-                    what = f"more than the {self.left} requests that your key may add to its batches now"
-                    self.found.errors = [too_many(f"{what}; split it, or wait for others to end")]
+                    self.found.errors = [too_many_for(self.left)]
                     break
                 custom_id = self._check(line_no, raw)
                 self.found.lines.append((line_no, custom_id, offset, len(raw)))
@@ -139,3 +138,9 @@ class Validator:
 def too_many(what: str) -> BatchError:
     """Return the error for a batch with too many lines."""
     return BatchError(code="too_many_tasks", message=f"the input file holds {what}", param="input_file_id")
+
+
+def too_many_for(left: int) -> BatchError:
+    """Return the error for a batch with more lines than its owner may have beside those of its other batches."""
+    what = f"more than the {left} requests that your key may add to its batches now"
+    return too_many(f"{what}; split it, or wait for others to end")

@@ -37,7 +37,7 @@ UNIX_DAY = 2440587.5
 """1970-01-01, as Julian days count."""
 PG_OPTIONS = "-c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
 """Nobody waits without end for a server that stands still in the middle of a transaction."""
-MIGRATION_LOCK = 0x646F7665
+MIGRATION_LOCK, FILES_LOCK, LINES_LOCK = range(0x646F7665, 0x646F7668)
 
 
 def unavailable(error: Exception) -> ServiceError:
@@ -108,6 +108,14 @@ class Database:
                 connection = await plain.execution_options(dovetail_write=True)
                 async with connection.begin():
                     yield connection
+
+    async def alone(self, db: AsyncConnection, lock: int) -> None:
+        """Let no other transaction that asks for `lock` go on before this one, of `write`, has ended.
+
+        So what is added up in it is still true when it is committed. SQLite has one writer in any case.
+        """
+        if not self.is_sqlite:
+            await db.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))
 
     @contextmanager
     def _block(self) -> Iterator[None]:

@@ -10,12 +10,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dovetail.errors import RequestError
 from dovetail_server.auth import Keys
 from dovetail_server.errors import ServiceError
 from dovetail_server.settings import ServeSettings
-from dovetail_server.storage.database import Database
+from dovetail_server.storage.database import FILES_LOCK, Database
 from dovetail_server.storage.disk import age_of, disk_full, free_bytes, names_in, publish, remove, write_failed
 from dovetail_server.storage.paths import StoragePaths, new_id
 from dovetail_server.storage.tables import files
@@ -56,12 +57,16 @@ class FileStore:
         free = await asyncio.to_thread(free_bytes, self.layout.folder)
         if free - (0 if is_written else num_bytes) < floor:
             raise disk_full(free, floor)
+        async with self.database.read() as db:
+            await self._check_quotas(db, owner, num_bytes)
+
+    async def _check_quotas(self, db: AsyncConnection, owner: str, num_bytes: int) -> None:
+        """As `check_room`, but for the disk."""
         quota, most = self.settings.max_storage_bytes, self.keys.tenant(owner).grant.limits.file_bytes
         if quota is None and most is None:
             return
         of_owner = sa.func.sum(sa.case((files.c.owner == owner, files.c.bytes), else_=0))
-        async with self.database.read() as db:
-            row = (await db.execute(sa.select(sa.func.sum(files.c.bytes), of_owner))).one()
+        row = (await db.execute(sa.select(sa.func.sum(files.c.bytes), of_owner))).one()
         used, own = (int(each or 0) for each in row)
         if most is not None and own + num_bytes > most:
             text = f"your files hold {own} of the {most} bytes that your key may keep; delete some"
@@ -77,7 +82,7 @@ class FileStore:
         """Take over a finished temporary file.
 
         Raises:
-            ServiceError: 507 or 503; the temporary file is still there.
+            ServiceError: 507 or 503; nothing was added.
         """
         await self.check_room(owner, size, is_written=True)
         file_id = new_id("file-")
@@ -96,6 +101,12 @@ class FileStore:
             raise write_failed(error, self.settings.min_free_disk_bytes) from error
         # Where this fails the file stays: the row may be there all the same. If it is not, a sweep removes the file.
         async with self.database.write() as db:
+            await self.database.alone(db, FILES_LOCK)
+            try:
+                await self._check_quotas(db, owner, size)  # others may have come meanwhile
+            except ServiceError:
+                await asyncio.to_thread(remove, self.layout.file(file_id))
+                raise
             await db.execute(sa.insert(files).values(row))
         return await self.get(file_id, owner)
 
