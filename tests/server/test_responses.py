@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,15 @@ import requests
 from exchanges import error_of, send_raw
 from harness import Harness
 from replies import fold_response, response_events, strict_response, text_of
+
+from dovetail.supervisor import Supervisor
+from dovetail_server.responses.background import (
+    LOG_BYTES,
+    LOG_S,
+    MAX_LOG_BYTES,
+    BackgroundResponses,
+    LiveResponse,
+)
 
 TOOL = {
     "type": "function",
@@ -309,6 +320,30 @@ def test_a_background_response_that_fails_says_why(harness: Harness) -> None:
     path = f"/v1/responses/{found['id']}"
     harness.eventually(lambda: harness.get(path).json()["status"] == "failed")
     assert harness.get(path).json()["error"]["code"] == "server_error"
+
+
+def test_one_owners_background_responses_do_not_drop_the_events_of_anothers() -> None:
+    """Of many that have ended the oldest of whoever has most go, by bytes; and in time all do."""
+    background = BackgroundResponses(Supervisor())
+
+    def ended(owner: str, name: str, num_bytes: int = 0) -> None:
+        live = background._live[name] = LiveResponse(owner, None, SimpleNamespace(), num_bytes=num_bytes)  # type: ignore[arg-type]
+        live.is_ended, live.ended_at = True, time.monotonic()
+
+    ended("b", "first")
+    for i in range(1000):
+        ended("a", f"small-{i}")
+    background.forget()
+    assert {"first", "small-999"} < background.ids()
+    assert len(background.ids()) == MAX_LOG_BYTES // LOG_BYTES
+    for i in range(9):
+        ended("a", f"large-{i}", MAX_LOG_BYTES // 3)
+    background.forget()
+    assert background.ids() == {"first", "large-7", "large-8"}
+    for live in background._live.values():
+        live.ended_at -= LOG_S
+    background.forget()
+    assert not background.ids()
 
 
 def test_an_aborted_background_response_failed(harness: Harness) -> None:

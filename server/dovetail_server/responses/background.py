@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,8 +17,11 @@ from dovetail_server.openai import response_objects as ro
 from dovetail_server.responses.job import ResponsesJob, failing, guarded, kept, opening, written
 
 LOG_S = 300.0
-MAX_LOGS = 256
-"""Events of finished responses are kept for so long, for so many responses."""
+"""Events of finished responses are kept for so long."""
+MAX_LOG_BYTES = 128 << 20
+"""Of all of them; beyond it the owner with most loses its oldest."""
+LOG_BYTES = 512 << 10
+"""A response's events count as so many at least."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class LiveResponse:
     """None once it has ended: only the events are still wanted."""
     response: ro.ResponseObject
     log: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+    """Of its events."""
     is_ended: bool = False
     is_cancelled: bool = False
     ended_at: float = 0.0
@@ -39,6 +45,7 @@ class LiveResponse:
         """Add events and wake whoever follows."""
         for event in batch:
             self.log.append(written(event, len(self.log)))
+            self.num_bytes += len(self.log[-1])
             if isinstance(event, ro.LifeEvent):
                 self.response = event.response
         self.wake()
@@ -84,7 +91,6 @@ class BackgroundResponses:
         if job.keeper is None:
             raise RuntimeError("a background response needs a store")
         await job.keeper.finish(job.head, job.items)
-        self._forget()
         live = LiveResponse(owner, job, job.head)
         self._live[job.head.id] = live
         live.task = self._tasks.start("background response", self._run(live, job))
@@ -101,6 +107,8 @@ class BackgroundResponses:
             live.tell([*opening(job), await failing(job, error)])
         finally:
             live.end()
+            self.forget()
+            asyncio.get_running_loop().call_later(LOG_S, self.forget)
 
     @staticmethod
     async def _cut_off(live: LiveResponse, job: ResponsesJob) -> ro.StreamEvent:
@@ -142,13 +150,23 @@ class BackgroundResponses:
             await self.cancel(live)
             self._live.pop(response_id, None)
 
-    def _forget(self) -> None:
-        """Forget the events of responses that ended a while ago."""
-        ended = [key for key, live in self._live.items() if live.is_ended]
+    def forget(self) -> None:
+        """Forget the events of responses that ended a while ago; of what is too much, the oldest of who has most."""
+        ended: dict[str, deque[tuple[str, int]]] = defaultdict(deque)
+        sizes: Counter[str] = Counter()
         oldest = time.monotonic() - LOG_S
-        for at, key in enumerate(ended):
-            if self._live[key].ended_at < oldest or at < len(ended) - MAX_LOGS:
+        for key, live in sorted(self._live.items(), key=lambda item: item[1].ended_at):
+            if live.is_ended and live.ended_at <= oldest:
                 del self._live[key]
+            elif live.is_ended:
+                size = max(live.num_bytes, LOG_BYTES)
+                ended[live.owner].append((key, size))
+                sizes[live.owner] += size
+        while sizes.total() > MAX_LOG_BYTES:
+            owner = max(sizes, key=sizes.__getitem__)
+            key, size = ended[owner].popleft()
+            sizes[owner] -= size
+            del self._live[key]
 
     async def drop_all(self) -> None:
         """End and forget everything: others have ended these responses meanwhile, and what they wrote down counts."""
