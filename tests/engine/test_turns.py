@@ -202,6 +202,20 @@ def test_a_long_prompt_of_one_owner_does_not_take_another_ones_step() -> None:
     assert other.num_output
 
 
+@pytest.mark.parametrize("num_owners", [1, 100])
+def test_who_waits_for_a_prefix_keeps_nobody_else_waiting(num_owners: int) -> None:
+    """Behind a hundred requests that share what one computes, of one owner or as many, another's begins at once."""
+    load = Load(make_policy(), num_rows=128, max_prefill_tokens=64)
+    for i in range(100):
+        load.add(f"key-{i % num_owners}", [7] * 900 + [i], 1)
+    load.run(2)
+    other = load.add("other", [99] * 20, 1)
+    load.run(2)
+    assert other.num_output
+    load.run(40)
+    assert not load.scheduler.has_work
+
+
 def test_a_prompt_that_gives_way_in_the_middle_is_computed_once() -> None:
     """Where the youngest request of the other owner is still computing its prompt, it goes back whole."""
     load = Load(make_policy(), num_rows=2, max_prefill_tokens=150)

@@ -24,9 +24,11 @@ ALONE = -1
 MAX_LOOKED_AT = 1024
 """Most waiting requests that a step looks at."""
 MAX_MATCHED = 64
-"""Most that it matches with the cache in vain, as they are to wait for another's pages."""
+"""Most that it matches with the cache in vain, as they are to wait for another's pages, of those that begin alike."""
 MAX_PASSED = 8
 """Most owners that miss their turn in a step, as there is no row for them, before it is over."""
+MAX_WAITING = 256
+"""And most that do as their requests wait for another's pages."""
 
 
 class Answer(Enum):
@@ -88,7 +90,8 @@ class Admission:
         self._budget = scheduler.limits.max_prefill_tokens
         self._expected: int | None = None
         self._coming: set[PageKey] = set()
-        self._num_vain = 0
+        self._num_vain, self._vain = 0, set[PageKey]()
+        """Requests matched in vain, and how they begin."""
         self._owners = scheduler.owners(background=False)
         """Of the requests that come in at the moment: see `fill`."""
         self._background, self._is_shared = False, False
@@ -130,7 +133,7 @@ class Admission:
     def _begin(self, *, background: bool) -> None:
         """Look at what those who run are computing, before others are admitted beside them."""
         self._expected = None
-        self._num_vain = 0
+        self._num_vain, self._vain = 0, set()
         self._coming = self._being_computed(background=background)
 
     def _take_turns(self, most: int | None, *, background: bool) -> None:
@@ -169,7 +172,8 @@ class Admission:
                     may_admit = most != 0
                 else:
                     passed.append(owner)
-                    may_admit = len(passed) < MAX_PASSED and (answer is Answer.LATER or not self._has_free_row)
+                    num = MAX_WAITING if answer is Answer.LATER else MAX_PASSED
+                    may_admit = len(passed) < num and (answer is Answer.LATER or not self._has_free_row)
         for owner in passed:
             owners.put_back(owner)
 
@@ -181,7 +185,7 @@ class Admission:
             orders[owner] = iter(self._scheduler.candidates_of(owner, MAX_LOOKED_AT))
         for request in orders[owner]:
             answer = self._try(request)
-            if answer is not Answer.LATER or self._num_vain >= MAX_MATCHED:
+            if answer is not Answer.LATER:
                 return answer
         return Answer.LATER
 
@@ -210,7 +214,7 @@ class Admission:
     def _admit(self, waiting: Sequence[Request], most: int | None) -> None:
         """Move waiting requests to `running`, in the order given."""
         for request in waiting:
-            if self._budget <= 0 or most == 0 or self._num_vain >= MAX_MATCHED:
+            if self._budget <= 0 or most == 0:
                 break
             answer = self._try(request)
             if answer is Answer.NO_ROOM:
@@ -222,6 +226,9 @@ class Admission:
         """Move a waiting request to `running` if it may begin now."""
         if request.in_flight:
             return Answer.LATER  # retracted with a token on its way, which belongs to what is to be computed again
+        first = request.cache_salt, tuple(request.ids[: self._pages.page_size])
+        if self._num_vain >= MAX_MATCHED and first in self._vain:
+            return Answer.LATER
         if not self._may_fit(request):
             return Answer.NO_ROOM
         self._pages.match(request)
@@ -229,6 +236,7 @@ class Admission:
         if key is not None and key in self._coming and request.first_needed:
             self._pages.unmatch(request)  # another request is computing this very page: wait for it and share
             self._num_vain += 1
+            self._vain.add(first)
             return Answer.LATER
         whole = self._limits.cut_prompts or not self._plan.chunks or self._uncached(request) <= self._budget
         if not whole or not self._make_space(request):
