@@ -208,7 +208,7 @@ class Admission:
             chunk = Chunk(request, request.computed_len, num, samples=is_last and not pools, pools=is_last and pools)
             self._plan.chunks.append(chunk)
             if self._is_shared:
-                self._owners.charge(request, request.computed_len + num)
+                self._owners.charge(request, num + is_last)
         return num
 
     def _admit(self, waiting: Sequence[Request], most: int | None) -> None:

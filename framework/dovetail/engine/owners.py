@@ -122,12 +122,16 @@ class Owners:
         found: dict[Owner, list[Request]] = {}
         for request in self._running:
             if request.is_background == self._background:
-                self.charge(request, request.computed_len)
+                self.charge(request)
                 found.setdefault(self.of(request), []).append(request)
         return found
 
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Charge for a request's first `num_tokens` tokens, once: not for what is computed again, or was cached."""
+    def charge(self, request: Request, num_coming: int = 0) -> None:
+        """Charge for a request's tokens so far and `num_coming` more, once: not for those computed again, or cached.
+
+        One that has been sampled counts before it is computed, as the last one never is.
+        """
+        num_tokens = request.computed_len + request.on_device + num_coming
         if num_tokens > request.num_charged:
             owner = self.of(request)
             owner.served += (num_tokens - request.num_charged) / owner.weight

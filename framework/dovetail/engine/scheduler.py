@@ -197,7 +197,7 @@ class Scheduler:
     def _give_up_row(self, request: Request) -> None:
         owners = self.owners(background=request.is_background)
         if owners.is_shared:
-            owners.charge(request, request.computed_len)
+            owners.charge(request)
         self.running.remove(request)
         self.pages.release(request)
 
