@@ -209,6 +209,15 @@ def test_merges_of_a_large_vocabulary_take_seconds() -> None:
     assert len(merges) > 1000
 
 
+def test_pieces_that_all_join_are_refused_before_they_take_time_and_memory() -> None:
+    """Two megabytes of `a` in pieces of all lengths would take 20 s and 3.6 GB; a vocabulary's pieces are short."""
+    pieces = {"a" * size: size for size in range(1, 2000)}
+    with pytest.raises(ValueError, match="1,999 pieces, of up to 1,999 characters, join in too many ways"):
+        merges_of(pieces, [0.0] * 2000)
+    pieces = {"a" * size: size for size in range(1, 100)}
+    assert len(merges_of(pieces, [0.0] * 100)) == 99 * 98 // 2
+
+
 def test_a_piece_of_a_million_characters_is_cut_where_pieces_end() -> None:
     """To cut it everywhere takes the square of its length, minutes; an empty piece makes nothing of anything."""
     huge = "a" * 1_000_000

@@ -84,7 +84,10 @@ def _sentencepiece(gguf: Gguf, vocab: Mapping[str, int], types: Sequence[int]) -
         if scores is None or len(scores) != len(tokens):
             raise wrong_tokenizer(gguf, f"has {len(scores or ()):,} scores for {len(tokens):,} tokens")
         is_gemma = str(gguf.metadata.get("general.architecture")).startswith("gemma")
-        merges = merges_of(pieces, [-index for index in range(len(tokens))] if is_gemma else scores)
+        try:
+            merges = merges_of(pieces, [-index for index in range(len(tokens))] if is_gemma else scores)
+        except ValueError as error:
+            raise wrong_tokenizer(gguf, f"cannot be used: {error}") from None
     has_prefix = bool(gguf.metadata.get(START + "add_space_prefix", True))
     return pieces_backend(vocab, merges, tokens[unknown], has_prefix=has_prefix)
 
