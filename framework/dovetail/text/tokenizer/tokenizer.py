@@ -297,13 +297,15 @@ class Tokenizer:
 
     def _add_configured_tokens(self, configured: Mapping[str, Mapping[str, Any]]) -> None:
         """Add tokens that only tokenizer_config.json lists, where they get the id that it says."""
+        new: dict[str, tokenizers.AddedToken] = {}
+        size = self._backend.get_vocab_size()
         for key, entry in sorted(configured.items(), key=lambda item: int(item[0])):
-            known = self._backend.token_to_id(entry["content"]) is not None
-            if known or int(key) != self._backend.get_vocab_size():
+            text = entry["content"]
+            if not text or text in new or self._backend.token_to_id(text) is not None or int(key) != size + len(new):
                 continue
             options = {name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-            token = tokenizers.AddedToken(entry["content"], special=bool(entry.get("special")), **options)
-            self._backend.add_tokens([token])
+            new[text] = tokenizers.AddedToken(text, special=bool(entry.get("special")), **options)
+        self._backend.add_tokens(list(new.values()))  # together: each call looks at all that were added before
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
