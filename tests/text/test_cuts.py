@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,17 @@ def test_pieces_that_are_known_are_not_tokenized_again() -> None:
     found = tokenizer.encode(whole[:20_000], add_special_tokens=False, keeps=True)
     assert library.given == ["a", "a"]  # what tells what stands around a text
     assert len({id(token_id) for token_id in found}) == len(set(found))
+
+
+def test_thousands_of_special_tokens_are_looked_at_once() -> None:
+    """Each against all others, 4,000 held a start up for half a minute."""
+    backend = tokenizers.Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken(f"<new{i}>", normalized=False) for i in range(4000)])
+    began = time.process_time()
+    found = cuts_of(backend)
+    assert time.process_time() - began < 1
+    assert found is not None
+    assert "<new3999>" in found.pattern
 
 
 def test_a_text_that_is_too_long_keeps_nothing() -> None:

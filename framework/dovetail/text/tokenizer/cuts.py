@@ -94,18 +94,13 @@ def cuts_of(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     added = list(backend.get_added_tokens_decoder().values())
     if any(_CUT.search(token.content) or (token.rstrip and token.content[-1:].isalpha()) for token in added):
         return None
-    marks = [token.content for token in added if token.special and not token.normalized and _is_mark(token, added)]
+    # The text is split before a token wherever it stands, where nothing that begins earlier can reach over it.
+    reached = {char for token in added for char in token.content[1:]}
+    reached |= {token.content[:1] for token in added if token.lstrip or token.single_word}
+    whole = [token.content for token in added if token.special and not token.normalized and token.content]
+    marks = [text for text in whole if text[0] not in reached]
     ahead = "|".join(map(re.escape, sorted(marks)))
     return re.compile(f"{_CUT.pattern}|(?={ahead})") if ahead else _CUT
-
-
-def _is_mark(token: tokenizers.AddedToken, added: Sequence[tokenizers.AddedToken]) -> bool:
-    """Whether the text is split before a token wherever it stands: nothing that begins earlier can reach over it."""
-    first = token.content[:1]
-    begins = [other for other in added if other.content[:1] == first]
-    return not any(first in other.content[1:] for other in added) and not any(
-        other.lstrip or other.single_word for other in begins
-    )
 
 
 def _splits_words(backend: tokenizers.Tokenizer) -> bool:
