@@ -24,6 +24,9 @@ NAMED = [
     ("minicpm5", 'So:\n\n    <function name="now"></function>'),
     ("deepseek-v32", 'Behind `<｜DSML｜invoke name="now">` stands\n```\n</｜DSML｜invoke>\n```'),
     ("kimi-k2", "So <|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|> it is."),
+    # What is said of a section's marker is no tool's name.
+    ("glm45", "Maybe <tool_call> fits."),
+    ("iquest-q1", "Maybe <iquest_tool_call> fits."),
     # Sections, in code and quoted.
     ("hermes", "Write `<tool_call>` first.\n\n```xml\n<tool_call>\n{\"name\": \"now\"}\n</tool_call>\n```\nSo."),
     ("hermes", 'It writes "<tool_call>{"name": "now"}</tool_call>".'),

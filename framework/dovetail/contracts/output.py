@@ -81,6 +81,9 @@ class ToolBody(ABC):
     left: tuple[str, str] | None = None
     """Of a section in doubt that is over: its text behind the last call, and what of the text fed was not read."""
 
+    is_unended = False
+    """Whether the section is closed without its end marker: the next one begins, or the output is over."""
+
     def doubt(self) -> None:
         """A text of `ToolFormat.also` opened the section, which may be one that the model only names.
 

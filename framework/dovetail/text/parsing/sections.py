@@ -145,6 +145,7 @@ class SectionParser(IncrementalParser):
     def _close_section(self, marker: str, *, cut: bool = False) -> None:
         self._closer = []
         if self._body is not None:
+            self._body.is_unended = not marker
             self._tool_events(self._body.cut() if cut else self._body.close())
             if self._in_doubt is not None and self._body.left is not None:
                 self._end_doubt(self._body.left)

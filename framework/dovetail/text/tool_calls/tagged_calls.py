@@ -131,7 +131,9 @@ class TaggedCalls(MarkedCalls):
         elif held:
             self._text(held)
         if self._at == "name" and complete and not self._tags.call[0]:
-            self._start(self._tags.read_name("".join(self._head)))
+            name = self._tags.read_name("".join(self._head))
+            if not self.is_unended or name in schemas_by_tool(self._tools):  # else a word behind a marker in prose
+                self._start(name)
         if self._is_held and (self._at == "value" or not complete or not (self._num_keys or not self._tags.call_end)):
             self._break()  # in doubt, and not ended
         elif self._call is None:
