@@ -14,6 +14,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
+from dovetail.testing.folder import unread_model
 from dovetail_server import errors, preflight
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
@@ -114,7 +115,7 @@ def llm() -> Iterator[LLM]:
 def server(llm: LLM) -> Iterator[Any]:
     """What the server's preparation needs of its state."""
     made = preflight.with_model(ServeSettings(log_level="error", device="cpu", max_total_tokens=16384, port=0))
-    made, _, plan = plan_plugins(made, "Qwen3ForCausalLM")
+    made, _, plan = plan_plugins(made, unread_model())
     text = Processor.load(made, plan).with_engine_limits(llm.info, made)
     yield SimpleNamespace(text=text, check_choices=lambda num: None, settings=made)
     text.grammar.close()

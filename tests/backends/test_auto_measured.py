@@ -17,11 +17,11 @@ from dovetail.cache.pool import PagedKVPool
 from dovetail.errors import PluginError
 from dovetail.plugins import PlannedPlugin
 from dovetail.plugins.plan import PluginPlan
-from dovetail.runtime import runner
 from dovetail.runtime.attention.backends import Chosen, choose_backends
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import HybridBackend
 from dovetail.runtime.attention.measure import STEPS, Figures, Measuring, Step, World
+from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
 from dovetail.testing.conformance.attention_world import Case
 from dovetail.testing.engine import make_core
@@ -281,9 +281,9 @@ def test_all_ranks_take_what_the_first_has_chosen(monkeypatch: pytest.MonkeyPatc
 
 def test_the_engine_tells_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Label and figures are facts of the engine, which `/server_info` shows, and the table of the start says so."""
-    real = runner.choose_backends
+    real = check.choose_backends
     chosen = lambda *args: replace(real(*args), measured="one 10, two 5")  # noqa: E731
-    monkeypatch.setattr(runner, "choose_backends", chosen)
+    monkeypatch.setattr(check, "choose_backends", chosen)
     info = make_core(make_model(tmp_path, "LlamaForCausalLM")).info
     assert (info.attention_backend, info.attention_measured) == ("torch_native", "one 10, two 5")
     assert "attention torch_native (measured)" in engine_notes(info)

@@ -25,6 +25,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import hookspecs
 from dovetail.processing.plan import plan_plugins
+from dovetail.testing.folder import unread_model
 from dovetail.testing.site import FakeSite
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.observers import Observers
@@ -60,7 +61,7 @@ async def measure(site: FakeSite, requests: int, tokens: int) -> tuple[int, int,
     """Return the hook calls at start, those while generating, and the tokens."""
     sys.path.insert(0, str(site.root))
     settings = ServeSettings(model_path=str(MODEL_DIR), plugin=["acme"], device="cpu", num_threads=1)
-    settings, _, plan = plan_plugins(settings, "Qwen3ForCausalLM")
+    settings, _, plan = plan_plugins(settings, unread_model())
     hooks = ApiHooks.start(plan)
     client = InProcessClient(engine_settings(settings), plan)
     await client.start()

@@ -12,6 +12,7 @@ from dovetail.client.inprocess import InProcessClient
 from dovetail.plugins import PluginPlan
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
+from dovetail.testing.folder import unread_model
 from dovetail_server import preflight, run
 from dovetail_server.settings import ServeSettings
 
@@ -29,7 +30,7 @@ class Served:
         made = preflight.with_model(
             ServeSettings(log_level="error", device="cpu", max_total_tokens=16384, port=0, **settings)
         )
-        made, _, plan = plan_plugins(made, "Qwen3ForCausalLM")
+        made, _, plan = plan_plugins(made, unread_model())
         self.listener = preflight.bind("127.0.0.1", 0)
         self.base = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.engine = self.make_engine(made, plan)

@@ -33,7 +33,7 @@ def test_another_head_is_used_and_told(untied: Path, caplog: pytest.LogCaptureFi
     """It was dropped without a word, and every token came from the embedding."""
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     want = tokens(generate(untied, [[3, 5, 7]], params)[0])
-    assert not caplog.records
+    assert "lm_head" not in caplog.text
     tie(untied)
     assert tokens(generate(untied, [[3, 5, 7]], params)[0]) == want
     assert "the files have another lm_head: it is used" in caplog.text

@@ -15,6 +15,7 @@ from dovetail.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, load
 from dovetail.plugins.files import _others, _warn_of_others, add_file, given_files
 from dovetail.processing.plan import plan_plugins
+from dovetail.testing.folder import unread_model
 from dovetail_server.cli.options import load_settings, parse_flags
 
 PARSER = """
@@ -45,7 +46,7 @@ HOOK = "\n@hookimpl\ndef dovetail_health(ctx):\n    return HealthCheck(name=ctx.
 def plan(*argv: str) -> tuple[Registry, PluginPlan]:
     flags = parse_flags([str(MODEL_DIR), *argv])
     assert isinstance(flags, dict)
-    return plan_plugins(load_settings(flags), "Qwen3ForCausalLM")[1:]
+    return plan_plugins(load_settings(flags), unread_model())[1:]
 
 
 def test_its_classes_and_hooks_are_registered_and_load(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dovetail.distribution import DISTRIBUTION
 from dovetail.errors import PluginError
 from dovetail.plugins.registry import Registry
 from dovetail.processing.plan import plan_plugins
+from dovetail.testing.folder import unread_model
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
 from dovetail_server.cli.options import load_settings, parse_flags
@@ -122,7 +123,7 @@ def test_plugin_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[s
         given += [word for value in FORMS[form](*places) for word in (f"--{flag}", str(value))]
     flags = parse_flags([str(MODEL_DIR), *given])
     assert isinstance(flags, dict)
-    registry = plan_plugins(load_settings(flags), "Qwen3ForCausalLM")[1]
+    registry = plan_plugins(load_settings(flags), unread_model())[1]
     served = {record.name for record in registry.records if record.file}
     assert plugin.main(["list", *given]) == 0
     lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]

@@ -14,6 +14,7 @@ from dovetail.errors import PluginError
 from dovetail.plugins import Registry
 from dovetail.plugins.lock import changed_files, check_files, make_lock, read_lock
 from dovetail.processing.plan import plan_plugins
+from dovetail.testing.folder import unread_model
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin, serve
 from dovetail_server.cli.options import load_settings, parse_flags
@@ -132,7 +133,7 @@ def test_a_locked_server_takes_nothing_else(site: FakeSite, tmp_path: Path, caps
     assert plugin.main(["lock", "--output", str(tmp_path / "locked")]) == 0
     given = parse_flags(flags)
     assert isinstance(given, dict)
-    assert plan_plugins(load_settings(given), "Qwen3ForCausalLM")[2].of_kind("reasoning_parser")[0].name == "acme-r2"
+    assert plan_plugins(load_settings(given), unread_model())[2].of_kind("reasoning_parser")[0].name == "acme-r2"
     (site.root / "acme.py").write_text(source + "\n")
     assert serve.main(flags) == 2
     assert "--plugins-locked: acme: acme.py differs from what was installed; reinstall acme" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from dovetail.errors import ConfigError, PluginError
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.options import describe_options, make_options
 from dovetail.processing.plan import plan_plugins
+from dovetail.testing.folder import unread_model
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import load_settings, parse_flags
@@ -65,7 +66,7 @@ def acme(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(*argv: str) -> PluginPlan:
     flags = parse_flags([str(MODEL_DIR), *argv])
     assert isinstance(flags, dict)
-    return plan_plugins(load_settings(flags), "Qwen3ForCausalLM")[2]
+    return plan_plugins(load_settings(flags), unread_model())[2]
 
 
 def options(*argv: str) -> Any:

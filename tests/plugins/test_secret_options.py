@@ -11,6 +11,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.options import OptionError, describe_options, make_options
 from dovetail.processing.plan import plan_plugins
+from dovetail.testing.folder import unread_model
 from dovetail.testing.site import FakeSite
 from dovetail_server.auth import Keys
 from dovetail_server.cli import serve
@@ -61,7 +62,7 @@ def planned(*more: str) -> tuple[ServeSettings, PluginPlan]:
     flags = parse_flags([str(MODEL_DIR), *FLAGS, *more])
     assert isinstance(flags, dict)
     settings = load_settings(flags)
-    return settings, plan_plugins(settings, "Qwen3ForCausalLM")[2]
+    return settings, plan_plugins(settings, unread_model())[2]
 
 
 def test_a_secret_reaches_the_plugin() -> None:

@@ -56,7 +56,7 @@ def test_the_floor_of_experts_is_what_tokens_choose(tmp_path: Path) -> None:
     attention = 64 * 4 * 24 + 64 * 40 + 32 * 4 * 32 + 4 * 16 * 64 + 2 * 64
     rest = 3 * attention + 3 * 64 * 96 + 2 * 8 * 64 + 64 + 100 * 64
     assert facts.weight_bytes == pytest.approx(2 * rest, rel=0.01)
-    (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": {}}))
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": {"quant_method": "fp8"}}))
     assert "quantization_config" in str(facts_of(tmp_path))
 
 

@@ -179,10 +179,10 @@ def test_a_large_body_is_read_elsewhere(shared: Api, requests: list[Any], monkey
     monkeypatch.setattr(bodies, "run", noted)
     raw, kind = json.dumps({"requests": requests}), {"content-type": "application/json"}
     there = shared.harness.post(PATH, data=raw, headers=kind)
-    assert seen == ["message_batch"]
+    assert seen.count("message_batch") == 1  # its lines are read beside it
     monkeypatch.setattr(bodies, "takes", lambda num_bytes: False)
     here = shared.harness.post(PATH, data=raw, headers=kind)
-    assert seen == ["message_batch"]
+    assert seen.count("message_batch") == 1
     assert there.status_code == here.status_code
     names = ("error", "processing_status", "request_counts")
     assert [there.json().get(name) for name in names] == [here.json().get(name) for name in names]

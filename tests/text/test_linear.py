@@ -59,9 +59,9 @@ def test_parsing_is_linear(opening: str, unit: str) -> None:
 
 
 def test_a_hundred_thousand_characters_of_an_unfinished_marker_cost_what_they_must() -> None:
-    """A long run that always may begin a marker stays at a few operations a character."""
+    """A long run that always may begin a marker, or a tag of HTML, stays at some operations a character."""
     text = "<" * 100_000
-    assert operations(lambda: parse(text, 4)) < 40 * len(text)
+    assert operations(lambda: parse(text, 4)) < 60 * len(text)
 
 
 def test_stop_strings_are_linear_in_the_text() -> None:
