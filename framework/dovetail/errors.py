@@ -66,7 +66,7 @@ class RequestError(DovetailError):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
-        self.message = brief(message)
+        self.message = str(self)
         self.param = None if param is None else brief(param)
         self.code = code
         self.status = status

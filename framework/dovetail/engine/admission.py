@@ -111,42 +111,42 @@ class Admission:
         self._owners, self._background = self._scheduler.owners(background=background), background
         self._is_shared = self._owners.is_shared and not self._scheduler.suspects
         if self._is_shared:
-            self._take_turns(most, background=background)
+            self._take_turns(most)
             return
         self._held, self._prompts = {}, []
-        for request in self._prefilling(background=background):
+        for request in self._prefilling():
             if self._budget <= 0:
                 return
             self._budget -= self._add_chunk(request)
         if (most is None or most > 0) and self._budget > 0 and self._has_row():
             found = self._scheduler.candidates(MAX_LOOKED_AT, background=background)
             if found:
-                self._begin(background=background)
+                self._begin()
                 self._admit(found, most)
 
-    def _prefilling(self, *, background: bool) -> Iterator[Request]:
+    def _prefilling(self) -> Iterator[Request]:
         """Running requests whose prompts go on in this step."""
         for request in self._scheduler.running:
-            if not request.on_device and request.is_background == background and id(request) not in self._paused:
+            if not request.on_device and request.is_background == self._background and id(request) not in self._paused:
                 yield request
 
-    def _begin(self, *, background: bool) -> None:
+    def _begin(self) -> None:
         """Look at what those who run are computing, before others are admitted beside them."""
         self._expected = None
         self._num_vain, self._vain = 0, set()
-        self._coming = self._being_computed(background=background)
+        self._coming = self._being_computed()
 
-    def _take_turns(self, most: int | None, *, background: bool) -> None:
+    def _take_turns(self, most: int | None) -> None:
         """Add chunks and admit, owner by owner: next is always whoever was served least for its weight.
 
         An owner that gets no row misses its turn; while one waits for pages, nobody is admitted.
         """
         scheduler, owners = self._scheduler, self._owners
-        unfinished = list(self._prefilling(background=background))
+        unfinished = list(self._prefilling())
         if not unfinished and not scheduler.waiting:
             return
         self._held = owners.settle()
-        self._begin(background=background)
+        self._begin()
         self._prompts = prompts = [(owners.of(r).served, r.arrival, r) for r in unfinished]
         heapify(prompts)
         orders: dict[Owner, Iterator[Request]] = {}
@@ -226,8 +226,7 @@ class Admission:
         """Move a waiting request to `running` if it may begin now."""
         if request.in_flight:
             return Answer.LATER  # retracted with a token on its way, which belongs to what is to be computed again
-        first = request.cache_salt, tuple(request.ids[: self._pages.page_size])
-        if self._num_vain >= MAX_MATCHED and first in self._vain:
+        if self._num_vain >= MAX_MATCHED and self._first_page(request) in self._vain:
             return Answer.LATER
         if not self._may_fit(request):
             return Answer.NO_ROOM
@@ -236,7 +235,7 @@ class Admission:
         if key is not None and key in self._coming and request.first_needed:
             self._pages.unmatch(request)  # another request is computing this very page: wait for it and share
             self._num_vain += 1
-            self._vain.add(first)
+            self._vain.add(self._first_page(request))
             return Answer.LATER
         whole = self._limits.cut_prompts or not self._plan.chunks or self._uncached(request) <= self._budget
         if not whole or not self._make_space(request):
@@ -262,21 +261,22 @@ class Admission:
         self._plan.num_cached_tokens += request.computed_len
         self._budget -= self._add_chunk(request)
 
+    def _first_page(self, request: Request) -> PageKey:
+        """How it begins."""
+        return request.cache_salt, tuple(request.ids[: self._pages.page_size])
+
     def _take_row(self, request: Request) -> None:
         """Note whose row it is; what was cached costs its owner nothing."""
         request.num_charged = max(request.num_charged, request.computed_len)
         self._held.setdefault(self._owners.of(request), []).append(request)
 
-    def _being_computed(self, *, background: bool) -> set[PageKey]:
+    def _being_computed(self) -> set[PageKey]:
         """The next page of everybody who is computing a prompt: who needs the same one waits for it.
 
         Nobody waits for who is paused, nor for the background but the background itself.
         """
-        authors = [
-            r
-            for r in self._scheduler.running
-            if not r.on_device and id(r) not in self._paused and (background or not r.is_background)
-        ]
+        active = (r for r in self._scheduler.running if not r.on_device and id(r) not in self._paused)
+        authors = [r for r in active if self._background or not r.is_background]
         return {key for key in map(self._next_page, authors) if key is not None}
 
     def _next_page(self, request: Request) -> PageKey | None:
