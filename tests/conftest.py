@@ -528,7 +528,7 @@ def core_as_before(pytestconfig: pytest.Config) -> Iterator[None]:
     """No file of tests leaves a public attribute of Dovetail changed: others would fail for it, in one order only."""
     from dovetail.plugins.monkeypatches import detect_monkeypatches, snapshot
 
-    imported = {name for name in sys.modules if name.startswith("dovetail")}
+    imported = {name for name in sys.modules.copy() if name.startswith("dovetail")}  # threads may import
     names, before = pytestconfig.stash.get(CORE, (None, {}))
     if names != imported:  # a look at all of it takes as long as ten small tests: what a file found intact is kept
         pytestconfig.stash[CORE] = imported, (before := snapshot())
