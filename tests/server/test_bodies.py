@@ -290,7 +290,7 @@ def waiting(harness: Harness) -> int:
 
     def is_there() -> bool:
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        nice = os.getpriority(os.PRIO_PROCESS, 0) + NICE
+        nice = os.getpriority(os.PRIO_PROCESS, parent or 0) + NICE  # not this thread's: another may have started it
         found[:] = [int(child) for child in children if os.getpriority(os.PRIO_PROCESS, int(child)) == nice]
         return len(found) == 1 and not harness.state.bodies.pids
 

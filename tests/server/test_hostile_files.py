@@ -24,6 +24,8 @@ from dovetail_server.bodies import pool
 from dovetail_server.bodies.work import part_of
 
 CHAT = "/v1/chat/completions"
+MOST_S = 0.2
+"""A callback may take 0.015 by `INLINE`, and what a busy machine adds; unbounded ones take seconds."""
 BUSY = """
 {%- if messages[0].content == "select" %}{% set l = range(99999) | list %}
 {{- range(99999) | select("in", l) | list | length }}{% endif %}
@@ -111,7 +113,7 @@ def test_a_template_that_takes_too_much_stops_nobody(what: str, server: Harness,
     assert (reply.status_code, error["code"], error["type"]) == (500, "chat_template_failed", "server_error")
     assert "chat template" in error["message"]
     assert "not at fault" in error["message"]
-    assert max(callbacks) < 0.05
+    assert max(callbacks) < MOST_S
     assert server.post(CHAT, say("hi")).status_code == 200
 
 
@@ -144,7 +146,7 @@ def test_a_tokenizer_that_panics_costs_its_request(
     assert (reply.status_code, error["type"]) == (500, "api_error" if "messages" in path else "server_error")
     assert "model's tokenizer failed" in error["message"]
     assert cutting.post(path, body("hello")).status_code == 200
-    assert max(callbacks) < 0.05
+    assert max(callbacks) < MOST_S
 
 
 def test_a_tokenizer_without_end_is_ended(
@@ -159,7 +161,7 @@ def test_a_tokenizer_without_end_is_ended(
     reply = busy.result()
     assert reply.status_code == 500, reply.text
     assert "chat template or tokenizer takes too much time" in reply.json()["error"]["message"]
-    assert max(callbacks) < 0.05
+    assert max(callbacks) < MOST_S
 
 
 def test_a_tokenizer_that_takes_all_memory_is_named(cutting: Harness) -> None:

@@ -297,15 +297,19 @@ def all_ready(served: Served) -> bool:
 
 def test_no_stream_is_cut_by_the_death_of_a_worker(served: Served, unbroken: list[str]) -> None:
     """None by `kill -9`, and each says what it would have said."""
-    pids = served.pids()
 
-    def kill_the_busiest() -> None:  # smg may have given everything to one of them
-        running = [worker["num_running"] for worker in served.workers(ADMIN)]
-        os.kill(pids[running.index(max(running))], signal.SIGKILL)
+    for _ in range(4):  # on a busy machine its streams may have said all before the signal comes
+        pids = served.pids()
 
-    assert while_streaming(served, kill_the_busiest) == unbroken
-    served.until(lambda: " goes on with DP" in served.text(), 10)
-    served.until(lambda: all_ready(served))
+        def kill_the_busiest() -> None:  # smg may have given everything to one of them
+            running = [worker["num_running"] for worker in served.workers(ADMIN)]
+            os.kill(pids[running.index(max(running))], signal.SIGKILL)  # noqa: B023 called in this round
+
+        assert while_streaming(served, kill_the_busiest) == unbroken
+        served.until(lambda: all_ready(served) and not set(pids) <= set(served.pids()))  # noqa: B023
+        if " goes on with DP" in served.text():
+            return
+    raise AssertionError(f"no stream had to go on elsewhere: {served.text()[-3000:]}")
 
 
 @pytest.mark.full
