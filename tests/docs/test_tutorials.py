@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> Iterator[Block]:
-    for match in re.finditer(r"(?:`([\w./]+)`:\n\n)?^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    for match in re.finditer(r"(?:`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         yield Block(match[2], match[3], match[1])
 
 

@@ -17,6 +17,11 @@ STARTS = {
         "plan = make_plan(Registry.scan(), reasoning_parser='qwen3', tool_parser='hermes')\n"
         "Processor.load(ServeSettings(model_path=str(MODEL_DIR)), plan)"
     ),
+    "auto for the parsers": (
+        "from dovetail.demo import MODEL_DIR; from dovetail.plugins import Registry\n"
+        "from dovetail.text.detection.detect import detect\n"
+        "detect(Registry.scan(), MODEL_DIR)"
+    ),
     "engine of the demo model": (
         "from dovetail.demo import MODEL_DIR; from dovetail.testing.engine import make_core\nmake_core(MODEL_DIR)"
     ),

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.contracts.output import Event, FormatSpec, ToolArgs, ToolEnd, ToolStart
+from dovetail.plugins.clues import score_of
+from dovetail.plugins.registry import Registry
 from dovetail.text.parsing.output import FormatParser, fold
-from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-from dovetail_parsers.reasoning.deepseek_r1 import DeepSeekR1
-from dovetail_parsers.reasoning.qwen3 import Qwen3
 from dovetail_parsers.tools.hermes import Hermes
 
 
@@ -142,6 +141,7 @@ def test_any_arguments_survive(arguments: dict[str, Any], name: str, ascii_only:
     ],
 )
 def test_templates_are_recognised(source: str, scores: tuple[float, float, float]) -> None:
-    """Each parser knows the templates of its models."""
-    template = NoTemplate(source)
-    assert (Qwen3().detect(template), DeepSeekR1().detect(template), Hermes().detect(template)) == scores
+    """The clues of each parser know the templates of its models."""
+    names = [("reasoning_parser", "qwen3"), ("reasoning_parser", "deepseek-r1"), ("tool_parser", "hermes")]
+    registry = Registry.scan()
+    assert tuple(score_of(registry.resolve(*name).facts.clues, source) for name in names) == scores

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
+from dovetail.plugins.clues import score_of
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import State
 from dovetail.plugins.registry import Registry
-from dovetail.plugins.scan import parse_manifest
+from dovetail.plugins.scan import parse_facts, parse_manifest
 from dovetail.testing.site import FakeSite
 
 REASONING = "dovetail.reasoning_parsers.v1"
@@ -195,7 +197,57 @@ def test_manifest_facts_are_kept() -> None:
         }
     )
     facts = found["attention_backend", "fast"]
-    assert facts == (("quick",), ("cuda",), ("fast-kernels",), ("engine",), {"device": ("cuda",)})
+    assert facts == (("quick",), ("cuda",), ("fast-kernels",), ("engine",), {"device": ("cuda",)}, (), "")
+
+
+def test_clues_of_a_parser_are_kept() -> None:
+    """What a clue says of a template decides whether it fits; the first that fits gives the score."""
+    behind = {"text": "<prompt>", "all": ["<t>"], "none": ["</t>"]}
+    clues = [
+        {"all": ["a", "b"], "any": ["c", "d"], "none": ["e"], "score": 0.9},
+        {"regex": "x+y", "score": 1},
+        {"behind": behind, "score": 0.5},
+    ]
+    row = {"acme": {"clues": clues, "opens": "<t>"}}
+    facts = parse_manifest({"manifest": 1, "plugins": {"tool_parser": row}})["tool_parser", "acme"]
+    assert facts.opens == "<t>"
+    templates = {
+        "abc": 0.9, "abd": 0.9, "ab": 0.0, "abce": 0.0, "xxy": 1.0, "<t></t>": 0.0, "</t> <prompt> <t>": 0.5,
+        "<prompt> <t> <prompt>": 0.0, "<t>": 0.5, "": 0.0,
+    }  # fmt: skip
+    assert {source: score_of(facts.clues, source) for source in templates} == templates
+
+
+@pytest.mark.parametrize(
+    ("clues", "problem"),
+    [
+        ({}, "clues: expected a list of objects"),
+        (["<t>"], r"clues\[0\]: expected an object of"),
+        ([{"all": ["a"], "most": 1, "score": 1}], r"clues\[0\]: expected an object of"),
+        ([{"all": ["a"]}], r"clues\[0\].score: expected a number above 0 and up to 1, got None"),
+        ([{"all": ["a"], "score": True}], r"clues\[0\].score: .* got True"),
+        ([{"all": ["a"], "score": 1.5}], r"clues\[0\].score: .* got 1.5"),
+        ([{"all": ["a"], "score": 1}, {"none": ["a"], "score": 1}], r"clues\[1\]: fits every template"),
+        ([{"all": "a", "score": 1}], r"clues\[0\].all: expected a list of strings"),
+        ([{"any": ["a", ""], "score": 1}], r"clues\[0\].any: expected a list of strings, none of them empty"),
+        ([{"regex": "(", "score": 1}], r"clues\[0\].regex: '\('"),
+        ([{"regex": 3, "score": 1}], r"clues\[0\].regex: expected a pattern, got 3"),
+        ([{"behind": {"all": ["a"]}, "score": 1}], r"clues\[0\].behind.text: expected a text, got None"),
+        ([{"behind": "a", "score": 1}], r"clues\[0\].behind: expected an object"),
+    ],
+)
+def test_a_wrong_clue_is_named(clues: Any, problem: str) -> None:
+    """The message says which clue is wrong, and what is possible."""
+    with pytest.raises(ValueError, match=problem):
+        parse_facts("tool_parser", {"clues": clues})
+
+
+def test_only_parsers_have_clues() -> None:
+    """A fact that nothing would ask of a kind is refused."""
+    with pytest.raises(ValueError, match="unknown fact 'clues'; possible: aliases, devices, packages, roles, matches"):
+        parse_facts("model", {"clues": []})
+    with pytest.raises(ValueError, match="opens: expected a string, got 3"):
+        parse_facts("tool_parser", {"opens": 3})
 
 
 def test_deny_list_blocks_by_distribution_and_by_name(site: FakeSite) -> None:

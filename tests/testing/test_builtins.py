@@ -34,6 +34,7 @@ def beside(name: str, file: str) -> Any:
 
 
 TABLE_OF = beside("parser_samples", "parsers/samples.py")
+TEMPLATES = beside("parser_templates", "parsers/test_round_trip.py")
 METHODS = beside("quantisation_packers", "models/packers.py").METHODS
 ONE_OF = {method.plugin: method for method in METHODS.values()}
 
@@ -83,6 +84,10 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     ("model", "transformers"): {"architecture": "Qwen3ForCausalLM", "configs": [{}, {"tie_word_embeddings": True}]},
 }
 """What the kit cannot know of each."""
+for style, case in TEMPLATES.CASES.items():
+    for found in (("reasoning_parser", case.reasoning), ("tool_parser", case.tools)):
+        if found[1] is not None:
+            ATTRS[found].setdefault("auto_templates", []).append(TEMPLATES.template(style).source)
 
 FAMILIES = beside("families", "models/families.py")
 ENCODERS = beside("encoders", "models/encoders.py")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -169,16 +171,20 @@ def test_headers_with_roles_are_recognised(tmp_path: Path) -> None:
     }
 
 
+CLUES = [{"all": ["<think>", "<|im_start|>"], "score": 1.0}]
+"""Those of a stranger who knows the demo model's template best."""
+
+
 def test_a_broken_plugin_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stranger's parser that cannot be imported costs a warning, not the server."""
     registry = Registry.scan()
-    registry.add("reasoning_parser", "broken", "no_such_module_anywhere:Parser")
+    registry.add("reasoning_parser", "broken", "no_such_module_anywhere:Parser", clues=CLUES)
     with caplog.at_level(logging.WARNING):
         assert detect(registry, MODEL_DIR)["reasoning_parser"].name == "qwen3"
     assert "auto passes over" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["import", "detect"])
+@pytest.mark.parametrize("place", ["import", "spec"])
 def test_a_plugin_that_hangs_is_passed_over(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,12 +194,88 @@ def test_a_plugin_that_hangs_is_passed_over(
         "import time\n"
         "from dovetail.contracts import ReasoningParser\n"
         "class Parser(ReasoningParser):\n"
-        "    def spec(self, tokenizer, template, request): ...\n"
-        "    def detect(self, template): time.sleep(600)\n" + ("time.sleep(600)\n" if place == "import" else "")
+        "    def spec(self, tokenizer, template, request): time.sleep(600)\n"
+        + ("time.sleep(600)\n" if place == "import" else "")
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     registry = Registry.scan()
-    registry.add("reasoning_parser", "hanging", f"{module.stem}:Parser")
+    registry.add("reasoning_parser", "hanging", f"{module.stem}:Parser", clues=CLUES)
     with caplog.at_level(logging.WARNING):
         assert detect(registry, MODEL_DIR, timeout_s=0.5)["reasoning_parser"].name == "qwen3"
     assert "did not end within 0.5 s" in caplog.text
+
+
+def test_what_is_not_chosen_is_not_imported() -> None:
+    """For the demo model `auto` imports one parser of each kind, and their packages."""
+    code = (
+        "import sys\n"
+        "from dovetail.demo import MODEL_DIR\n"
+        "from dovetail.plugins import Registry\n"
+        "from dovetail.text.detection.detect import detect\n"
+        "detect(Registry.scan(), MODEL_DIR)\n"
+        "print(sorted(name for name in sys.modules if name.startswith('dovetail_parsers.') and name.count('.') > 1))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found == "['dovetail_parsers.reasoning.qwen3', 'dovetail_parsers.tools.hermes']\n"
+
+
+def stranger(registry: Registry, number: int, source: str, **facts: object) -> None:
+    """Register a reasoning parser of `<t>` and a module that notes its import."""
+    name = f"stranger{number}"
+    module = ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+    sys.modules[name] = module
+    registry.add("reasoning_parser", name, f"{name}:Parser", **facts)
+
+
+STRANGER = """
+from dovetail.contracts import FormatSpec, Markers, ReasoningParser
+made = 0
+class Parser(ReasoningParser):
+    def __init__(self):
+        global made
+        made += 1
+    def spec(self, tokenizer, template, request):
+        return FormatSpec(reasoning=Markers("<t>", END))
+"""
+THINKS = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<t>{{ m.reasoning_content }}</t>{% endif %}"
+    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("right", "chosen"), [(0, "stranger0"), (2, "stranger2"), (3, "template")])
+def test_the_likeliest_are_tried_first(right: int, chosen: str, tmp_path: Path) -> None:
+    """The best one that reads back is taken, and no other is made; after three that fail, `template` is."""
+    registry = Registry.scan()
+    for number in range(4):
+        source = STRANGER.replace("END", repr("</t>" if number == right else "</x>"))
+        stranger(registry, number, source, clues=[{"all": ["<t>"], "score": 0.9 - number / 10}])
+    (tmp_path / "chat_template.jinja").write_text(THINKS)
+    found = detect(registry, tmp_path)["reasoning_parser"]
+    assert found.name == chosen
+    made = [sys.modules[f"stranger{number}"].made for number in range(4)]
+    assert [bool(number) for number in made] == [number <= min(right, 2) for number in range(4)]
+
+
+def test_what_opens_thinking_is_a_clue(tmp_path: Path) -> None:
+    """A parser without clues is tried where a template's replies, or the end of its prompt, hold its marker."""
+    registry = Registry.scan()
+    stranger(registry, 0, STRANGER.replace("END", "'</t>'"), opens="<t>")
+    (tmp_path / "chat_template.jinja").write_text(THINKS)
+    found = detect(registry, tmp_path)["reasoning_parser"]
+    assert (found.name, [one.score for one in found.scores]) == ("stranger0", [0.5])
+    prompt = "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</t>')[-1] }}{% endfor %}[assistant]<t>"
+    (tmp_path / "chat_template.jinja").write_text(prompt)
+    assert detect(registry, tmp_path)["reasoning_parser"].name == "stranger0"
+    (tmp_path / "chat_template.jinja").write_text(THINKS.replace("<t>", "<u>"))
+    assert detect(registry, tmp_path)["reasoning_parser"].name == "template"
+
+
+def test_a_parser_without_facts_is_not_found(tmp_path: Path) -> None:
+    """Who states neither clues nor what opens its thinking is chosen by name only."""
+    registry = Registry.scan()
+    stranger(registry, 0, STRANGER.replace("END", "'</t>'"))
+    (tmp_path / "chat_template.jinja").write_text(THINKS)
+    assert detect(registry, tmp_path)["reasoning_parser"].name == "template"
+    assert sys.modules["stranger0"].made == 0

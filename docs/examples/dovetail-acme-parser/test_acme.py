@@ -2,7 +2,7 @@
 
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing import ReasoningParserConformance, Sample
-from dovetail.testing.parsers import PlainTemplate, parse_chunks
+from dovetail.testing.parsers import parse_chunks
 
 
 class TestAcme(ReasoningParserConformance):
@@ -11,6 +11,10 @@ class TestAcme(ReasoningParserConformance):
         Sample("<r>think</r>answer", reasoning="think", content="answer"),
         Sample("think</r>answer", reasoning="think", content="answer", prompt_tail="<r>"),
         Sample("answer", content="answer"),
+    )
+    auto_templates = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<r>{{ m.reasoning_content }}</r>{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
     )
 
 
@@ -37,9 +41,3 @@ def test_answer_without_reasoning():
     """A reply without tags is all answer."""
     reply = parse_chunks(installed_parser(), ["answer"])
     assert (reply.reasoning, reply.content) == (None, "answer")
-
-
-def test_detects_its_own_template_only():
-    """A template that writes the tag is recognised; another one is not."""
-    assert installed_parser().detect(PlainTemplate("{{ '<r>' }}")) == 1.0
-    assert installed_parser().detect(PlainTemplate("{{ '<think>' }}")) == 0.0

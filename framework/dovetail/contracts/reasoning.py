@@ -41,10 +41,6 @@ class ReasoningParser(Configurable, ABC):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the format for one request."""
 
-    def detect(self, template: TemplateView) -> float:
-        """Say how surely a model with this template writes this format, 0 to 1; for `--reasoning-parser auto`."""
-        return 0.0
-
     def for_template(self, template: TemplateView) -> ReasoningParser:
         """Return the parser for a model with this template: itself, unless it depends on it. Called once."""
         return self

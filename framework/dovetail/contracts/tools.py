@@ -47,10 +47,6 @@ class ToolParser(Configurable, ABC):
         """
         return None
 
-    def detect(self, template: TemplateView) -> float:
-        """Say how surely a model with this template writes this format, 0 to 1; for `--tool-call-parser auto`."""
-        return 0.0
-
     def for_template(self, template: TemplateView) -> ToolParser:
         """Return the parser for a model with this template: itself, unless it depends on it. Called once."""
         return self

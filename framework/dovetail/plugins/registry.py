@@ -115,7 +115,7 @@ class Registry:
             distribution: The package that registers it.
             version: That package's version.
             file: The `--plugin-file` that defines it.
-            **facts: As in a manifest: `aliases`, `devices`, `packages`, `roles`, `matches`.
+            **facts: As in a manifest: `aliases`, `devices`, `packages`, `roles`, `matches`, `clues`, `opens`.
 
         Raises:
             PluginError: The kind is unknown, the target is not `module:attr`, a fact is wrong, or this distribution
@@ -127,7 +127,7 @@ class Registry:
         if not is_target(target):
             raise PluginError(f"{who}: target {target!r} is not of the form 'module:attr'")
         try:
-            checked = parse_facts(facts)
+            checked = parse_facts(kind, facts)
         except ValueError as error:
             raise PluginError(f"{who}: {error}") from error
         record = PluginRecord(

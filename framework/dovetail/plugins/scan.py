@@ -16,11 +16,13 @@ from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
 from dovetail.distribution import DISTRIBUTION, OTHER_PROJECT
+from dovetail.plugins.clues import PARSERS, Clue, parse_clues
 from dovetail.plugins.kinds import KIT_GROUP, MANIFEST_GROUP, ROLES, normalise_distribution
 
 MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1
 _LIST_FACTS = ("aliases", "devices", "packages", "roles")
+_PARSER_FACTS = ("clues", "opens")
 
 
 class EntryPoint(NamedTuple):
@@ -40,6 +42,8 @@ class Facts(NamedTuple):
         packages: Distributions that it needs beyond its own requirements.
         roles: Processes that import it; empty for the kind's own.
         matches: For `auto`: patterns by fact (`device`, `architecture`, `quantization`); None: `auto` never takes it.
+        clues: For `auto`, of a parser: how it knows the chat templates of its models.
+        opens: Likewise: what opens its thinking, or its calls, in any model's replies; "" for nothing of its own.
     """
 
     aliases: tuple[str, ...] = ()
@@ -47,6 +51,8 @@ class Facts(NamedTuple):
     packages: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     matches: dict[str, tuple[str, ...]] | None = None
+    clues: tuple[Clue, ...] = ()
+    opens: str = ""
 
 
 NO_FACTS = Facts()
@@ -244,27 +250,31 @@ def parse_manifest(data: Any) -> dict[tuple[str, str], Facts]:
     found: dict[tuple[str, str], Facts] = {}
     for kind, plugins in _object(data.get("plugins"), "plugins").items():
         for name, facts in _object(plugins, f"plugins.{kind}").items():
-            found[kind, name] = parse_facts(_object(facts, f"plugins.{kind}.{name}"))
+            found[kind, name] = parse_facts(kind, _object(facts, f"plugins.{kind}.{name}"))
     return found
 
 
-def parse_facts(facts: dict[str, Any]) -> Facts:
+def parse_facts(kind: str, facts: dict[str, Any]) -> Facts:
     """Check the facts of one plugin, from a manifest or from `registry.add(…, **facts)`.
 
     Raises:
-        ValueError: An unknown fact or role, or a value of the wrong type.
+        ValueError: An unknown fact or role, a fact that other kinds have, or a value of the wrong type.
     """
-    unknown = set(facts) - {*_LIST_FACTS, "matches"}
+    possible = (*_LIST_FACTS, *(_PARSER_FACTS if kind in PARSERS else ()), "matches")
+    unknown = set(facts) - {*possible}
     if unknown:
-        raise ValueError(f"unknown fact {sorted(unknown)[0]!r}; possible: {', '.join((*_LIST_FACTS, 'matches'))}")
+        raise ValueError(f"unknown fact {sorted(unknown)[0]!r}; possible: {', '.join(possible)}")
     matches = facts.get("matches")
     if matches is not None:
         matches = {fact: _strings(value, f"matches.{fact}") for fact, value in _object(matches, "matches").items()}
-    lists = {fact: _strings(facts.get(fact, ()), fact) for fact in _LIST_FACTS}
+    lists = {fact: _strings(facts[fact], fact) if fact in facts else () for fact in _LIST_FACTS}
     for role in lists["roles"]:
         if role not in ROLES:
             raise ValueError(f"unknown role {role!r}; possible: {', '.join(ROLES)}")
-    return Facts(lists["aliases"], lists["devices"], lists["packages"], lists["roles"], matches)
+    clues, opens = parse_clues(facts.get("clues", ())), facts.get("opens", "")
+    if not isinstance(opens, str):
+        raise ValueError(f"opens: expected a string, got {opens!r}")
+    return Facts(lists["aliases"], lists["devices"], lists["packages"], lists["roles"], matches, clues, opens)
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

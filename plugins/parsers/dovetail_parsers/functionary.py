@@ -17,18 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.contracts.output import NewCall, TemplateView, ToolBody
+from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.text.parsing.layout import ReplyPhase
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 MARKS: Mapping[str, Mark] = {">>>": Mark.START, "\n": Mark.BODY}
 ALL = "all"
-
-
-def knows(template: TemplateView) -> bool:
-    """Whether a template is of this format."""
-    return ">>>all" in template.source and ">>>${recipient}" in template.source
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from dovetail.contracts.output import TemplateView
 from dovetail.text.parsing.layout import ReplyPhase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
@@ -31,11 +30,6 @@ MARKS: Mapping[str, Mark] = {
 }
 _ROLES = {"": ReplyPhase.OUT, THINKING: ReplyPhase.IN, CALLS: ReplyPhase.TOOL}
 """By what stands behind the model's own."""
-
-
-def knows(template: TemplateView) -> bool:
-    """Whether a template is of this format."""
-    return f"{ROLE}{THINKING}" in template.source and f"{ROLE}{CALLS}" in template.source
 
 
 class HyperClovaParser(MessagesParser):

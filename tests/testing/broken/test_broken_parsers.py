@@ -205,7 +205,7 @@ class RaisesOnArguments(Right):
         return SPEC
 
 
-class OverconfidentDetect(Right):
+class Detects(Right):
     def detect(self, template: Any) -> float:
         return float(template.source.count("<"))
 
@@ -341,7 +341,7 @@ REASONING_FAULTS = {
         "test_spec_takes_any_request",
         "spec raised KeyError: 'enable_thinking' for the request's template arguments",
     ),
-    "detect out of range": (OverconfidentDetect, "test_detect_gives_a_probability", "it must be from 0 to 1"),
+    "detect in place of clues": (Detects, "test_auto_finds_it", "take it out, and state in the manifest"),
     "trims too much": (WrongTrim, "test_samples_parse_as_declared", "it declares reasoning='think', content='answer'"),
 }
 TOOL_FAULTS = {

@@ -15,9 +15,11 @@ import pytest
 
 from dovetail.contracts.output import FormatSpec, Markers, OutputParser, State, ToolFormat
 from dovetail.contracts.reasoning import ParserRequest
+from dovetail.plugins import Registry
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance import parsing
-from dovetail.testing.conformance.base import Conformance
+from dovetail.testing.conformance.auto import check_auto
+from dovetail.testing.conformance.base import Conformance, meant_by
 from dovetail.testing.conformance.growth import bytes_kept, grows_linearly, time_grows_linearly
 from dovetail.testing.conformance.parsing import ParsedReply, Way
 from dovetail.testing.conformance.tool_events import check_events
@@ -55,11 +57,13 @@ class ParserConformance(Conformance):
         tools: The request's tools, as OpenAI writes them.
         chat_template: Source of a chat template for which the parser is made ready, for one that reads its format off
             the template.
+        auto_templates: Sources of chat templates of its models, for which `auto` must choose it.
     """
 
     samples: ClassVar[Sequence[Sample]] = ()
     tools: ClassVar[Sequence[dict[str, Any]]] = TOOLS
     chat_template: ClassVar[str] = ""
+    auto_templates: ClassVar[Sequence[str]] = ()
 
     _instance: ClassVar[Any]
 
@@ -117,16 +121,11 @@ class ParserConformance(Conformance):
             again = _without_body(self.declared())
             check(again == first, f"it keeps state between requests: declared {again} on call {number}, first {first}")
 
-    def test_detect_gives_a_probability(self) -> None:
-        """`detect` answers every template with a number from 0 to 1."""
-        markers = parsing.markers_of(self.declared())
-        for source in ("", "{{ messages }}", "".join(markers), "{% if", "<think>" * 50, "é\ufffd"):
-            try:
-                score = self.instance().detect(PlainTemplate(source))
-            except Exception as error:  # a stranger's class; the message says what it did
-                fail(f"detect raised {raised(error)} for the template {source!r}")
-            in_range = isinstance(score, int | float) and 0 <= score <= 1
-            check(in_range, f"detect answers {score!r} for the template {source!r}; it must be from 0 to 1")
+    def test_auto_finds_it(self) -> None:
+        """`auto` chooses the parser for chat templates of its models, by the clues in its manifest."""
+        is_installed = self.plugin_class is None and self.name is not None
+        record = meant_by(Registry.scan(), self.kind, str(self.name)) if is_installed else None
+        check_auto(self.plugin(), record, self.auto_templates)
 
     def test_samples_parse_as_declared(self) -> None:
         """Each sample gives the reasoning, content and tool calls that it states, as text and as tokens."""

@@ -375,26 +375,41 @@ def reads_all(
     return False if False in results else True if True in results else None
 
 
+def shown_text(template: ChatTemplate, replies: Sequence[SampleReply], switches: Mapping[str, Any]) -> str:
+    """Return the replies that a template shows, each with what the prompt begins of it; empty where it shows none."""
+    shown = [_shown(template, reply, switches) for reply in replies]
+    return "\n".join(one.tail + (one.output or "") for one in shown if one is not None)
+
+
+def _shown(template: ChatTemplate, reply: SampleReply, switches: Mapping[str, Any]) -> Rendered | None:
+    """Return a reply of which the template writes all parts but the answer behind the prompt; None: it does not."""
+    shown = rendered(template, reply, switches)
+    return shown if shown is not None and shown.output and all(part in shown.output for part in _parts(reply)) else None
+
+
+def _parts(reply: SampleReply) -> list[str]:
+    """Return the thinking of a reply, and the names and texts of its calls."""
+    thoughts = [] if reply.reasoning is None else [reply.reasoning]
+    values = [value for call in reply.calls for value in call.arguments.values() if isinstance(value, str)]
+    return [*thoughts, *(call.name for call in reply.calls), *values]
+
+
 def _read_back(
     template: ChatTemplate, spec: FormatSpec, reply: SampleReply, switches: Mapping[str, Any]
 ) -> bool | None:
-    shown = rendered(template, reply, switches)
-    if shown is None or not shown.output:
-        return None
-    wanted = [reply.reasoning, *(call.name for call in reply.calls)]
-    wanted += [value for call in reply.calls for value in call.arguments.values() if isinstance(value, str)]
-    if not all(part is None or part in shown.output for part in wanted):
+    shown = _shown(template, reply, switches)
+    if shown is None or shown.output is None:
         return None
     content = reply.content if reply.content is not None and reply.content in shown.output else None
     parser = make_parser(spec)
     parser.prime(shown.tail)
-    got = parse_full(parser, text=_ended(shown.output, wanted, turn_end(template) if reply.calls else ""))
+    got = parse_full(parser, text=_ended(shown.output, _parts(reply), turn_end(template) if reply.calls else ""))
     return _agrees(got, SampleReply(reply.reasoning, content, reply.calls), shown.whole)
 
 
-def _ended(output: str, parts: Sequence[str | None], end: str) -> str:
+def _ended(output: str, parts: Sequence[str], end: str) -> str:
     """Return a reply up to the first end of a turn behind all its parts: some templates write on."""
-    last = max((output.rfind(part) for part in parts if part), default=0)
+    last = max((output.rfind(part) for part in parts), default=0)
     place = output.find(end, last) if end.strip() else -1
     return output if place < 0 else output[:place]
 

@@ -29,10 +29,6 @@ class FittedReasoning(ReasoningParser):
         """Declare the parser's format with the template's newlines."""
         return fit_reasoning(self._parser.spec(tokenizer, template, request), self._derived)
 
-    def detect(self, template: TemplateView) -> float:
-        """Ask the parser."""
-        return self._parser.detect(template)
-
 
 class FittedTools(ToolParser):
     """A tool parser whose newlines are the template's."""
@@ -49,10 +45,6 @@ class FittedTools(ToolParser):
     ) -> GrammarSpec | None:
         """Ask the parser."""
         return self._parser.grammar(tools, choice, strict, parallel)
-
-    def detect(self, template: TemplateView) -> float:
-        """Ask the parser."""
-        return self._parser.detect(template)
 
 
 def bound_reasoning(parser: ReasoningParser, template: TemplateView) -> ReasoningParser:

@@ -19,4 +19,3 @@ class Apertus(Between):
     """Thinking between `<|inner_prefix|>` and `<|inner_suffix|>`."""
 
     markers = Markers("<|inner_prefix|>", "<|inner_suffix|>", "", "", "", ended_by_tools=True)
-    knows = ("<|inner_prefix|>", "<|inner_suffix|>")

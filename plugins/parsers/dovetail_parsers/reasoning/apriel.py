@@ -24,4 +24,3 @@ class Apriel(Between):
 
     markers = Markers("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", after_end="\n", ended_by_tools=True)
     initial = State.IN
-    knows = ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")

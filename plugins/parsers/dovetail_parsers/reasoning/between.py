@@ -16,19 +16,13 @@ class Between(ReasoningParser):
         answer: Around an answer, where the format marks it.
         dropped: Markers that mean nothing.
         initial: The state for text that comes without a prompt.
-        knows: Texts that a chat template of this format holds, all of them.
     """
 
     markers: ClassVar[Markers]
     answer: ClassVar[Markers | None] = None
     dropped: ClassVar[tuple[str, ...]] = ()
     initial: ClassVar[State] = State.OPEN
-    knows: ClassVar[tuple[str, ...]] = ()
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(reasoning=self.markers, answer=self.answer, dropped=self.dropped, initial=self.initial)
-
-    def detect(self, template: TemplateView) -> float:
-        """The markers themselves."""
-        return 0.95 if all(text in template.source for text in self.knows) else 0.0

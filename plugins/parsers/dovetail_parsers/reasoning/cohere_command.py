@@ -23,4 +23,3 @@ class CohereCommand3(Between):
 
     markers = THINKING
     answer = Markers("<|START_RESPONSE|>", "<|END_RESPONSE|>", "", "", "")
-    knows = ("<|START_RESPONSE|>",)

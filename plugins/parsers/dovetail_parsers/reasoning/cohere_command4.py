@@ -21,4 +21,3 @@ class CohereCommand4(Between):
 
     markers = THINKING
     answer = Markers("<|START_TEXT|>", "<|END_TEXT|>", "", "", "")
-    knows = ("<|START_THINKING|>", "<|START_TEXT|>")

@@ -15,7 +15,7 @@ model opens thinking itself, or not. Text without a prompt to look at is taken t
 Defined by the `chat_template` in the tokenizer_config.json of deepseek-ai/DeepSeek-R1 and DeepSeek-R1-0528.
 """
 
-# ruff: noqa: RUF001, RUF002 - the markers are written with a full-width bar
+# ruff: noqa: RUF002 - the markers are written with a full-width bar
 
 from __future__ import annotations
 
@@ -29,9 +29,3 @@ class DeepSeekR1(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
-
-    def detect(self, template: TemplateView) -> float:
-        """DeepSeek's templates have their own turn markers; V3.1 and later take a `thinking` switch."""
-        if "<｜Assistant｜>" not in template.source or "</think>" not in template.source:
-            return 0.0
-        return 0.3 if "thinking" in template.source else 0.9

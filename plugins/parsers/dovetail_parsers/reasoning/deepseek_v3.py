@@ -11,7 +11,7 @@ the markers.
 Defined by the `chat_template` of deepseek-ai/DeepSeek-V3.1 and the encoding of deepseek-ai/DeepSeek-V3.2.
 """
 
-# ruff: noqa: RUF001, RUF002 - the markers are written with a full-width bar
+# ruff: noqa: RUF002 - the markers are written with a full-width bar
 
 from __future__ import annotations
 
@@ -27,9 +27,3 @@ class DeepSeekV3(ReasoningParser):
         return FormatSpec(
             reasoning=Markers("<think>", "</think>", after_start="", before_end="", after_end="", ended_by_tools=True)
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """DeepSeek's turn markers together with the switch."""
-        if "<｜Assistant｜>" not in template.source or "</think>" not in template.source:
-            return 0.0
-        return 0.9 if "thinking" in template.source else 0.4

@@ -27,4 +27,3 @@ class Ernie45(Between):
     markers = Markers("<think>", "</think>", ended_by_tools=True)
     answer = Markers("<response>", "</response>", after_end="\n")
     initial = State.IN
-    knows = ("</think>", "<response>")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dovetail.contracts.output import FormatSpec, TemplateView, TokenizerView
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
-from dovetail_parsers.functionary import FunctionaryParser, knows
+from dovetail_parsers.functionary import FunctionaryParser
 
 
 class Functionary(ReasoningParser):
@@ -23,7 +23,3 @@ class Functionary(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the machine."""
         return FormatSpec(machine=FunctionaryParser)
-
-    def detect(self, template: TemplateView) -> float:
-        """What the template says of recipients."""
-        return 0.95 if knows(template) else 0.0

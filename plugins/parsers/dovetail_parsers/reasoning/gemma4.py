@@ -21,4 +21,3 @@ class Gemma4(Between):
     """Thinking on the channel of thoughts."""
 
     markers = Markers("<|channel>thought", "<channel|>", after_end="", ended_by_tools=True)
-    knows = ("<|channel>", "<channel|>")

@@ -34,10 +34,3 @@ class Glm45(ReasoningParser):
                 ended_by=("<tool_call>",),
             )
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """GLM's opening tokens and turn markers with thinking."""
-        source = template.source
-        if "</think>" not in source or "<|assistant|>" not in source:
-            return 0.0
-        return 0.95 if "[gMASK]" in source or "<|observation|>" in source else 0.5

@@ -22,7 +22,3 @@ class GptOss(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the machine, and its messages for the engine."""
         return FormatSpec(machine=HarmonyParser, messages=MESSAGES)
-
-    def detect(self, template: TemplateView) -> float:
-        """Harmony's markers."""
-        return 0.95 if "<|channel|>" in template.source and "<|message|>" in template.source else 0.0

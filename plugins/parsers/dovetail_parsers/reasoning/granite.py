@@ -27,4 +27,3 @@ class Granite(Between):
         ended_by_tools=True,
         also=(("Here's my thought process:", "Here's my response:"),),
     )
-    knows = ("Here is my thought process:",)

@@ -28,7 +28,3 @@ class Hunyuan(ReasoningParser):
         found = _WORD.search(template.source)
         word = found[1] if found else ""
         return FormatSpec(reasoning=Markers(f"<think{word}>", f"</think{word}>", "", "", "", ended_by_tools=True))
-
-    def detect(self, template: TemplateView) -> float:
-        """The model's turn markers, or its word."""
-        return 0.95 if "hy_Assistant" in template.source or _WORD.search(template.source) else 0.0

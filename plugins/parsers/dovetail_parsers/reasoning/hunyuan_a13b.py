@@ -25,4 +25,3 @@ class HunyuanA13b(Between):
 
     markers = Markers("<think>", "</think>", after_end="\n", ended_by_tools=True)
     answer = Markers("<answer>", "</answer>", after_end="")
-    knows = ("<think>", "<answer>")

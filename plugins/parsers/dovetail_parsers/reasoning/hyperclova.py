@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dovetail.contracts.output import FormatSpec, TemplateView, TokenizerView
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
-from dovetail_parsers.hyperclova import HyperClovaParser, knows
+from dovetail_parsers.hyperclova import HyperClovaParser
 
 
 class HyperClova(ReasoningParser):
@@ -25,7 +25,3 @@ class HyperClova(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the machine."""
         return FormatSpec(machine=HyperClovaParser)
-
-    def detect(self, template: TemplateView) -> float:
-        """The roles."""
-        return 0.95 if knows(template) else 0.0

@@ -22,7 +22,3 @@ class Inkling(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the machine, and its messages for the engine."""
         return FormatSpec(machine=InklingParser, messages=MESSAGES)
-
-    def detect(self, template: TemplateView) -> float:
-        """The kinds."""
-        return 0.95 if "<|content_thinking|>" in template.source else 0.0

@@ -32,7 +32,3 @@ class K2Horizon(ReasoningParser):
         others = tuple(pair for pair in TAGS.values() if pair != (start, end))
         markers = Markers(start, end, "", "", "", ended_by_tools=True, also=others)
         return FormatSpec(reasoning=markers, initial=State.IN)
-
-    def detect(self, template: TemplateView) -> float:
-        """The tags."""
-        return 0.95 if "<ifm|think" in template.source else 0.0

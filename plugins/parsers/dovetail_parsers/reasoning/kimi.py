@@ -23,7 +23,3 @@ class Kimi(ReasoningParser):
         return FormatSpec(
             reasoning=Markers("◁think▷", "◁/think▷", after_start="", before_end="", after_end="", ended_by_tools=True)
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The markers themselves."""
-        return 0.95 if "◁think▷" in template.source or "◁/think▷" in template.source else 0.0

@@ -32,7 +32,3 @@ class KimiK2(ReasoningParser):
                 ended_by=("<|tool_calls_section_begin|>",),
             )
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """Kimi's turn markers with thinking."""
-        return 0.9 if "<|im_middle|>" in template.source and "</think>" in template.source else 0.0

@@ -26,4 +26,3 @@ class KimiK3(Between):
     )
     answer = Markers("<|open|>response<|sep|>", "<|close|>response<|sep|>", "", "", "")
     dropped = ("<|close|>message<|sep|>", "<|end_of_msg|>")
-    knows = ("<|open|>", "<|sep|>", "think")

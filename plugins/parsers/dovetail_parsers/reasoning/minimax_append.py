@@ -30,7 +30,3 @@ class MiniMaxM2AppendThink(MiniMaxM2):
         found = super().spec(tokenizer, template, request)
         markers = found.reasoning or Markers("<think>", "</think>")
         return replace(found, reasoning=replace(markers, shown=True))
-
-    def detect(self, template: TemplateView) -> float:
-        """Only by its name."""
-        return 0.0

@@ -25,7 +25,3 @@ class MiniMaxM2(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
-
-    def detect(self, template: TemplateView) -> float:
-        """MiniMax's turn markers with thinking."""
-        return 0.95 if "]~b]" in template.source and "</think>" in template.source else 0.0

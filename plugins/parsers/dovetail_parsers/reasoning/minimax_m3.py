@@ -19,4 +19,3 @@ class MiniMaxM3(Between):
     """Thinking between `<mm:think>` and `</mm:think>`."""
 
     markers = Markers("<mm:think>", "</mm:think>", "", "", "", ended_by_tools=True)
-    knows = ("</mm:think>",)

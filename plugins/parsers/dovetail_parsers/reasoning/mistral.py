@@ -25,7 +25,3 @@ class Mistral(ReasoningParser):
         return FormatSpec(
             reasoning=Markers("[THINK]", "[/THINK]", after_start="", before_end="", after_end="", ended_by_tools=True)
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The markers themselves."""
-        return 0.95 if "[THINK]" in template.source or "[/THINK]" in template.source else 0.0

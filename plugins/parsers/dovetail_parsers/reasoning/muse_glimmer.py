@@ -22,7 +22,3 @@ class MuseGlimmer(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the machine, and its messages for the engine."""
         return FormatSpec(machine=MuseParser, messages=MESSAGES)
-
-    def detect(self, template: TemplateView) -> float:
-        """The tags of its calls and its recipients."""
-        return 0.95 if "<atem:" in template.source and "to=self" in template.source else 0.0

@@ -21,4 +21,3 @@ class Plamo3(Between):
     markers = Markers("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", "", "", "", ended_by_tools=True)
     dropped = ("<|plamo:tag|>",)
     initial = State.IN
-    knows = ("<|plamo:begin_think:plamo|>",)

@@ -27,9 +27,3 @@ class Qwen3(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True, ended_by=("<tool_call>",)))
-
-    def detect(self, template: TemplateView) -> float:
-        """Qwen's templates speak ChatML and mention the markers."""
-        if "</think>" not in template.source or "<|im_start|>" not in template.source:
-            return 0.0
-        return 0.9 if "enable_thinking" in template.source else 0.7

@@ -27,11 +27,3 @@ class Qwen3Thinking(ReasoningParser):
         return FormatSpec(
             reasoning=Markers("<think>", "</think>", ended_by_tools=True, ended_by=("<tool_call>",)), initial=State.IN
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """ChatML whose generation prompt opens thinking, without a switch."""
-        source = template.source
-        if "<|im_start|>" not in source or "</think>" not in source or "enable_thinking" in source:
-            return 0.0
-        prompt = source.rpartition("add_generation_prompt")[2]
-        return 0.85 if "<think>" in prompt and "</think>" not in prompt else 0.2

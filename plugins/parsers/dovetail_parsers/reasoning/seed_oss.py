@@ -26,7 +26,3 @@ class SeedOss(ReasoningParser):
                 "<seed:think>", "</seed:think>", after_start="", before_end="", after_end="", ended_by_tools=True
             )
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The markers themselves."""
-        return 0.95 if "seed:think" in template.source else 0.0

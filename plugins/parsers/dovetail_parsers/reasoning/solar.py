@@ -21,4 +21,3 @@ class Solar(Between):
     markers = Markers("<|think|>", "<|end|>", "", "", "", ended_by_tools=True, ended_by_answer=True)
     answer = Markers("<|content|>", "<|end|>", "", "", "")
     dropped = ("<|begin|>assistant",)
-    knows = ("<|think|>", "<|content|>")

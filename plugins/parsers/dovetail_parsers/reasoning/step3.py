@@ -25,10 +25,3 @@ class Step3(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
-
-    def detect(self, template: TemplateView) -> float:
-        """Step's turn markers or tool tags with thinking."""
-        source = template.source
-        if "</think>" not in source:
-            return 0.0
-        return 0.95 if "steptml" in source or "<|BOT|>" in source or "<|EOT|>" in source else 0.0

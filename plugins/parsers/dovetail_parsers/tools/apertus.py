@@ -19,4 +19,3 @@ class Apertus(JsonSection):
 
     start, end = "<|tools_prefix|>", "<|tools_suffix|>"
     keys = ("", "")
-    knows = ("<|tools_prefix|>",)

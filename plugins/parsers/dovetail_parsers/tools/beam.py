@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import TemplateView
 from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
 from dovetail_parsers.harmony import MESSAGES_AND_CALLS, TAGS
@@ -44,7 +43,3 @@ class Beam(GptOss):
             before=other_messages(MESSAGES_AND_CALLS),
             instead=answer_message(MESSAGES_AND_CALLS, {"type": "any_text"}),
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """Harmony's markers and Beam's tags."""
-        return 1.0 if "<|channel|>" in template.source and "<rfl:parameter" in template.source else 0.0

@@ -21,4 +21,3 @@ class CohereCommand(JsonSection):
 
     start, end = "<|START_ACTION|>", "<|END_ACTION|>"
     keys = ("tool_name", "parameters")
-    knows = ("<|START_ACTION|>",)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
@@ -58,11 +58,6 @@ class DeepSeekCalls(ToolParser):
             separator=separator,
             trigger=SECTION[0],
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """DeepSeek's markers, with a fence or without."""
-        source = template.source
-        return 0.9 if SECTION[0] in source and ("```json" in source) == self.is_fenced else 0.0
 
     def _body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         return HeadedCalls(

@@ -60,10 +60,10 @@ class DeepSeekV32(TagSection):
     def __init_subclass__(cls) -> None:
         """Take the markers from what the subclass declares."""
         cls.start, cls.end = cls.section
-        cls.also, cls.inner, cls.knows = (cls.tags.call[0],), (cls.word,), (cls.section[0],)
+        cls.also, cls.inner = (cls.tags.call[0],), (cls.word,)
 
     start, end = section
-    also, inner, knows = (TAGS.call[0],), (word,), (section[0],)
+    also, inner = (TAGS.call[0],), (word,)
 
     def key(self, name: str, is_string: bool) -> str:
         """Write the key and whether its value is text."""

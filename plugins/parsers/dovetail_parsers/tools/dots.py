@@ -44,7 +44,6 @@ class Dots(TagSection):
         read_name=unquoted,
         read_key=lambda text: (unquoted(text), None),
     )
-    knows = ("<dots_function_call>",)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read tags, or JSON."""

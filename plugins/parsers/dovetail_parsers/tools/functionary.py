@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, TemplateView, ToolFormat
+from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import Node, calls_grammar, json_arguments, name_of, sequence
 from dovetail.text.tool_calls.reply_grammar import Tools
-from dovetail_parsers.functionary import ALL, FunctionaryParser, Known, knows
+from dovetail_parsers.functionary import ALL, FunctionaryParser, Known
 
 
 class Functionary(ToolParser):
@@ -42,10 +42,6 @@ class Functionary(ToolParser):
             trigger=">>>",
             instead=_answer(tools, parallel),
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """What the template says of recipients."""
-        return 0.95 if knows(template) else 0.0
 
 
 def _answer(tools: Tools, parallel: bool) -> Node:

@@ -20,4 +20,3 @@ class FunctionGemma(Gemma4):
     start, end = "<start_function_call>", "<end_function_call>"
     quote = "<escape>"
     inner = ("<escape>",)
-    knows = ("<start_function_call>",)

@@ -27,7 +27,6 @@ class Gemma4(Section):
     start, end = "<|tool_call>", "<tool_call|>"
     quote = '<|"|>'
     inner: ClassVar[tuple[str, ...]] = ('<|"|>',)
-    knows: ClassVar[tuple[str, ...]] = ("<|tool_call>", "<tool_call|>")
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read braces."""

@@ -28,7 +28,6 @@ class GigaChat3(JsonSection):
     inner = ("<|role_sep|>", "<|message_sep|>")
     ignored = ("function call<|role_sep|>", "<|message_sep|>")
     listed = False
-    knows = ("<|role_sep|>", "<|message_sep|>")
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers; what ends the message before a call is none of it."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls
@@ -34,12 +34,10 @@ class Glm45(ToolParser):
 
     Attributes:
         markers: Around a call.
-        knows: What a chat template of the format holds.
         lines: Whether the template puts keys and values on lines of their own.
     """
 
     markers: ClassVar[tuple[str, str]] = ("<tool_call>", "</tool_call>")
-    knows: ClassVar[str] = "<arg_key>"
     lines: ClassVar[bool] = True
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
@@ -68,7 +66,3 @@ class Glm45(ToolParser):
             separator="\n",
             trigger=start,
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The tags of keys."""
-        return 0.95 if self.knows in template.source else 0.0

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, TemplateView, ToolFormat
+from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
@@ -55,7 +55,3 @@ class GptOss(ToolParser):
             before=other_messages(MESSAGES_AND_CALLS, "<|channel|>commentary"),
             instead=answer_message(MESSAGES_AND_CALLS, {"type": "any_text"}),
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """Harmony's markers."""
-        return 0.95 if "<|channel|>" in template.source and "<|message|>" in template.source else 0.0

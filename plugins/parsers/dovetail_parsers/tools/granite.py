@@ -20,4 +20,3 @@ class Granite(JsonSection):
     start = "<|tool_call|>"
     starts = ("<tool_call>",)
     ignored = ("<tool_call>", "</tool_call>")
-    knows = ("<|start_of_role|>", "<|tool_call|>")

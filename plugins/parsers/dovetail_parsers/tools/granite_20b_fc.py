@@ -21,4 +21,3 @@ class Granite20bFc(JsonSection):
     before = "\n"
     listed = False
     written = (" ", "")
-    knows = ("<function_call>",)

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, TemplateView, ToolFormat
+from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.reply_grammar import json_calls_grammar
@@ -49,12 +49,3 @@ class Hermes(ToolParser):
             end="}\n</tool_call>",
             trigger="<tool_call>",
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The markers with JSON between them; other formats share the markers alone."""
-        source = template.source
-        if "<tool_call>" not in source or "<function=" in source or "<arg_key>" in source:
-            return 0.0
-        if '"arguments"' in source or '\\"arguments\\"' in source:
-            return 0.9
-        return 0.7 if "<tools>" in source and "json" in source.lower() else 0.4

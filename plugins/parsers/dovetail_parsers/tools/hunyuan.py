@@ -43,7 +43,6 @@ class Hunyuan(TagSection):
 
     start, end = "<tool_calls>", "</tool_calls>"
     tags: ClassVar[Tags] = tags_of("")
-    knows = ("<tool_sep", "<arg_key")
 
     def for_template(self, template: TemplateView) -> Hunyuan:
         """Take the word from the template."""

@@ -20,4 +20,3 @@ class HunyuanA13b(JsonSection):
 
     start, end = "<tool_calls>", "</tool_calls>"
     before = "\n"
-    knows = ("<tool_calls>", '"arguments"')

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, TemplateView, ToolFormat
+from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
-from dovetail_parsers.hyperclova import CALLS, END, ROLE, START, THINKING, HyperClovaParser, knows
+from dovetail_parsers.hyperclova import CALLS, END, ROLE, START, THINKING, HyperClovaParser
 
 THOUGHT = {
     "type": "tag",
@@ -51,7 +51,3 @@ class HyperClova(ToolParser):
             before=optional(THOUGHT),
             instead=sequence(text("\n"), {"type": "any_text"}),
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The roles."""
-        return 0.95 if knows(template) else 0.0

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
@@ -57,7 +57,3 @@ class Inkling(ToolParser):
             before=sequence(start, other_messages(MESSAGES)),
             instead=answer_message(MESSAGES, {"type": "any_text"}),
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The kind of a call."""
-        return 0.95 if CALL in template.source else 0.0

@@ -24,4 +24,3 @@ class InternLm(JsonSection):
     written = ("<|plugin|>\n", "")
     inner = ("<|plugin|>",)
     ignored = ("<|plugin|>",)
-    knows = ("<|action_start|>",)

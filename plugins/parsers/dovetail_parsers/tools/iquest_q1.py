@@ -20,5 +20,4 @@ class IQuestQ1(Glm45):
     """Calls as a name, keys and values between IQuest's markers."""
 
     markers: ClassVar[tuple[str, str]] = ("<iquest_tool_call>", "</iquest_tool_call>")
-    knows: ClassVar[str] = "<iquest_tool_call>"
     lines: ClassVar[bool] = False

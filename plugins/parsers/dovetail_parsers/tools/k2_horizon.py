@@ -56,7 +56,6 @@ class K2Horizon(Section):
         "<ifm|arg_value>",
         "</ifm|arg_value>",
     )
-    knows = ("<ifm|tool_call",)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read each call by how it begins."""

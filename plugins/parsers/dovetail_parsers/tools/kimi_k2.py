@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
@@ -76,7 +76,3 @@ class KimiK2(ToolParser):
             section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
             trigger="<|tool_calls_section_begin|>",
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The section's marker."""
-        return 0.95 if "<|tool_calls_section_begin|>" in template.source else 0.0

@@ -47,7 +47,6 @@ class KimiK3(TagSection):
         read_key=read_key,
     )
     lines = False
-    knows = ("<|open|>", "<|sep|>", "tools")
 
     def key(self, name: str, is_string: bool) -> str:
         """Write the key and its type."""

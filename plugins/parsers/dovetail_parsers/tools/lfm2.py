@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import NewCall, TemplateView, ToolBody
+from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, keyword_arguments, name_of
 from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
@@ -45,9 +45,3 @@ class Lfm2(Section):
             separator=", ",
             trigger=self.start,
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The markers of calls, or of the list of tools: many of the family's templates show no call."""
-        if "<|tool_call_start|>" in template.source or "<|tool_list_start|>" in template.source:
-            return 0.95
-        return 0.6 if "List of tools: [" in template.source else 0.0

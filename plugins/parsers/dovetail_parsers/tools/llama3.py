@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
@@ -48,10 +48,3 @@ class Llama3(ToolParser):
             separator="; ",
             trigger='{"name": "',
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """Llama 3's turn markers with JSON parameters."""
-        source = template.source
-        if "<|start_header_id|>" not in source and "<|eom_id|>" not in source:
-            return 0.0
-        return 0.9 if '"parameters": ' in source or '\\"parameters\\": ' in source else 0.3

@@ -21,4 +21,3 @@ class LongCat(JsonSection):
     before = "\n"
     listed = False
     written = ("\n", "\n")
-    knows = ("<longcat_tool_call>",)

@@ -30,4 +30,3 @@ class MiniCpm5(TagSection):
         cdata=True,
     )
     lines = False
-    knows = ('<function name="', '<param name="')

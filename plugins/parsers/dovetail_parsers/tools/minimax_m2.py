@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls
@@ -63,7 +63,3 @@ class MiniMaxM2(ToolParser):
             section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
             trigger="<minimax:tool_call>",
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The section's marker."""
-        return 0.95 if "minimax:tool_call" in template.source else 0.0

@@ -329,7 +329,6 @@ class MiniMaxM3(Section):
     start, end = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
     also = (f"{MARK}<invoke",)
     inner = (MARK,)
-    knows = (MARK,)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read elements."""

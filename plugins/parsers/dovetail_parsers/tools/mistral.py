@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
@@ -61,7 +61,3 @@ class Mistral(ToolParser):
             lambda tool: (f"[TOOL_CALLS]{name_of(tool)}[ARGS]", json_arguments(tool), ""),
             trigger="[TOOL_CALLS]",
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The marker."""
-        return 0.95 if "[TOOL_CALLS]" in template.source else 0.0

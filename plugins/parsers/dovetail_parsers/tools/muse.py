@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.parsing.without import Without
 from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
@@ -61,7 +61,3 @@ class Muse(ToolParser):
             before=other_messages(MESSAGES),
             instead=answer_message(MESSAGES, {"type": "any_text"}),
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """The tags and recipients."""
-        return 0.95 if "<atem:" in template.source and "to=" in template.source else 0.0

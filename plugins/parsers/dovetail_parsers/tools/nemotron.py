@@ -19,4 +19,3 @@ class Nemotron(JsonSection):
 
     start, end = "<TOOLCALL>", "</TOOLCALL>"
     before = "\n"
-    knows = ("<TOOLCALL>",)

@@ -29,7 +29,6 @@ class Olmo3(Section):
 
     start, end = "<function_calls>", "</function_calls>"
     before = "\n"
-    knows = ("<function_calls>", "<|im_start|>")
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read Python calls."""

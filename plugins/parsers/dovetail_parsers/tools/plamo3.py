@@ -57,7 +57,6 @@ class Plamo3(Section):
         mark("end_tool_arguments"),
     )
     ignored = (mark("end_tool_arguments"),)
-    knows = (mark("begin_tool_requests"),)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read heads and JSON."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import calls_grammar, keyword_arguments, name_of
 from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
@@ -53,10 +53,3 @@ class Pythonic(ToolParser):
             trigger="[",
             instead={"type": "regex", "pattern": TEXT},
         )
-
-    def detect(self, template: TemplateView) -> float:
-        """Llama 4's markers, or the pattern that such templates teach."""
-        source = template.source
-        if "<|python_start|>" in source or "[func_name1(" in source:
-            return 0.9
-        return 0.7 if "<|header_start|>" in source and "tools" in source else 0.0

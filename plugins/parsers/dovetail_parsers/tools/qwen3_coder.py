@@ -36,4 +36,3 @@ class Qwen3Coder(TagSection):
         value_end="</parameter>",
         newlines=True,
     )
-    knows = ("<tool_call>", "<function=")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.without import Without
@@ -28,8 +28,6 @@ class Section(ToolParser):
         bare: Characters that do where an answer begins with one.
         inner: Tokens that stand inside a section.
         ignored: Texts in a section that mean nothing.
-        knows: Texts that a chat template of this format holds, all of them.
-        score: How surely such a template is of this format.
     """
 
     start: ClassVar[str] = ""
@@ -40,8 +38,6 @@ class Section(ToolParser):
     bare: ClassVar[str] = ""
     inner: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = ()
-    knows: ClassVar[tuple[str, ...]] = ()
-    score: ClassVar[float] = 0.95
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Make the reader of a section."""
@@ -65,10 +61,6 @@ class Section(ToolParser):
             inner=self.inner,
         )
         return replace(spec, tools=section)
-
-    def detect(self, template: TemplateView) -> float:
-        """The markers."""
-        return self.score if self.knows and all(text in template.source for text in self.knows) else 0.0
 
 
 class JsonSection(Section):

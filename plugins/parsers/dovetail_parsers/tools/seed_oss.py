@@ -32,4 +32,3 @@ class SeedOss(TagSection):
         key=("<parameter=", ">"),
         value_end="</parameter>",
     )
-    knows = ("seed:tool_call",)

@@ -36,7 +36,6 @@ class Solar(Section):
     start, end = "<|tool_calls|>", "<|calls|>"
     also = ("<|tool_call:begin|>",)
     inner = ("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>")
-    knows = ("<|tool_call:begin|>",)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read heads and JSON."""

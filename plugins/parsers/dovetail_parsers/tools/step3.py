@@ -31,4 +31,3 @@ class Step3(TagSection):
         value_end="</steptml:parameter>",
     )
     lines = False
-    knows = ("steptml:invoke",)

@@ -21,4 +21,3 @@ class Xlam(JsonSection):
     starts = ("```json", "<tool_call>", "[TOOL_CALLS]")
     bare = "["
     ignored = ("```", "json", "<tool_call>", "</tool_call>", "[TOOL_CALLS]")
-    knows = ("JSON array of tool calls",)

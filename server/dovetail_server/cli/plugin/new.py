@@ -13,6 +13,7 @@ from dovetail import __version__
 from dovetail.errors import PluginError
 from dovetail.plugins import Registry
 from dovetail.plugins.kinds import KINDS, PluginKind
+from dovetail.plugins.scan import MANIFEST_FILE
 
 USAGE = {
     "model": "MODEL_FOLDER",
@@ -70,7 +71,13 @@ def values_for(kind: PluginKind, name: str) -> dict[str, str]:
     if keyword.iskeyword(class_name):
         class_name += "_"
     usage = USAGE.get(kind.name, f"{kind.label} {{name}}").format(name=name)
+    has_facts, group = _has(f"{kind.name}.json"), '[project.entry-points."dovetail.manifest"]'
     return {
+        "manifest": f'\n{group}\n{name} = "{module}_facts"\n' if has_facts else "",
+        "facts": f', "{module}_facts"' if has_facts else "",
+        "clues": f"- `{module}_facts/{MANIFEST_FILE}`: by which chat templates `auto` knows your models.\n"
+        if has_facts
+        else "",
         "name": name,
         "tag": stem,
         "module": module,
@@ -97,11 +104,15 @@ def write(folder: Path, kind: PluginKind, values: dict[str, str]) -> list[str]:
         f"{kind.name}.py": f"{values['module']}.py",
         f"{kind.name}.test" if _has(f"{kind.name}.test") else "plugin.test": f"test_{values['module']}.py",
     }
+    if _has(f"{kind.name}.json"):
+        facts = f"{values['module']}_facts"
+        targets |= {"facts.py": f"{facts}/__init__.py", f"{kind.name}.json": f"{facts}/{MANIFEST_FILE}"}
     try:
         if folder.exists() and any(folder.iterdir()):
             raise PluginError(f"{str(folder)!r} is not empty; give another --dir")
         folder.mkdir(parents=True, exist_ok=True)
         for template, name in targets.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(fill(template, values), encoding="utf-8")
     except OSError as error:
         raise PluginError(f"{str(folder)!r}: {error.strerror}; give another --dir") from None

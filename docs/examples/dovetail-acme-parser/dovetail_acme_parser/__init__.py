@@ -9,7 +9,3 @@ class AcmeR2(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare where reasoning stands; everything else is derived."""
         return FormatSpec(reasoning=Markers("<r>", "</r>", after_start="", before_end="", after_end=""))
-
-    def detect(self, template: TemplateView) -> float:
-        """Recognise the model by its template."""
-        return 1.0 if "<r>" in template.source else 0.0

@@ -1,0 +1,267 @@
+"""Parsers that come into question for a model, by what their manifests say; the best are imported and tried.
+
+A manifest says by which texts a parser knows a chat template (`clues`), and what opens its thinking or calls in any
+template (`opens`). That gives each parser the most that it can score; they are imported in that order, and no other is
+where the best of those tried cannot be beaten. Trying one means to read back what the template writes:
+
+| reading back | score |
+|---|---|
+| gives the message | the clue's, but at least 0.4, and 0.1 more |
+| is not possible, since the template does not print such a message behind the prompt | the clue's |
+| gives something else | half of the clue's, unless the prompt itself teaches its marker |
+
+Where it is not possible, but the template begins thinking in the prompt, parsers of those markers score at least 0.5.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
+from dovetail.contracts.tools import ToolParser
+from dovetail.errors import RequestError
+from dovetail.plugins.clues import score_of
+from dovetail.plugins.loader import describe, import_planned
+from dovetail.plugins.plan import as_planned
+from dovetail.plugins.records import PluginRecord
+from dovetail.plugins.registry import Registry
+from dovetail.plugins.time_limit import time_limit
+from dovetail.text.chat.moment import one_moment
+from dovetail.text.chat.template import ChatTemplate, common_len
+from dovetail.text.detection.derive import (
+    CALLED,
+    QUESTION,
+    SWITCHES,
+    THOUGHTS,
+    TWICE,
+    Derived,
+    derive,
+    reads_all,
+    shown_text,
+    tools_of,
+)
+from dovetail.text.detection.formats import fit_reasoning, fit_tools
+from dovetail.text.tokenizer.files import TokenizerFiles
+
+logger = logging.getLogger("dovetail.text")
+ENOUGH = 0.5
+"""The lowest score that is taken."""
+OPENED, READ = 0.4, 0.1
+"""The least that a parser scores that reads replies back, and what reading adds."""
+MOST = 3
+"""Parsers of a kind that are imported for one model."""
+MIN_KINSHIP = 4
+"""Letters of the shortest word that names a family."""
+DERIVED = "template"
+"""The parser of what is read off the template."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchScore:
+    """One parser's score. `reads_back` is None where the template does not show; `aliases` are its other names."""
+
+    name: str
+    score: float
+    reads_back: bool | None
+    aliases: tuple[str, ...] = ()
+
+
+class Vocabulary:
+    """The tokenizer as far as it is known without loading it."""
+
+    vocab_size = 0
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        added = files.tokenizer_config.get("added_tokens_decoder") or {}
+        self.added_tokens = {str(entry.get("content")): int(key) for key, entry in added.items()}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Nothing is known."""
+        return []
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Nothing is known."""
+        return b""
+
+
+class Model:
+    """What `auto` knows of a model: its tokenizer's files, its template, and what the template says of replies."""
+
+    def __init__(self, files: TokenizerFiles, chat_template: str | None) -> None:
+        """Take the files, and the operator's template: a file, or a built-in name.
+
+        Raises:
+            ConfigError: The template cannot be read.
+        """
+        said = files.tokenizer_config.get("response_template")
+        self.template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
+        self.derived: Derived = derive(self.template)
+        self.vocabulary = Vocabulary(files)
+        self.declared = said or files.tokenizer_config.get("response_schema")
+
+    @cached_property
+    def text(self) -> str:
+        """The template, and what the tokenizer says of replies: what clues are looked for in."""
+        return self.template.source + ("\n" + _plain(self.declared) if self.declared else "")
+
+    def written(self, kind: str) -> str:
+        """Return the replies that the template shows, with what the prompt begins of them; "" where it shows none."""
+        if kind == "reasoning_parser":
+            return "".join(shown_text(self.template, THOUGHTS, switches) for switches in SWITCHES)
+        return shown_text(self.template, CALLED, {})
+
+    @cached_property
+    def tails(self) -> tuple[str, ...]:
+        """What the template appends to a prompt, with thinking switched each way."""
+        return () if self.template.varies else tuple(_tails(self.template))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A parser, what its clues say of the template, and the most that it can score."""
+
+    record: PluginRecord
+    said: float
+    most: float
+
+
+class Candidates:
+    """The parsers of one kind for one model. Each is imported once, if it is tried."""
+
+    def __init__(self, registry: Registry, kind: str, model: Model, base: FormatSpec, timeout_s: float) -> None:
+        """Look at the manifests.
+
+        Args:
+            registry: What is installed.
+            kind: The parsers' kind.
+            model: The model.
+            base: What a tool parser extends.
+            timeout_s: What each may take to be imported, and to be tried; 0 for no limit.
+        """
+        self._model, self._base, self._timeout_s = model, base, timeout_s
+        written = model.written(kind)
+        begun = written or ("".join(model.tails) if kind == "reasoning_parser" else "")
+        self._all: list[Candidate] = []
+        self._tried: dict[str, MatchScore | None] = {}
+        for record in registry.of_kind(kind):
+            if not record.usable or record.name == DERIVED:
+                continue
+            said, opens = score_of(record.facts.clues, model.text), record.facts.opens
+            if said or (opens and opens in begun):
+                at_least = OPENED if written else ENOUGH if opens and opens in begun else 0.0
+                most = round(max(said, at_least) + (READ if written else 0), 2)
+                self._all.append(Candidate(record, said, min(most, 1.0)))
+
+    def ranked(self, family: str | None = None) -> tuple[MatchScore, ...]:
+        """Try those that can be the best, at most `MOST` in all, and return what was tried, the best first.
+
+        Args:
+            family: Name of the tool-call parser: of equal parsers, those of its family come first.
+        """
+
+        def place(score: float, name: str, aliases: tuple[str, ...]) -> tuple[float, int, str]:
+            return -score, -max(_kinship(each, family) for each in (name, *aliases)), name
+
+        def tried() -> list[MatchScore]:
+            scores = [score for score in self._tried.values() if score is not None and score.score > 0]
+            return sorted(scores, key=lambda one: place(one.score, one.name, one.aliases))
+
+        rows = [(place(one.most, one.record.name, one.record.facts.aliases), one) for one in self._all]
+        for limit, candidate in sorted(rows, key=lambda row: row[0]):
+            best = next(iter(tried()), None)
+            if best is not None and place(best.score, best.name, best.aliases) <= limit:
+                break
+            if candidate.record.qualified not in self._tried:
+                if len(self._tried) == MOST:
+                    break
+                self._tried[candidate.record.qualified] = self._try(candidate)
+        return tuple(tried())
+
+    def _try(self, candidate: Candidate) -> MatchScore | None:
+        """Import a parser and have it read back; None if it cannot be used."""
+        record, said, model = candidate.record, candidate.said, self._model
+        if candidate.most < ENOUGH:  # it is not taken whatever it reads
+            return MatchScore(record.name, said, None, record.facts.aliases)
+        planned = as_planned(record)
+        try:
+            plugin = import_planned(planned, self._timeout_s)()
+            with time_limit(f"{describe(planned)}: reading a reply back", self._timeout_s):
+                reads_back = _reads_back(plugin.for_template(model.template), model, self._base)
+                is_begun = reads_back is None and said < ENOUGH and _begins_in_prompt(plugin, model)
+                is_taught = reads_back is False and _is_taught(plugin, model.template)
+        except Exception as error:  # a stranger's code must not keep the server from starting
+            logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
+            return None
+        if reads_back:
+            said = max(said, OPENED) + READ
+        elif is_begun:
+            said = ENOUGH
+        elif reads_back is False and not is_taught:
+            said /= 2
+        return MatchScore(record.name, min(round(said, 2), 1.0), reads_back, record.facts.aliases)
+
+
+def _kinship(name: str, family: str | None) -> int:
+    """Return how much a parser's name has in common with that of the other kind: families share a word."""
+    shared = common_len(name, family or "")
+    return shared if shared >= MIN_KINSHIP else 0
+
+
+def _plain(declared: Any) -> str:
+    """Return the text of a description of replies, regular expressions in it without their backslashes."""
+    return re.sub(r"\\+(.)", r"\1", json.dumps(declared, ensure_ascii=False))
+
+
+def _is_taught(plugin: Any, template: ChatTemplate) -> bool:
+    """Whether the prompt says how calls begin, though the template writes those of a history in another way."""
+    if not isinstance(plugin, ToolParser) or template.varies:
+        return False
+    tools = tools_of((TWICE,)) or []
+    section = plugin.extend(FormatSpec(), tools).tools
+    try:
+        with one_moment():
+            told, plain = (template.render([QUESTION], tools=each).text for each in (tools, None))
+    except RequestError:
+        return False
+    return section is not None and bool(section.start) and section.start in told and section.start not in plain
+
+
+def _begins_in_prompt(plugin: Any, model: Model) -> bool:
+    """Whether the template ends a prompt with thinking in a parser's markers, open or closed."""
+    if not isinstance(plugin, ReasoningParser):
+        return False
+    markers = plugin.spec(model.vocabulary, model.template, ParserRequest()).reasoning
+    if markers is None or not markers.start or markers.end not in model.template.source:
+        return False
+    return any(markers.start in tail for tail in model.tails)
+
+
+def _tails(template: ChatTemplate) -> Iterator[str]:
+    """Yield what the template appends to a prompt, with thinking switched each way."""
+    for switches in (*SWITCHES, {"enable_thinking": False, "thinking": False}):
+        try:
+            yield template.render([QUESTION], template_kwargs=switches).tail or ""
+        except RequestError:
+            continue
+
+
+def _reads_back(plugin: Any, model: Model, base: FormatSpec) -> bool | None:
+    """Render replies and read them back, with the template's newlines; None where the template shows none."""
+    template, derived = model.template, model.derived
+    if not template.source:
+        return None
+    if isinstance(plugin, ReasoningParser):
+        results = []
+        for switches in SWITCHES:
+            spec = plugin.spec(model.vocabulary, template, ParserRequest(template_kwargs=switches))
+            results.append(reads_all(template, fit_reasoning(spec, derived), THOUGHTS, switches))
+        return False if False in results else True if True in results else None
+    spec = plugin.extend(base, tools_of((TWICE,)) or ())
+    return reads_all(template, fit_tools(spec, derived), CALLED, {})
