@@ -101,6 +101,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
     "solar_open": {**DEEPSEEK, "n_group": 1, "topk_group": 1},
     "minicpm3": DEEPSEEK,
+    "opt": {"word_embed_proj_dim": 64, "ffn_dim": 96},
 }
 """Changes of `SIZES` by `model_type`."""
 

@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError, described
 from dovetail.plugins import load as load_plan
 from dovetail.runtime.ranks import ALONE
 from dovetail.runtime.runner import ModelRunner
-from dovetail.runtime.start import allocate, capture, check, load
+from dovetail.runtime.start import allocate, capture, check, load, probe
 from dovetail.runtime.start.phases import PHASES, Phases
 from dovetail.testing.engine import make_plans
 from dovetail.testing.models import make_model
@@ -23,6 +23,7 @@ MADE_IN = {
     "plan": "dovetail.runtime.start.allocate.plan",
     "allocate": "dovetail.runtime.start.allocate.make_attention",
     "compile": "dovetail.runtime.start.capture.CaptureQueue",
+    "probe": "dovetail.runtime.start.probe.Probe.run",
     "capture": "dovetail.runtime.start.capture.capture",
 }
 
@@ -48,7 +49,9 @@ def test_each_phase_takes_what_the_one_before_returned(folder: Path) -> None:
     assert planned.num_tokens == 8192
     made = allocate.allocate(checked, loaded, planned)
     assert made.pool.num_bytes == planned.kv_bytes
-    compiled = capture.compile_kernels(checked, loaded, planned, made)
+    tried = probe.Probe(checked, loaded, made)
+    compiled = capture.compile_kernels(checked, loaded, planned, made, tried)
+    tried.run()
     assert (compiled.trials, compiled.queue.num_left) == (None, 0)  # on a CPU
     capture.capture(checked, made, compiled)
 

@@ -103,6 +103,10 @@ class ModelPlugin(Configurable, ABC):
     beside it: all its products are layers of the context, and what else it computes is by row. Not inherited: a
     subclass may compute something of its own, so it says it again."""
 
+    compares_schedules: ClassVar[bool] = False
+    """Every start computes a few tokens of the model whole, in two pieces and by decoding, and is refused where the
+    results differ: for classes that run code which was not written for Dovetail."""
+
     @classmethod
     @abstractmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

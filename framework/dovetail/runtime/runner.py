@@ -6,7 +6,7 @@ from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory.plan import MemoryPlan
 from dovetail.runtime.ranks import ALONE, Rank
-from dovetail.runtime.start import allocate, capture, check, load
+from dovetail.runtime.start import allocate, capture, check, load, probe
 from dovetail.runtime.start.phases import Phases
 from dovetail.settings import EngineSettings
 
@@ -30,7 +30,10 @@ class ModelRunner:
         with phases.phase("allocate"):
             made = allocate.allocate(checked, loaded, planned)
         with phases.phase("compile"):
-            compiled = capture.compile_kernels(checked, loaded, planned, made)
+            tried = probe.Probe(checked, loaded, made)
+            compiled = capture.compile_kernels(checked, loaded, planned, made, tried)
+        with phases.phase("probe"):
+            tried.run()
         with phases.phase("capture"):
             capture.capture(checked, made, compiled)
         phases.report()

@@ -70,12 +70,7 @@ class Stepper:
     @torch.inference_mode()
     def launch(self, step: StepInput) -> InFlightStep:
         """Start a step. Its tokens are chosen too, unless a row waits."""
-        self._state.apply(step)
-        self._pooler.apply(step)
-        self._processors.apply_step(step)
-        for group in np.unique(step.zeroed[0]).tolist() if step.zeroed.size else ():
-            self._pool.zero_pages(group, step.zeroed[1, step.zeroed[0] == group].tolist())
-        self._state.flush()
+        self.take(step)
         if step.decode_graph is not None or step.prefill_graph is not None:
             launched = self._replay(step)
         else:
@@ -83,6 +78,15 @@ class Stepper:
         if all(part.logits is None for part in launched.parts):
             launched.start_copy(self._state.device)
         return launched
+
+    def take(self, step: StepInput) -> None:
+        """Take what a step says of rows and pages, and send it to the device."""
+        self._state.apply(step)
+        self._pooler.apply(step)
+        self._processors.apply_step(step)
+        for group in np.unique(step.zeroed[0]).tolist() if step.zeroed.size else ():
+            self._pool.zero_pages(group, step.zeroed[1, step.zeroed[0] == group].tolist())
+        self._state.flush()
 
     @torch.inference_mode()
     def choose(self, launched: InFlightStep, late: StepLate) -> None:

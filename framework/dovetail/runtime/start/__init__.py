@@ -1,1 +1,1 @@
-"""A start in phases: check, load, plan, allocate, compile, capture. Each takes what the one before has returned."""
+"""A start in phases: check, load, plan, allocate, compile, probe, capture. Each takes what those before returned."""

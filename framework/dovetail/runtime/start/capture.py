@@ -14,6 +14,7 @@ from dovetail.runtime.memory.plan import MemoryPlan
 from dovetail.runtime.start.allocate import Allocated
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.start.load import Loaded
+from dovetail.runtime.start.probe import Probe
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
 from dovetail.settings import EngineSettings
@@ -37,8 +38,8 @@ class Compiled:
     queue: CaptureQueue
 
 
-def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made: Allocated) -> Compiled:
-    """Compile what steps will launch, and meet the other ranks."""
+def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made: Allocated, probe: Probe) -> Compiled:
+    """Compile what the probe and steps will launch, and meet the other ranks."""
     is_cuda, graphs = checked.device.type == "cuda", made.graphs
     prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
     repeats = Repeats(loaded.model if is_cuda else None)
@@ -51,7 +52,7 @@ def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made:
     tasks = [task for task in (prefill, decode, trials) if task is not None]
     if checked.kernels is not None:
         with repeats.left_out():
-            rehearsals = [task.rehearse for task in tasks]
+            rehearsals = [task.rehearse for task in (probe, *tasks)]
             checked.kernels.compile([*rehearsals, lambda: made.masks.warm_up(checked.config.vocab_size)])
     if checked.rank.meeting is not None:
         checked.rank.meeting.connect()

@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-Phase = Literal["check", "load", "plan", "allocate", "compile", "capture"]
+Phase = Literal["check", "load", "plan", "allocate", "compile", "probe", "capture"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 

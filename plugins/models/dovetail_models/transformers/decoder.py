@@ -97,18 +97,19 @@ class HiddenStates:
 
 
 class Given(nn.Module):
-    """Stands for all but the head of a model: hands on the hidden states that are given as embeddings."""
+    """Stands for all but the head of a model, or a part of it: hands on hidden states that are given as embeddings."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self._body = [body]  # in a list: not a sub-module of this one
 
     def __getattr__(self, name: str) -> Any:
-        """Answer for the body where the head asks for a factor of its."""
+        """Answer for the body where the head asks for a factor of its, or calls a part of it."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["_body"][0], name)
+            found = getattr(self.__dict__["_body"][0], name)
+            return Given(found) if isinstance(found, nn.Module) else found
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         return HiddenStates(inputs_embeds)

@@ -19,6 +19,7 @@ class TransformersModel(ModelPlugin):
     """Serves what `AutoModelForCausalLM` has, as far as its layers attend through transformers' attention interface."""
 
     architectures: ClassVar[Sequence[str]] = ("*",)
+    compares_schedules: ClassVar[bool] = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
