@@ -243,8 +243,8 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0.5,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds without a step after which a busy engine counts as hanging, and is ended and started "
-        "again; ten times as long as a recent step where that is more.",
+        description="Seconds within which a busy engine must compute a step, or a layer of a long one; else it counts "
+        "as hanging, and is ended and started again.",
         json_schema_extra=flag(),
     )
     file_storage_path: Path | None = Field(

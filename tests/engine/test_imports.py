@@ -73,7 +73,7 @@ def test_an_engine_that_is_ready_has_taken_its_start_out_of_the_collectors_round
     engine_main.serve(
         transport, engine_main.Start(settings={"model_path": "."}, plan=plan, log_level="info", hang_s=60)
     )
-    assert [word for word in said if word != "Starting"] == ["made", "warm", "taken out", "Ready", "serves"]
+    assert [word for word in said if word != "Working"] == ["made", "warm", "taken out", "Ready", "serves"]
 
 
 def engine_info() -> EngineInfo:

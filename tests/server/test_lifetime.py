@@ -173,7 +173,7 @@ def test_starting_server_says_so(make_harness: Callable[..., Harness]) -> None:
 
 def test_a_server_whose_engine_is_started_again_is_not_ready(harness: Harness) -> None:
     """Probes say so, with the reason; requests are taken and wait, and the metrics count it."""
-    harness.engine.restarting = "the engine hung: no step for 31 s"
+    harness.engine.restarting = "the engine hung: no step and no layer for 31 s"
     for path in ("/readyz", "/health", "/health_generate"):
         reply = harness.get(path)
         assert (reply.status_code, reply.json()["reason"]) == (503, "engine restarting: " + harness.engine.restarting)

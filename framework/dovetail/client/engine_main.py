@@ -15,7 +15,7 @@ from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.standstill import StandstillWatch
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.errors import ConfigError, described
-from dovetail.messages import Failed, Ready
+from dovetail.messages import Failed, Ready, Working
 from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
@@ -77,11 +77,19 @@ def serve(transport: SocketTransport, start: Start) -> None:
         with StartSigns(transport), naming_plugin(plugins):
             core = make_engine(settings, plugins, start.hang_s)
             spare.close()
+            if start.num_hangs:
+                core.recovery.hung(start.num_hangs)
             if core.grammars is not None:
                 core.grammars.service.warm_up().wait(WARM_UP_S)
             imports.started()
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
-        with StandstillWatch(start.plan, start.hang_s, lambda: core.step_count, lambda: core.has_work):
+        with StandstillWatch(
+            start.plan,
+            start.hang_s,
+            lambda: (core.step_count, core.executor.progress),
+            lambda: core.has_work,
+            lambda: transport.send(Working()),
+        ):
             run_loop(core, transport)
 
 

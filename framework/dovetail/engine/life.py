@@ -32,6 +32,7 @@ class EngineLife:
 
     Attributes:
         is_ready: The engine has started; set by whoever hears it say so.
+        has_hung: It was ended for standing still; set by whoever ends it.
         failure: The engine's own word on why it failed.
     """
 
@@ -43,7 +44,7 @@ class EngineLife:
             start: What the engine is started with.
             receive: Called with all that it says.
         """
-        self.is_ready = False
+        self.is_ready = self.has_hung = False
         self.failure: Failed | None = None
         self._command, self._start, self._receive = command, start, receive
         self._requests = Writer()

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from dovetail.engine.entry import Entry
 from dovetail.engine.life import EngineLife
 from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
@@ -39,6 +41,8 @@ CONNECT_S = 60.0
 START_SILENCE_S = 120.0
 """Starting may take as long as it does, but for so long nothing must be heard of it."""
 STOP_TIMEOUT_S = 5.0
+GROWN = 1024
+"""An engine that made so many steps has larger chunks again: a hang after them is the first in a row."""
 PROFILE_S = 600.0
 """After a profile was begun no hang is looked for, until it is ended, but for so long at most."""
 
@@ -47,8 +51,8 @@ PROFILE_S = 600.0
 class Restarts:
     """When an engine counts as hanging, and how often it is started again.
 
-    `max_restarts` within `window_s` seconds, 0 for never; `hang_s` is how long a busy engine may stand still, or ten
-    times as long as a recent step took.
+    `max_restarts` within `window_s` seconds, 0 for never; within `hang_s` a busy engine must get on, by a step or a
+    layer.
     """
 
     max_restarts: int = 16
@@ -77,6 +81,7 @@ class ProcessClient(StreamClient):
         self._life: EngineLife | None = None
         self._heart = EngineWatchdog(CONNECT_S)
         self._num_heard = 0
+        self._num_hangs = 0
         self._num_restarts = 0
         self._restarting: str | None = None
         self._died_at = 0.0
@@ -150,9 +155,12 @@ class ProcessClient(StreamClient):
         """Start engines until there may be no further one; nobody waits for ever, whatever happens here."""
         try:
             while True:
-                self._life = life = EngineLife(self.command, self._start_message, self._take)
+                self._step = 0
+                start = msgspec.structs.replace(self._start_message, num_hangs=self._num_hangs)
+                self._life = life = EngineLife(self.command, start, self._take)
                 self._heart = EngineWatchdog(CONNECT_S)
                 why = await life.run()
+                self._num_hangs = (0 if self._step >= GROWN else self._num_hangs) + life.has_hung
                 if self._info is None or self._closing or (refusal := self._may_not_restart(life, why)):
                     break
                 await asyncio.sleep(self._limit.delay_s)
@@ -271,8 +279,9 @@ class ProcessClient(StreamClient):
                 continue
             if life.is_connected and not life.is_ready and self._heart.limit_s == CONNECT_S:
                 self._heart = EngineWatchdog(START_SILENCE_S)
-            late_s = self._heart.look(self._num_heard, self._step, is_busy=not life.is_ready or self._is_busy)
+            late_s = self._heart.look(self._num_heard, is_busy=not life.is_ready or self._is_busy)
             if late_s is not None:
+                life.has_hung = life.is_ready
                 life.kill(self._late(life, late_s))
 
     @property
@@ -288,4 +297,4 @@ class ProcessClient(StreamClient):
             return f"the engine process did not connect within {late_s:.0f} s"
         if not life.is_ready:
             return f"the engine process did not get on with its start for {late_s:.0f} s"
-        return f"the engine hung: no step for {late_s:.0f} s"
+        return f"the engine hung: no step and no layer for {late_s:.0f} s"

@@ -6,6 +6,7 @@ are as they were before it, so nobody loses anything but time:
 - Out of memory: the next steps compute fewer prompt tokens, half as many each time, and then fewer rows. What was asked
   for comes back little by little while all is well.
 - A step that verified drafts is computed without them first.
+- The engine before this one hung: steps compute an eighth of the prompt tokens, so that what is slow gets through.
 - Anything else is somebody's fault: of the step's requests half take part in the next step, until one fails alone.
 
 Only a request that fails alone, and with as little as possible, ends.
@@ -28,6 +29,8 @@ PATIENCE = 64
 """Good steps before larger ones are tried again; twice as many after each failure, …"""
 MAX_PATIENCE = 1 << 14
 """… up to this."""
+HANG_CUT = 8
+"""Prompt tokens of a step are divided by this after each hang in a row: the third try has a 64th of them."""
 NO_MEMORY = "memory ran out for this request alone, in the smallest step; send it again later, or ask for less"
 
 
@@ -50,6 +53,20 @@ class Recovery:
         is_whole = self._scheduler.limits is self._asked
         self._asked = _at_most(self._asked, max_prefill_tokens)
         self._scheduler.limits = self._asked if is_whole else _at_most(self._scheduler.limits, max_prefill_tokens)
+
+    def hung(self, num: int) -> None:
+        """So many engines in a row hung before this one: begin with smaller chunks of prompts."""
+        limits, floor = self._scheduler.limits, self._scheduler.pages.page_size
+        if not limits.cut_prompts:
+            return
+        tokens = min(limits.max_prefill_tokens, max(floor, limits.max_prefill_tokens // HANG_CUT**num))
+        self._patience = min(PATIENCE << num, MAX_PATIENCE)
+        self._scheduler.limits = _at_most(limits, tokens)
+        text = (
+            "The engine hung %d times in a row: for a while steps have at most %d prompt tokens. If long prompts are "
+            "slow here, lower --chunked-prefill-size or raise --engine-hang-timeout."
+        )
+        logger.warning(text, num, tokens)
 
     def failed(self, plan: StepPlan, failure: StepError) -> Request | None:
         """A step has failed and was undone; returns the request that is to be ended for it."""

@@ -1,13 +1,15 @@
-"""What the engine does while it stands still: written to the log before its client ends it as hanging."""
+"""Looks at the engine from a thread of its own: tells its client that a long step gets on, and logs a standstill."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
+from dovetail.engine.loop import ClosedError
 from dovetail.engine.watchdog import EngineWatchdog
 from dovetail.plugins import PluginPlan
 from dovetail.plugins.loader import describe, nearest_plugin
@@ -20,19 +22,27 @@ EARLY = 0.75
 class StandstillWatch:
     """Looks at the thread that makes it, from a thread of its own, while the block lasts.
 
-    Code that holds Python's lock stops that thread, too: what never leaves C is not named.
+    Code that holds Python's lock stops that thread, too: what never leaves C is not named, and no progress is told.
     """
 
-    def __init__(self, plan: PluginPlan, hang_s: float, step: Callable[[], int], is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        plan: PluginPlan,
+        hang_s: float,
+        progress: Callable[[], tuple[int, int]],
+        is_busy: Callable[[], bool],
+        tell: Callable[[], None],
+    ) -> None:
         """Prepare.
 
         Args:
             plan: The plugins that may be to blame.
-            hang_s: After so many seconds the client takes a busy engine for hanging.
-            step: Returns the engine's step counter.
+            hang_s: After so many seconds without news the client takes a busy engine for hanging.
+            progress: Returns the engine's step counter, which is told with each step, and what grows within a step.
             is_busy: Whether it has something to do.
+            tell: Tells the client that the engine gets on; may be called while the engine sends.
         """
-        self._plan, self._step, self._is_busy = plan, step, is_busy
+        self._plan, self._progress, self._is_busy, self._tell = plan, progress, is_busy, tell
         self._heart = EngineWatchdog(EARLY * hang_s)
         self._watched = threading.get_ident()
         self._ended = threading.Event()
@@ -46,13 +56,18 @@ class StandstillWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        told = -1
+        news, before, told = 0, (-1, -1), (-1, -1)
         while not self._ended.wait(self._heart.look_s):
-            step = self._step()
-            still_s = self._heart.look(step, step, is_busy=self._is_busy())
+            now, is_busy = self._progress(), self._is_busy()
+            if now != before:
+                if now[0] == before[0] and is_busy:
+                    with contextlib.suppress(ClosedError):  # the loop will hear of it, too
+                        self._tell()
+                news, before = news + 1, now
+            still_s = self._heart.look(news, is_busy=is_busy)
             frame = sys._current_frames().get(self._watched)
-            if still_s is not None and step != told and frame is not None:
-                told = step
+            if still_s is not None and now != told and frame is not None:
+                told = now
                 logger.error("The engine has not got on for %.0f s. It is in %s.", still_s, place_of(frame, self._plan))
 
 

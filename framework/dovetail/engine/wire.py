@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.engine.loop import ClosedError
 from dovetail.engine.repeats import Reader
-from dovetail.messages import FromEngine, Starting, ToEngine
+from dovetail.messages import FromEngine, ToEngine, Working
 from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import PluginPlan
 
@@ -31,7 +31,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     plan: PluginPlan
     log_level: str
     hang_s: float
-    """After so long without a step a busy engine is ended."""
+    """After so long without news a busy engine is ended."""
+    num_hangs: int = 0
+    """Engines before this one, in a row, to which that happened."""
 
 
 class StartSigns:
@@ -59,7 +61,7 @@ class StartSigns:
             while not self._ended.wait(SIGN_S):
                 before, done = done, _work_done()
                 if any(now > then for now, then in zip(done, before, strict=True)):
-                    self._transport.send(Starting())
+                    self._transport.send(Working())
 
 
 def _work_done() -> tuple[int, ...]:
@@ -78,6 +80,7 @@ class SocketTransport:
         self._frames: list[bytes] = []
         self._requests = Reader()
         self._encoder = msgspec.msgpack.Encoder()
+        self._sending = threading.Lock()
 
     def receive_start(self) -> Start:
         """Wait for the first frame."""
@@ -105,9 +108,10 @@ class SocketTransport:
         return [self._requests.decode(data) for data in frames]
 
     def send(self, message: FromEngine) -> None:
-        """See `Transport.send`."""
+        """See `Transport.send`; also called by the thread that looks at the engine's."""
         try:
-            self._socket.sendall(frame(self._encoder.encode(message)))
+            with self._sending:
+                self._socket.sendall(frame(self._encoder.encode(message)))
         except OSError as error:
             raise ClosedError(str(error)) from None
 

@@ -155,6 +155,11 @@ class GroupExecutor:
         """See `Executor`; weights and cache are those of this rank."""
         return self.local.info
 
+    @property
+    def progress(self) -> int:
+        """See `Executor`; of this rank, which waits for the others in every layer."""
+        return self.local.progress
+
     def launch(self, step: StepInput) -> None:
         """See `Executor`."""
         self._ranks.tell(Launch(step))
@@ -225,8 +230,11 @@ class GroupExecutor:
             RankError: One has ended, or the device does not come to an end.
         """
         started = looked = time.monotonic()
+        progress = self.progress
         while not self.local.is_readable():
             now = time.monotonic()
+            if self.progress != progress:
+                progress, started = self.progress, now
             if now - looked > LOOK_S:
                 looked = now
                 self._ranks.find_trouble()

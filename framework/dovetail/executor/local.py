@@ -79,6 +79,11 @@ class LocalExecutor:
             kept_masks=runner.masks.num_kept,
         )
 
+    @property
+    def progress(self) -> int:
+        """See `Executor`."""
+        return self.stepper.progress.num
+
     def launch(self, step: StepInput) -> None:
         """See `Executor`."""
         with self._failing():

@@ -1,6 +1,6 @@
 """What travels between an engine and its client: msgpack structs, never pickle.
 
-Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Starting` now and then, `Ready` or `Failed` once,
+Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Working` now and then, `Ready` or `Failed` once,
 then `Admitted`, `StepDeltas` and `ControlReply`s. What goes on between an engine and its devices is in `messages.step`.
 """
 
@@ -17,11 +17,11 @@ from dovetail.messages.outputs import (
     Finish,
     FromEngine,
     Ready,
-    Starting,
     Stats,
     StepDeltas,
     Times,
     TokenDelta,
+    Working,
 )
 from dovetail.messages.requests import (
     BACKGROUND,
@@ -66,7 +66,6 @@ __all__ = [
     "ProfileSpec",
     "Ready",
     "SamplingParams",
-    "Starting",
     "Stats",
     "Submit",
     "Thinking",
@@ -76,4 +75,5 @@ __all__ = [
     "TokenDelta",
     "TokenLogprob",
     "TopLogprob",
+    "Working",
 ]

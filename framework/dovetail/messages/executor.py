@@ -41,6 +41,11 @@ class Executor(Protocol):
         """Facts, as of now."""
         ...
 
+    @property
+    def progress(self) -> int:
+        """What grows while a step is computed, by its layers. Any thread may ask."""
+        ...
+
     def launch(self, step: StepInput) -> None:
         """Start a step. What it says of rows and pages holds even if the step itself fails.
 

@@ -101,8 +101,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the engine's plugins: (kind, `distribution:name`, state, reason)."""
 
 
-class Starting(msgspec.Struct, frozen=True, tag=True):
-    """The engine has got on with its start since it last said so."""
+class Working(msgspec.Struct, frozen=True, tag=True):
+    """The engine has got on since it last said so: with its start, or within a step that takes long."""
 
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):
@@ -159,4 +159,4 @@ class CacheChanged(msgspec.Struct, frozen=True, tag=True):
     events: list[CacheEvent]
 
 
-FromEngine = Starting | Ready | Failed | Admitted | StepDeltas | ControlReply | CacheChanged
+FromEngine = Working | Ready | Failed | Admitted | StepDeltas | ControlReply | CacheChanged

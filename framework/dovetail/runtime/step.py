@@ -19,6 +19,7 @@ from dovetail.runtime.device.row_params import SampleRow
 from dovetail.runtime.device.upload import to_host
 from dovetail.runtime.graphs.batch import place_in_row
 from dovetail.runtime.graphs.decode import Decoded
+from dovetail.runtime.progress import LayerEvents
 from dovetail.runtime.sampling.ranked import Ranked
 from dovetail.runtime.sampling.sampler import Sampled
 from dovetail.runtime.verify import Drafts
@@ -75,6 +76,7 @@ class InFlightStep:
         silent: Rows that get no token, with `BROKEN` or 0 for each in an int64 tensor on the device.
         prompt_logprobs: Of prompt chunks, by row.
         pooled: `[H]` float32 of rows whose hidden states are told; such a row is silent.
+        layers: Behind the layers of a step that may take long on a GPU.
     """
 
     step: StepInput
@@ -82,6 +84,7 @@ class InFlightStep:
     silent: list[tuple[npt.NDArray[np.int64], Tensor]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, Ranked]] = field(default_factory=list)
     pooled: list[tuple[int, Tensor]] = field(default_factory=list)
+    layers: LayerEvents | None = None
     _host: Tensor | None = None
     _pooled: Tensor | None = None
     _copied: torch.cuda.Event | None = None
@@ -105,10 +108,14 @@ class InFlightStep:
     @property
     def is_computed(self) -> bool:
         """Whether the device has come to the end of it."""
+        if self.layers is not None:
+            self.layers.passed(wait=False)
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> npt.NDArray[np.int64]:
         """Wait for the device; return what `start_copy` sent."""
+        if self.layers is not None:
+            self.layers.passed(wait=True)
         if self._copied is not None:
             self._copied.synchronize()
         found: npt.NDArray[np.int64] = np.empty(0, np.int64) if self._host is None else self._host.numpy()

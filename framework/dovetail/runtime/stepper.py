@@ -27,6 +27,7 @@ from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.graphs.step_ops import check_tokens
 from dovetail.runtime.pooling import Pooler
+from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import give_way
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.processors import Processors
@@ -60,8 +61,10 @@ class Stepper:
         counts: TokenCounts,
         graphs: StepGraphs | None,
         processors: Processors,
+        progress: LayerProgress,
     ) -> None:
         """Nothing is computed yet."""
+        self.progress = progress
         self._model, self._attention, self._state, self._pool = model, attention, state, pool
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
         self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler(model)
@@ -74,7 +77,9 @@ class Stepper:
         if step.decode_graph is not None or step.prefill_graph is not None:
             launched = self._replay(step)
         else:
-            launched = self.run_eagerly(step)
+            with self.progress.recording(int(step.num_new.sum())) as layers:
+                launched = self.run_eagerly(step)
+            launched.layers = layers
         if all(part.logits is None for part in launched.parts):
             launched.start_copy(self._state.device)
         return launched
@@ -300,6 +305,7 @@ class Stepper:
             logits = self._model.lm_head(hidden[first + begin : first + begin + num])
             chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
             found.append(rank_logprobs(logits, chosen, [want.num_top] * num, list(range(num)), [want.named] * num))
+            self.progress.count()
         return found
 
 

@@ -31,7 +31,7 @@ class Repeats:
 
     def __init__(self, model: object) -> None:
         """Find them. What is no module of torch has none."""
-        lists = _lists(model) if isinstance(model, nn.Module) else ()
+        lists = outermost_lists(model, MIN_LAYERS) if isinstance(model, nn.Module) else ()
         self._pairs = [pair for layers in lists for pair in _repeats(layers)]
 
     @contextmanager
@@ -83,13 +83,13 @@ class _Repeated:
         return self._first.returned
 
 
-def _lists(module: nn.Module) -> Iterator[nn.ModuleList]:
-    """Yield the outermost lists of enough modules."""
+def outermost_lists(module: nn.Module, min_layers: int) -> Iterator[nn.ModuleList]:
+    """Yield the outermost lists of at least `min_layers` modules."""
     for child in module.children():
-        if isinstance(child, nn.ModuleList) and len(child) >= MIN_LAYERS:
+        if isinstance(child, nn.ModuleList) and len(child) >= min_layers:
             yield child
         else:
-            yield from _lists(child)
+            yield from outermost_lists(child, min_layers)
 
 
 def _repeats(layers: nn.ModuleList) -> Iterator[tuple[nn.Module, nn.Module]]:

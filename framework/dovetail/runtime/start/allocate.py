@@ -16,6 +16,7 @@ from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan
+from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
 from dovetail.runtime.sampling.processors import Processors
@@ -74,7 +75,8 @@ def allocate(checked: Checked, loaded: Loaded, planned: MemoryPlan) -> Allocated
     parts = (loaded.model, attention, state)
     graphs = _graphs(checked, loaded, planned, pool, (attention, state), SampleTables(masks, counts))
     processors = Processors.make(checked.plugins, checked.config.vocab_size, settings.max_running_requests, device)
-    stepper = Stepper(*parts, pool, masks, counts, graphs, processors)
+    progress = LayerProgress(loaded.model, device)
+    stepper = Stepper(*parts, pool, masks, counts, graphs, processors, progress)
     return Allocated(pool=pool, state=state, attention=attention, masks=masks, graphs=graphs, stepper=stepper)
 
 
