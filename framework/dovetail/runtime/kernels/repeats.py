@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -153,6 +154,8 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 
 def _inside(value: Any) -> list[Any] | None:
     """Return what a thing consists of, or None if it is taken as a whole."""
+    if isinstance(value, OrderedDict) and all(isinstance(key, int) for key in value):
+        return list(value.values())  # hooks of a module: torch numbers each anew
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple)):
