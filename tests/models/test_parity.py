@@ -126,6 +126,48 @@ def test_other_configurations(kind: str, changes: dict[str, Any], tmp_path: Path
     check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
 
 
+PARTLY: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+BY_TYPE = {"gemma3_text", "gemma4_text"}
+WITHOUT = {"glm4_moe_lite", "ministral3"}
+"""Transformers cannot compute the first with such a factor, and the second needs yarn."""
+WHOLE = {"llama", "gpt_oss", "deepseek_v3", "phi3"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k in WHOLE else pytest.mark.full) for k in ("llama", *OWN) if k not in WITHOUT],
+)
+def test_a_share_of_heads_is_rotated_where_transformers_does(kind: str, tmp_path: Path) -> None:
+    """Most ignore `partial_rotary_factor` in `rope_parameters`, and some go by it."""
+    rope: dict[str, Any] = dict(PARTLY)
+    if kind in BY_TYPE:
+        rope = {"sliding_attention": dict(PARTLY), "full_attention": dict(PARTLY)}
+    if kind == "gemma4_text":
+        rope["full_attention"]["rope_type"] = "proportional"
+    model = make_checkpoint(tmp_path, kind, rope_parameters=rope)
+    check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
+
+
+def test_what_ignores_a_share_of_heads_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the log; with a rope of another kind transformers fails, and the start does."""
+    make_checkpoint(tmp_path, "llama", rope_parameters=dict(PARTLY))
+    make_core(tmp_path)
+    assert "partial_rotary_factor 0.5 is ignored: LlamaForCausalLM rotates whole heads" in caplog.text
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    config["rope_parameters"] = {**PARTLY, "rope_type": "linear", "factor": 2.0}
+    path.write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor 0.5 with rope kind 'linear': LlamaForCausalLM"):
+        make_core(tmp_path)
+
+
+def test_gemma_3_caps_no_scores(tmp_path: Path) -> None:
+    """Gemma 2 does; the third has the key and norms queries and keys in the cap's place."""
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    model = make_checkpoint(tmp_path, "gemma3_text", **caps)
+    check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
+
+
 @pytest.mark.first(4)
 @pytest.mark.parametrize("kind", SEEING)
 def test_the_text_part_of_models_that_see(kind: str, tmp_path: Path) -> None:

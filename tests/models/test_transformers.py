@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families import config_of as tiny_config
 from families import make_checkpoint
 from parity import check_logits, prompt, recorded, reference, run
 from safetensors.torch import load_file, save_file
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 from dovetail.errors import ModelError, PluginError
 from dovetail.plugins import Registry, make_plan
 from dovetail.testing.conformance.model_runtime import decode_syncs
 from dovetail.testing.engine import make_core
 from dovetail_models.transformers import TransformersModel
+from dovetail_models.transformers.decoder import experts_way
+from dovetail_models.transformers.probe import KNOWN, make
 
 WEIGHTS = "model.safetensors"
 
@@ -108,6 +113,77 @@ def test_other_kinds_are_refused(config: dict[str, Any], reason: str) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99, "n_head": 4}
     with pytest.raises(ModelError, match=reason):
         TransformersModel.config_from_hf({**sizes, **config})
+
+
+INTERNAL = re.compile(r"Error\b|Mask|dovetail-probe|object has no attribute|torch\.|_mm")
+"""Of Python, transformers and this plugin: nothing of it helps a user."""
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptj": (
+        "it chooses its attention from a list of its own",
+        {"n_layer": 2, "n_head": 4, "n_embd": 64, "rotary_dim": 8},
+    ),
+    "mpt": ("it changes attention masks itself", {"n_layers": 2, "n_heads": 4, "d_model": 64, "max_seq_len": 256}),
+    "bloom": ("it changes attention masks itself", {"n_layer": 2, "n_head": 4}),
+    "xglm": (
+        "it changes attention masks itself",
+        {"num_layers": 2, "attention_heads": 4, "d_model": 64, "ffn_dim": 96},
+    ),
+    "doge": ("it changes attention masks itself", {}),
+    "jetmoe": ("it reads on the host what it has computed", {"kv_channels": 16, "num_local_experts": 4}),
+    "codegen": (
+        "transformers itself cannot compute it with this config.json",
+        {"rotary_dim": 64, "n_head": 4, "n_embd": 64},
+    ),
+    "rwkv": ("of its 2 layers only 0 look back in a way that is known here", {}),
+}
+"""Models that are not served, with what each lacks."""
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refusal_says_what_is_missing(kind: str) -> None:
+    """In one line for a user: no word of Python's."""
+    reason, changes = REFUSED[kind]
+    config = tiny_config(kind, **changes)
+    values = {**config.to_dict(), "architectures": [f"{kind.title()}ForCausalLM"]}
+    with pytest.raises(ModelError, match=f"^{kind.title()}ForCausalLM cannot be served .*: {reason}") as caught:
+        TransformersModel.config_from_hf(values)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert not INTERNAL.search(said.replace("ForCausalLM", "")), said
+
+
+def test_layers_that_are_plain_mlps_are_served(tmp_path: Path) -> None:
+    """Nemotron-H has them beside experts, or in their place; they look at one token at a time."""
+    blocks = ["mamba", "mlp", "attention", "moe"]
+    model = make_checkpoint(tmp_path, "nemotron_h", layers_block_type=blocks, intermediate_size=48)
+    check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="transformers")
+
+
+def test_every_type_of_layer_is_served_or_refused_by_name() -> None:
+    """A type that transformers adds is neither, until somebody has looked at it."""
+    refused = {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "hybrid_sliding"}
+    refused |= {"window_attention", "reference_sliding_attention"}
+    assert set(ALLOWED_LAYER_TYPES) - refused <= KNOWN | {"minimax_m3_sparse"}
+
+
+ODD = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "phimoe"]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k == "qwen3_moe" else pytest.mark.full) for k in ODD])
+def test_experts_of_any_width_are_served(kind: str, tmp_path: Path) -> None:
+    """Not multiples of 8 alone, which a product of all experts at once asks for."""
+    inner = {"intermediate_size": 92, "moe_intermediate_size": 36, "shared_expert_intermediate_size": 44}
+    model = make_checkpoint(tmp_path, kind, **inner)
+    check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="transformers")
+
+
+@pytest.mark.parametrize(("width", "device", "way"), [(40, "cpu", "eager"), (36, "cpu", "eager"), (40, "cuda", None)])
+def test_how_experts_are_computed(width: int, device: str, way: str | None) -> None:
+    """On a GPU all at once, but where their rows are no whole 16 bytes."""
+    model = make(tiny_config("mixtral", intermediate_size=width), "eager")
+    assert experts_way(model, device) == way
+    odd = make(tiny_config("mixtral", intermediate_size=36), "eager")
+    assert experts_way(odd, "cuda") == "batched_mm"
 
 
 FACTORS = {"short_factor": [1.0 + i / 9 for i in range(8)], "long_factor": [2.0 + i / 3 for i in range(8)]}

@@ -14,7 +14,7 @@ from dovetail.errors import ModelError
 from dovetail.gguf.config import model_config
 from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import is_there, object_if_there, read_json, read_object
-from dovetail.runtime.rope_config import rope_config, ropes_by_layer
+from dovetail.runtime.rope_config import rope_config, ropes_by_layer, whole_heads
 
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where Model Optimizer, early AutoGPTQ and AutoAWQ say how weights are stored, if `config.json` does not: the method
@@ -137,6 +137,7 @@ def dense_config(
     sinks: bool = False,
     has_windows: bool | None = None,
     norm_eps: str = "rms_norm_eps",
+    rotates_parts: bool = False,
     **extra: Any,
 ) -> ModelConfig:
     """Translate the config of a dense decoder (Llama and its relatives).
@@ -148,6 +149,7 @@ def dense_config(
         sinks: Whether attention has sinks.
         has_windows: Whether `sliding_window` means anything; None: it does unless `use_sliding_window` says otherwise.
         norm_eps: The key of the norms' epsilon.
+        rotates_parts: Whether `partial_rotary_factor` means anything: most architectures ignore it.
         extra: What the architecture's layers need to know beyond the common fields.
 
     Raises:
@@ -161,7 +163,7 @@ def dense_config(
         plain = [replace(spec, soft_cap=soft_cap, sinks=sinks) for spec in specs]
         windows = layer_windows(hf, has_windows)
         layer_ropes = ropes_by_layer(hf)
-        return ModelConfig(
+        config = ModelConfig(
             architecture=str(hf["architectures"][0]),
             vocab_size=int(hf["vocab_size"]),
             hidden_size=hidden,
@@ -177,6 +179,7 @@ def dense_config(
             layer_ropes=layer_ropes,
             extra=extra,
         )
+        return config if rotates_parts else whole_heads(config)
     except KeyError as missing:
         raise ModelError(f"config.json: the key {missing} is missing") from None
     except (TypeError, ValueError) as error:

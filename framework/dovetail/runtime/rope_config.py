@@ -7,12 +7,15 @@ says otherwise.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.config import ModelConfig, RopeConfig
 from dovetail.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -63,6 +66,30 @@ def ropes_by_layer(hf: Mapping[str, Any]) -> tuple[RopeConfig, ...]:
         raise ModelError(f"config.json: rope_parameters says nothing of layers of type {', '.join(absent)}")
     by_type = {kind: _one(hf, given[kind]) for kind in dict.fromkeys(types)}
     return tuple(by_type[kind] for kind in types)
+
+
+def whole_heads(config: ModelConfig) -> ModelConfig:
+    """Return the config of an architecture that rotates whole heads: its reference ignores `partial_rotary_factor`.
+
+    Raises:
+        ModelError: The factor stands beside a kind of rope with which the reference cannot ignore it, and fails.
+    """
+    odd = [rope for rope in (config.rope, *config.layer_ropes) if _is_partial(rope)]
+    if not odd:
+        return config
+    given = f"config.json: partial_rotary_factor {odd[0].partial:g}"
+    if other := [rope.kind for rope in odd if rope.kind != "default"]:
+        raise ModelError(
+            f"{given} with rope kind {other[0]!r}: {config.architecture} rotates whole heads; possible: 1, or the rope "
+            "kind 'default', with which it is ignored"
+        )
+    logger.warning("%s is ignored: %s rotates whole heads, as in transformers.", given, config.architecture)
+    rope, *others = (replace(one, partial=1.0) if one in odd else one for one in (config.rope, *config.layer_ropes))
+    return replace(config, rope=rope, layer_ropes=tuple(others))
+
+
+def _is_partial(rope: RopeConfig) -> bool:
+    return 0.0 < rope.partial < 1.0 and rope.kind not in ("proportional", "none")
 
 
 def interleaved(config: ModelConfig) -> ModelConfig:

@@ -51,13 +51,13 @@ class GemmaDecoder(DenseDecoder):
 
 
 def gemma_config(hf: Mapping[str, Any], *, qk_norm: bool) -> ModelConfig:
-    """Translate what Gemma 2 and 3 have in common."""
+    """Translate what Gemma 2 and 3 have in common; the norm of queries and keys takes the place of a cap of scores."""
     given = with_missing(hf, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
     cap, logit_cap = given.get("attn_logit_softcapping"), given.get("final_logit_softcapping")
     return dense_config(
         given,
         scale=float(given.get("query_pre_attn_scalar", 256)) ** -0.5,
-        soft_cap=None if cap is None else float(cap),
+        soft_cap=None if cap is None or qk_norm else float(cap),
         bias=bool(given.get("attention_bias", False)),
         logit_cap=None if logit_cap is None else float(logit_cap),
         qk_norm=qk_norm,

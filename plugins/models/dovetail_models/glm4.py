@@ -36,7 +36,7 @@ class Glm4(Llama):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         given = with_missing(hf, partial_rotary_factor=0.5)
-        return interleaved(dense_config(given, qkv_bias=bool(hf.get("attention_bias", True))))
+        return interleaved(dense_config(given, rotates_parts=True, qkv_bias=bool(hf.get("attention_bias", True))))
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:

@@ -37,7 +37,8 @@ class Glm4Moe(ExpertModel):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         qk_norm = bool(hf.get("use_qk_norm", False))
-        config = dense_config(hf, qkv_bias=bool(hf.get("attention_bias", False)), qk_norm=qk_norm)
+        bias = bool(hf.get("attention_bias", False))
+        config = dense_config(hf, rotates_parts=True, qkv_bias=bias, qk_norm=qk_norm)
         first, inner = int(hf.get("first_k_dense_replace", 0)), needed(hf, "moe_intermediate_size")
         return with_experts(
             config,

@@ -106,11 +106,19 @@ class Llama(ModelPlugin):
     architectures: ClassVar[Sequence[str]] = ("LlamaForCausalLM",)
     batch_invariant = True
     decoder: ClassVar[type[DenseDecoder]] = DenseDecoder
+    rotates_parts: ClassVar[bool] = False
+    """See `dense_config`."""
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         bias = bool(hf.get("attention_bias", False))
-        return dense_config(hf, qkv_bias=bias, out_bias=bias, mlp_bias=bool(hf.get("mlp_bias", False)))
+        return dense_config(
+            hf,
+            rotates_parts=cls.rotates_parts,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=bool(hf.get("mlp_bias", False)),
+        )
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:

@@ -23,7 +23,7 @@ class MiniMaxM2(Olmoe):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config = dense_config(hf, bias=False)
+        config = dense_config(hf, rotates_parts=True, bias=False)
         if hf.get("rotary_dim") is not None:
             share = int(hf["rotary_dim"]) / config.layers[0].qk_dim
             config = replace(config, rope=replace(config.rope, partial=share))

@@ -16,6 +16,7 @@ class Phi3(Llama):
     """Serves `Phi3ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Phi3ForCausalLM",)
+    rotates_parts = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

@@ -44,6 +44,7 @@ class StableLm(Llama):
         return dense_config(
             with_missing(hf, partial_rotary_factor=0.25),
             norm_eps="layer_norm_eps",
+            rotates_parts=True,
             qkv_bias=bool(hf.get("use_qkv_bias", False)),
             is_parallel=bool(hf.get("use_parallel_residual", False)),
         )

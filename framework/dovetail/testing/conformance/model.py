@@ -87,6 +87,8 @@ class ModelConformance(InvarianceChecks):
             return []
         fields = model_class.config_class().to_dict()
         fields = {**fields, **(fields.get("rope_parameters") or {})}  # transformers 5 keeps partial_rotary_factor there
+        if "rope_parameters" in fields:
+            fields["partial_rotary_factor"] = None  # most ignore it, which a plugin has to do then, too
         found = {name: changes for name, changes in SWITCHES.items() if name in fields}
         if "use_sliding_window" in found:
             found.pop("sliding_window", None)

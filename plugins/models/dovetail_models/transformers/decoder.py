@@ -129,8 +129,8 @@ class TransformersDecoder(nn.Module):
 
     def _adopt(self, made: Any) -> None:
         """Take a model of transformers over."""
-        if self._ctx.device.type == "cpu" and made._can_set_experts_implementation():
-            made.set_experts_implementation("eager")  # only what was chosen is computed
+        if made._can_set_experts_implementation() and (way := experts_way(made, self._ctx.device.type)):
+            made.set_experts_implementation(way)
         freeze_ropes(made, self._hf, self._context_len)
         for spec, name in zip(self._specs, self._names, strict=True):
             module = made.get_submodule(name)
@@ -172,6 +172,18 @@ class TransformersDecoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Layer):
                 module.finalize()
+
+
+def experts_way(model: nn.Module, device: str) -> str | None:
+    """Choose how experts are computed; None: as transformers does, in a product of all at once.
+
+    On a CPU only what was chosen is computed. On a GPU that product wants rows of whole 16 bytes.
+    """
+    if device == "cpu":
+        return "eager"
+    stacks = [param for param in model.parameters() if param.dim() == 3]
+    is_odd = any(size * param.element_size() % 16 for param in stacks for size in param.shape[1:])
+    return "batched_mm" if is_odd else None
 
 
 def attend_paged(

@@ -9,6 +9,7 @@ T tokens, Hq and Hk query and KV heads, D and Dv widths of a key and of a value 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +24,14 @@ from dovetail.contracts.cache import FULL, Chunk, Full, Reach, Recurrent, Window
 from dovetail.contracts.config import LayerSpec
 from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, interval
 
+logger = logging.getLogger(__name__)
+
 NAME = "dovetail-probe"
 NUM_TOKENS = 307
 """More than a compressed attention takes together, and no multiple of anything."""
-QUIET = frozenset({"moe"})
+ON_HOST = "meta tensor"
+"""In what torch says of code that reads a tensor on the host."""
+QUIET = frozenset({"moe", "mlp", "dense", "sparse"})
 """Types of layers that look at one token at a time."""
 KNOWN = QUIET | {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid"}
 """Types of layers; of others (indexed, compressed) a call does not show all that they keep."""
@@ -75,8 +80,9 @@ class Unservable(Exception):
 
 @dataclass(slots=True)
 class Record:
-    """What the probe that runs now has seen."""
+    """What the probe that runs now has seen, of so many tokens."""
 
+    num_tokens: int
     calls: list[Call] = field(default_factory=list)
 
 
@@ -99,18 +105,17 @@ def probe(config: Any) -> Found:
     types = list(getattr(text, "layer_types", None) or ())
     if others := sorted(set(types) - KNOWN):
         raise refusal(hf, f"it has layers of type {', '.join(others)}")
-    record = Record()
+    record = Record(min(NUM_TOKENS, getattr(text, "max_position_embeddings", None) or NUM_TOKENS))
     _records.append(record)
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
+        model = make(config, NAME)
         note_mixers(model, record)
-        run(model)
+        run(model, record.num_tokens)
     except Unservable as reason:
         raise refusal(hf, str(reason)) from None
     except Exception as error:  # the model's own code, called in a way that not every model can be
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise refusal(hf, f"its attention cannot be replaced by another one ({said[:200]})") from None
+        logger.debug("A call of the model without weights failed.", exc_info=True)
+        raise refusal(hf, inconsistent(config, record.num_tokens) or missing(error)) from None
     finally:
         _records.pop()
     names = {id(module): name for name, module in model.named_modules()}
@@ -125,10 +130,43 @@ def probe(config: Any) -> Found:
     )
 
 
-def run(model: Any) -> None:
+def make(config: Any, attention: str) -> Any:
+    """Make a model on the meta device. Experts go one by one: products of all at once want widths of whole 16 bytes."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention)
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    return model
+
+
+def inconsistent(config: Any, num_tokens: int) -> str:
+    """Say what is wrong with a config that transformers' own attention does not compute either; "" if it does."""
+    try:
+        run(make(config, "eager"), num_tokens)
+    except Exception as error:  # of any code of transformers
+        if ON_HOST in str(error):
+            return ""
+        why = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else "its numbers do not go together"
+        return f"transformers itself cannot compute it with this config.json ({why})"
+    return ""
+
+
+def missing(error: Exception) -> str:
+    """Say what a model would have to have, by what a call of it failed with, which no user can read."""
+    said = str(error)
+    if isinstance(error, KeyError) and NAME in said:
+        return "it chooses its attention from a list of its own, not through transformers' attention interface"
+    if repr(Mask.__name__) in said:
+        return "it changes attention masks itself (a bias by distance, for instance), and a paged cache has no masks"
+    if ON_HOST in said:
+        return "it reads on the host what it has computed, so what it keeps of a token cannot be found without weights"
+    return "its attention does not go through transformers' attention interface as far as is needed here"
+
+
+def run(model: Any, num_tokens: int) -> None:
     """Call a model on the meta device."""
-    ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
-    places = torch.arange(NUM_TOKENS, device="meta")[None]
+    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
+    places = torch.arange(num_tokens, device="meta")[None]
     with NoData(), torch.no_grad():  # type: ignore[no-untyped-call]
         model.base_model(input_ids=ids, position_ids=places, attention_mask=torch.ones_like(ids), use_cache=False)
 
@@ -180,13 +218,13 @@ def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> tuple[Tensor, None]:
     """Write down what a layer asks for: `[1, Hq, T, D]`, `[1, Hk, T, D]` and `[1, Hk, T, Dv]`."""
-    calls = _records[-1].calls
+    calls, num_tokens = _records[-1].calls, _records[-1].num_tokens
     unknown = sorted(name for name, value in given.items() if value is not None and name not in UNDERSTOOD)
     if unknown:
         raise Unservable(f"its attention layers use {', '.join(unknown)}")
     if any(call.module is module for call in calls):
         raise Unservable("a layer is called twice")
-    if key.shape[2] != NUM_TOKENS or query.shape[2] != NUM_TOKENS:
+    if key.shape[2] != num_tokens or query.shape[2] != num_tokens:
         raise Unservable("its keys are not one for each token")
     if given.get("is_causal") is False:
         raise Unservable("its tokens see what is behind them")
@@ -208,7 +246,7 @@ def attend(
             ),
         )
     )
-    return query.new_empty(1, NUM_TOKENS, query.shape[1], value.shape[3]), None
+    return query.new_empty(1, num_tokens, query.shape[1], value.shape[3]), None
 
 
 def reach_of(mask: Any, window: int | None) -> Reach:
