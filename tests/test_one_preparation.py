@@ -11,14 +11,15 @@ import pytest
 from pydantic import ValidationError
 
 from dovetail import LLM, SamplingParams
+from dovetail.contracts.api import Route
 from dovetail.errors import RequestError
+from dovetail.processing.input import Preparation
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
 from dovetail.testing.folder import unread_model
 from dovetail_server import errors, preflight
-from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.openai.completions import CompletionRequest
-from dovetail_server.serving import chat, completions
+from dovetail_server.apis.routes import CHAT, COMPLETIONS
+from dovetail_server.serving.job import make_generation
 from dovetail_server.settings import ServeSettings
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
@@ -141,14 +142,14 @@ def outcome(make: Callable[[], list[Any]]) -> Any:
     return found
 
 
-def served(server: Any, module: Any, schema: Any, body: dict[str, Any]) -> Any:
+def served(server: Any, route: Route, body: dict[str, Any]) -> Any:
     def make() -> list[Any]:
         try:
-            request = schema.model_validate(body)
+            request = route.body.model_validate(body)
         except ValidationError as error:
-            found = errors.from_validation(error, body, list(schema.model_fields))
+            found = errors.from_validation(error, body, list(route.body.model_fields))
             raise RequestError(SCHEMA, param=found.param) from None
-        return list(module.prepare(server, request, "m").generation.choices)
+        return list(make_generation(server, route.requests(request), "m", "").choices)
 
     return outcome(make)
 
@@ -180,20 +181,20 @@ def check(there: Any, here: Any, body: dict[str, Any]) -> None:
 def test_a_conversation_is_prepared_alike(llm: LLM, server: Any, body: dict[str, Any]) -> None:
     """A chat request and the same arguments of `LLM.chat` come to the same."""
     body = {"messages": ASK, **body}
-    check(served(server, chat, ChatRequest, body), offline(llm, body), body)
+    check(served(server, CHAT, body), offline(llm, body), body)
 
 
 @pytest.mark.parametrize("body", cases(), ids=lambda body: ",".join(body))
 def test_a_text_is_prepared_alike(llm: LLM, server: Any, body: dict[str, Any]) -> None:
     """A completion request and the same arguments of `LLM.generate` come to the same."""
     body = {"prompt": "Once upon a time", "max_tokens": 16, **body}
-    check(served(server, completions, CompletionRequest, body), offline(llm, body), body)
+    check(served(server, COMPLETIONS, body), offline(llm, body), body)
 
 
 def test_one_thing_differs(llm: LLM, server: Any) -> None:
     """A server refuses a reply longer than the context; `LLM`, whose prompts differ in length, ends it there."""
     body = {"prompt": "Once upon a time", "max_tokens": 100_000}
-    assert served(server, completions, CompletionRequest, body)[2] == "context_length_exceeded"
+    assert served(server, COMPLETIONS, body)[2] == "context_length_exceeded"
     [job] = offline(llm, body)
     assert job[0].params.max_tokens == llm._processor.limits.context_len - len(job[0].prompt_ids)
 
@@ -210,6 +211,6 @@ def test_settings_of_prompts_and_defaults_are_one(monkeypatch: pytest.MonkeyPatc
         [params] = model._requests.each(None, 1)
         assert params.temperature == 0.25
         [conversation] = model._requests.conversations([ASK])
-        assert conversation.template_kwargs == THINKS
+        assert Preparation(model._processor, conversation).template_kwargs == THINKS
         with pytest.raises(RequestError, match="logprobs may be up to 2"):
             model.generate("a", SamplingParams(logprobs=3))

@@ -9,20 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from msgspec.structs import replace
+
 from dovetail import messages
+from dovetail.contracts import requests
+from dovetail.contracts.requests import Chat, Ids, Names, Request, Sampling
 from dovetail.errors import RequestError
-from dovetail.grammar.spec.fields import RequestedGrammar
+from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.output_types import fields_of
 from dovetail.grammar.spec.route import Route
 from dovetail.llm_types import SamplingParams
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
-from dovetail.processing.constraints import grammar_of
-from dovetail.processing.input import Conversation, Prepared, Wanted, chat_prompt, prepare_chat, prepare_text
+from dovetail.processing.input import Preparation
 from dovetail.processing.pairs import POOLING, TextIds
 from dovetail.processing.processor import Processor
 from dovetail.processing.refusals import wrong
-from dovetail.processing.sampling import check_token_ids, fit_output, named_ids, num_top
-from dovetail.processing.tools import Tools, tool_options
+from dovetail.processing.sampling import check_token_ids
+from dovetail.processing.tools import Tools
 from dovetail.text.parsing.stream import OutputStream
 
 Message = Mapping[str, Any]
@@ -67,20 +70,17 @@ class OfflineRequests:
         """
         with _of_prompt(index):
             self.check_ids(ids)
-            wanted = self._wanted(params, len(ids), "prompt")
-            return self._jobs(index, ids, params, prepare_text(self._processor, wanted))
+            return self._jobs(index, _asked(params, Request(prompts=[Ids(ids=ids)])))
 
-    def answered(self, index: int, chat: Conversation, params: SamplingParams) -> list[Job]:
-        """Make the jobs that answer a conversation.
+    def answered(self, index: int, chat: Request, params: SamplingParams) -> list[Job]:
+        """Make the jobs that answer a conversation, one of `conversations`.
 
         Raises:
             RequestError: It cannot be served as it is.
         """
         with _of_prompt(index):
-            ids, tail = chat_prompt(self._processor, chat)
-            wanted = self._wanted(params, len(ids), "messages")
-            prepared = prepare_chat(self._processor, wanted, chat, tail)
-            return self._jobs(index, ids, params, prepared)
+            request = _asked(params, chat)
+            return self._jobs(index, Preparation(self._processor, request).rendered())
 
     def conversations(
         self,
@@ -91,9 +91,11 @@ class OfflineRequests:
         parallel_tool_calls: bool = True,
         reasoning_effort: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        separate_reasoning: bool = True,
+        continue_final_message: bool = False,
         **rendering: Any,
-    ) -> list[Conversation]:
-        """Return conversations that share everything but their messages; `rendering` are fields of `Conversation`.
+    ) -> list[Request]:
+        """Return requests that share everything but their messages; `rendering` are fields of `Chat`.
 
         Raises:
             RequestError: Of `tool_options`; or a tool or an effort is none.
@@ -102,11 +104,21 @@ class OfflineRequests:
             known = ", ".join(get_args(Effort))
             raise wrong(f"reasoning_effort must be one of {known}, not {reasoning_effort!r}", "reasoning_effort")
         _check_tools(tools or ())
-        names = ("tools", "tool_choice")
-        parser = self._processor.tools
-        options = tool_options(list(tools or ()), tool_choice, parser, parallel=parallel_tool_calls, names=names)
-        kwargs = self._processor.template_kwargs(reasoning_effort, chat_template_kwargs)
-        return [Conversation(messages=one, tools=options, template_kwargs=kwargs, **rendering) for one in many]
+        asked = requests.Tools(tools=[dict(t) for t in tools or ()], choice=tool_choice, parallel=parallel_tool_calls)
+        shared = Request(
+            prompts=[],
+            tools=asked,
+            effort=reasoning_effort,
+            template_kwargs=dict(chat_template_kwargs or {}),
+            separates_reasoning=separate_reasoning,
+            names=Names(prompt="messages"),
+        )
+        Preparation(self._processor, shared).tools  # noqa: B018 refused before any of them is rendered
+        continues = continue_final_message
+        return [
+            replace(shared, prompts=[Chat(messages=[dict(message) for message in m], continues=continues, **rendering)])
+            for m in many
+        ]
 
     def pooled(self, index: int, ids: list[int], pool: messages.Pool) -> Job:
         """Make the job that asks for a prompt's hidden states.
@@ -136,25 +148,14 @@ class OfflineRequests:
             raise wrong("it is empty; give at least one token", "prompt")
         check_token_ids(ids, self._processor.limits.vocab_size, "prompt")
 
-    def _wanted(self, params: SamplingParams, num_prompt: int, prompt: str) -> Wanted:
-        limits = self._processor.limits
-        logprobs = num_top(params.logprobs, limits, "logprobs")
-        return Wanted(
-            fields=params,
-            max_tokens=fit_output(num_prompt, None, params.max_tokens, limits, (prompt, "max_tokens")),
-            logprobs=logprobs,
-            prompt_logprobs=num_top(params.prompt_logprobs, limits, "prompt_logprobs"),
-            logprob_token_ids=named_ids(params.logprob_token_ids, logprobs is not None, limits),
-            grammar=_grammar(params),
-            grammar_backend=params.grammar_backend,
-            thinking_budget=params.thinking_budget,
-        )
-
-    def _jobs(self, index: int, ids: list[int], params: SamplingParams, prepared: Prepared) -> list[Job]:
+    def _jobs(self, index: int, request: Request) -> list[Job]:
+        preparation = Preparation(self._processor, request)
+        [prompt] = preparation.prompts
+        prepared = preparation.ready(prompt)
         route = prepared.constraints.route
         return [
-            Job(index, prepared.submit(self._rid(), ids, choice), prepared.output(self._processor), route)
-            for choice in range(params.n)
+            Job(index, prepared.submit(self._rid(), prompt.ids, choice), prepared.output(self._processor), route)
+            for choice in range(request.n)
         ]
 
     def _rid(self) -> str:
@@ -171,21 +172,36 @@ def _of_prompt(index: int) -> Iterator[None]:
         raise RequestError(text, param=error.param, code=error.code, status=error.status) from error
 
 
-def _grammar(params: SamplingParams) -> RequestedGrammar | None:
+def _asked(params: SamplingParams, request: Request) -> Request:
+    """Return a request with what sampling parameters ask for."""
+    return replace(
+        request,
+        n=params.n,
+        sampling=_sampling(params),
+        limit=params.max_tokens,
+        clamps=True,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        named_ids=list(params.logprob_token_ids),
+        grammar=_grammar(params),
+        grammar_backend=params.grammar_backend,
+        thinking_budget=params.thinking_budget,
+    )
+
+
+def _sampling(params: SamplingParams) -> Sampling:
+    values = {name: getattr(params, name) for name in Sampling.__struct_fields__}
+    return Sampling(**{name: value for name, value in values.items() if value not in ((), {})})
+
+
+def _grammar(params: SamplingParams) -> dict[str, Any]:
     """Return the grammar that parameters ask for, or their output type stands for."""
-    asked = grammar_of(params)
+    given = {name: value for name in NAMES if (value := getattr(params, name)) is not None}
     if params.output_type is None:
-        return asked
-    if asked is not None:
+        return given
+    if read_grammar(given) is not None:
         raise wrong("output_type and another field constrain the output; give one", "output_type")
-    return grammar_of(_Fields(fields_of(params.output_type)))
-
-
-class _Fields:
-    """Fields of a request by name."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update(values)
+    return dict(fields_of(params.output_type))
 
 
 def _check_tools(tools: Tools) -> None:

@@ -33,12 +33,10 @@ from dovetail_server.prefix import Prefix
 from dovetail_server.routes import (
     admin,
     batches,
-    chat,
-    completions,
     docs,
     embeddings,
     files,
-    generate,
+    generating,
     health,
     info,
     message_batches,
@@ -88,35 +86,33 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     paths: list[tuple[str, set[str]]] = []
-    for family in (
-        chat,
-        render,  # before the routes that take any id in the place of its name
-        stored_completions,
-        completions,
-        responses,
-        message_batches,
-        messages,
-        embeddings,
-        rerank,
-        models,
-        generate,
-        score,
-        tokens,
-        parsing,
-        files,
-        batches,
-        info,
-        health,
-        metrics,
-        usage,
-        admin,
-        profile,
-        docs,
-        *(() if state.settings.disable_playground else (playground,)),
+    for router in (
+        generating.router,
+        render.router,  # before the routes that take any id in the place of its name
+        stored_completions.router,
+        responses.router,
+        message_batches.router,
+        messages.router,
+        embeddings.router,
+        rerank.router,
+        models.router,
+        score.router,
+        tokens.router,
+        parsing.router,
+        files.router,
+        batches.router,
+        info.router,
+        health.router,
+        metrics.router,
+        usage.router,
+        admin.router,
+        profile.router,
+        docs.router,
+        *(() if state.settings.disable_playground else (playground.router,)),
     ):
-        app.include_router(family.router)
-        paths += [(route.path, route.methods or set()) for route in family.router.routes if isinstance(route, Route)]
-        state.hooks.check_free(route.path_regex for route in family.router.routes if isinstance(route, Route))
+        app.include_router(router)
+        paths += [(route.path, route.methods or set()) for route in router.routes if isinstance(route, Route)]
+        state.hooks.check_free(route.path_regex for route in router.routes if isinstance(route, Route))
     app.state.paths = paths
     for path, endpoint in state.hooks.routes.items():
         app.router.routes.append(PluginRoute(path, endpoint, include_in_schema=False))

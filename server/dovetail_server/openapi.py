@@ -54,6 +54,7 @@ def json_route(
     follows: bool = False,
     error: type[msgspec.Struct] = ErrorBody,
     methods: tuple[str, ...] = ("POST",),
+    tags: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Register a route with the schemas of its body or multipart form, and of its reply.
 
@@ -92,6 +93,7 @@ def json_route(
             openapi_extra=extra or None,
             dependencies=[Depends(get_free_state)] if streams else None,
             response_model=None,
+            tags=list(tags),
             summary=(function.__doc__ or "").split("\n")[0],
         )
         return function

@@ -26,11 +26,12 @@ WAY = (
     "engine/streams.py",
     "engine/entry.py",
     "serving/generation.py",
+    "serving/choice.py",
     "text/parsing/stream.py",
     "text/parsing/machine.py",
-    "serving/chat_reply.py",
-    "serving/chat_events.py",
-    "serving/chat_chunks.py",
+    "serving/run.py",
+    "apis/chat/reply.py",
+    "apis/chat/chunks.py",
     "serving/sse.py",
 )
 """The rooms, in the order in which a token comes to them: those of `docs/design.md`, and what stands between them."""

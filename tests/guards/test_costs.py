@@ -40,7 +40,7 @@ def test_rooms_are_folders_of_the_core_and_files_of_the_server() -> None:
     """Each plugin is a room; two calls in a row in one room are no change."""
     files = (
         "server/dovetail_server/app.py",
-        "server/dovetail_server/routes/chat.py",
+        "server/dovetail_server/routes/files.py",
         "framework/dovetail/text/chat/x.py",
     )
     events = [request_costs.Event(file, "f") for file in (*files, files[-1], "plugins/parsers/dovetail_parsers/p.py")]

@@ -75,10 +75,10 @@ SHAPES: dict[str, Callable[[int], Any]] = {
     "nested": nested,
 }
 TASK_OF = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/generate": "generate",
-    "/v1/messages": "messages",
+    "/v1/chat/completions": "chat_completions",
+    "/v1/completions": "create_completion",
+    "/generate": "generate_text",
+    "/v1/messages": "create_message",
     "/v1/messages/count_tokens": "count_tokens",
     "/v1/responses": "responses",
     "/v1/responses/input_tokens": "input_tokens",
@@ -262,7 +262,8 @@ class Meter:
         with peak_memory() as peak:
             outcome = do(job, lambda: body, self.patient, ["tiny"], lambda question: Answer())
         assert outcome.fault is None, outcome.fault
-        became = len(outcome.reply or b"") + len(outcome.items) + sum(len(ids) for ids, *_ in outcome.prompts)
+        ids = [ids for ids, *_ in (*outcome.prompts, *(row for one in outcome.packed for row in one.prompts))]
+        became = len(outcome.reply or b"") + len(outcome.items) + sum(map(len, ids))
         return Memory(peak[0], len(body) + became)
 
     async def _probe(self, stalls: list[float]) -> None:

@@ -77,10 +77,13 @@ def test_a_full_queue_reads_no_body(make_harness: Callable[..., Harness]) -> Non
 
 
 def test_the_limit_on_choices(make_harness: Callable[..., Harness]) -> None:
-    """A request counts once per choice."""
+    """A request counts once per choice; one that would not fit if it were alone is no matter of load."""
     harness = make_harness(max_running_requests=2, max_queued_requests=2)
     assert harness.post(CHAT, {**BODY, "n": 4}).status_code == 200
-    refused(harness.post(CHAT, {**BODY, "n": 5}))
+    reply = harness.post(CHAT, {**BODY, "n": 5})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "n")
+    with held(harness, 1):
+        refused(harness.post(CHAT, {**BODY, "n": 4}))
 
 
 def test_the_limit_on_prompt_tokens(make_harness: Callable[..., Harness]) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from dovetail_server.anthropic import messages
-from dovetail_server.serving import chat, completions
+from dovetail.processing.input import Preparation
 
 HI = [{"role": "user", "content": "hi"}]
 LONG = "many words " * 300
@@ -21,13 +20,13 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads in which requests were prepared."""
     seen: list[threading.Thread] = []
-    for module in (completions, chat, messages):
+    rendered = Preparation.rendered
 
-        def noting(*args: Any, prepare: Any = module.prepare) -> Any:
-            seen.append(threading.current_thread())
-            return prepare(*args)
+    def noting(self: Preparation, **options: Any) -> Any:
+        seen.append(threading.current_thread())
+        return rendered(self, **options)
 
-        monkeypatch.setattr(module, "prepare", noting)
+    monkeypatch.setattr(Preparation, "rendered", noting)
     return seen
 
 
@@ -40,7 +39,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
         ("/v1/completions", {"prompt": LONG}, False),
         ("/v1/completions", {"prompt": "abc", "n": 9}, False),
         ("/v1/completions", {"prompt": "abc", "stop_regex": "a+"}, False),
-        ("/v1/completions", {"prompt": "abc", "best_of": 2}, False),
+        ("/v1/completions", {"prompt": "abc", "best_of": 2}, True),
         ("/v1/chat/completions", {"messages": HI, "seed": 4, "stop": ["x"]}, True),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, False),
         ("/v1/chat/completions", {"messages": HI, "response_format": SCHEMA}, False),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.config import Pool
+from dovetail.contracts.replies import TokenLogprob, TopLogprob
 
 __all__ = ["Pool", "SamplingParams", "TokenLogprob", "TopLogprob"]
 
@@ -54,21 +55,3 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def looks_back(self) -> bool:
         """Whether a draw depends on what was said before it in other ways than through the model."""
         return self.is_penalized or bool(self.processors)
-
-
-class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One candidate token."""
-
-    token_id: int
-    logprob: float
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token's natural-log probability and its most likely rivals, best first."""
-
-    token_id: int
-    logprob: float | None
-    """None for the first prompt token, which nothing predicts."""
-    top: list[TopLogprob]
-    named: list[TopLogprob] = []
-    """Those of the tokens that the request names, in its order."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.grammar.spec.fields import NAMES, RequestedGrammar, read_grammar
+from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.route import Route
 from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
 from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
@@ -34,15 +34,6 @@ class Constraints:
 NONE = Constraints()
 
 
-def grammar_of(request: Any) -> RequestedGrammar | None:
-    """Read the grammar fields that a request has.
-
-    Raises:
-        RequestError: See `read_grammar`.
-    """
-    return read_grammar({name: getattr(request, name, None) for name in NAMES})
-
-
 def text_constraints(
     asked: RequestedGrammar | None, backend: str | None, processor: Processor, *, budget: int | None = None
 ) -> Constraints:
@@ -51,7 +42,7 @@ def text_constraints(
     Raises:
         RequestError: See `StructuredOutputs`; or there is a budget, and nothing that thinks.
     """
-    structured = processor.grammar.only(backend)
+    structured = processor.grammar if backend is None else processor.grammar.only(backend)
     route = None if asked is None else structured.route(asked)
     if budget is not None:
         use = ReasoningOptions(constrained=route is not None, budget=budget, param="thinking_budget")
@@ -83,7 +74,9 @@ def chat_constraints(
     Raises:
         RequestError: They contradict each other, or nothing here can enforce them.
     """
-    structured = processor.grammar.only(backend)
+    structured = processor.grammar if backend is None else processor.grammar.only(backend)
+    if asked is None and budget is None and not (tools is not None and tools.needs_grammar):
+        return NONE
     spec = _format(tools, processor, template_kwargs)
     route = None if asked is None else structured.route(asked)
     calls = None

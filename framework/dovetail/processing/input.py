@@ -1,91 +1,41 @@
 """Requests made ready for the engine, for the server, batches and `LLM` alike.
 
-An edge reads what it was given (a body, arguments) into a `Conversation` and a `Wanted`, and refuses what only it
-knows. What follows is the same for all of them: `chat_prompt` renders and tokenizes, `prepare_chat` or `prepare_text`
-decides how tokens are chosen, what the reply is held to and how it is read. Refusals are `RequestError`.
+An API reads a body (or `LLM` its arguments) into a `Request`, and refuses what only it knows. What follows is the same
+for all: `Preparation.rendered` makes prompts of token ids, `Preparation.ready` decides how tokens are chosen, what the
+reply is held to and how it is read. Refusals are `RequestError`, in the words of the API.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from msgspec.structs import replace
 
-from dovetail.grammar.spec.fields import RequestedGrammar
+from dovetail.contracts.requests import Chat, Ids, Names, Prompt, Request, Text
+from dovetail.grammar.spec.fields import RequestedGrammar, read_grammar
 from dovetail.messages import SamplingParams, Submit
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
 from dovetail.processing.processor import Processor
+from dovetail.processing.prompts import chat_prompt, cut_to, last_words, without_oldest
+from dovetail.processing.refusals import empty_prompt, fields_named, no_infill
 from dovetail.processing.sampling import (
-    SamplingFields,
     StopRules,
     check_token_ids,
+    fit_output,
+    named_ids,
+    num_top,
     sampling_params,
     seed_of_choice,
     stop_rules,
 )
-from dovetail.processing.tools import ToolOptions, Tools
+from dovetail.processing.tools import ToolOptions, tool_options
 from dovetail.text.parsing.stream import OutputStream
+from dovetail.text.tokenizer.fill_in import Infill
 
-TAIL_TOKENS = 64
-"""Of a prompt that comes as tokens: enough to see whether thinking has begun."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """What a chat template makes a prompt of, and how the reply is divided.
-
-    Attributes:
-        messages: As OpenAI writes them.
-        tools: Those that the model may call.
-        template_kwargs: The template's variables.
-        documents: Passed to the template.
-        add_generation_prompt: See `ChatTemplate.render`.
-        continue_final_message: The last message is the beginning of the reply.
-        input_ids: The prompt as tokens, in place of the rendered messages.
-        add_special_tokens: Beside those that the template writes.
-        separate_reasoning: Reasoning is apart from the content.
-        stream_reasoning: It is given out as it comes.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: ToolOptions | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    documents: Sequence[Mapping[str, Any]] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    input_ids: list[int] | None = None
-    add_special_tokens: bool = False
-    separate_reasoning: bool = True
-    stream_reasoning: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """How a reply's tokens are chosen, what is told of them, and what they are held to.
-
-    Attributes:
-        fields: The request's, by the names that all requests have.
-        max_tokens: Of the reply, as resolved against the context.
-        logprobs: See `SamplingParams`; so for those that follow.
-        use_defaults: What is left out comes from the model's generation config.
-        grammar: Of the content.
-        grammar_backend: The only one that may enforce.
-        thinking_budget: Most tokens of thinking.
-    """
-
-    fields: SamplingFields
-    max_tokens: int
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprobs_start: int = 0
-    logprob_token_ids: Sequence[int] = ()
-    use_defaults: bool = True
-    grammar: RequestedGrammar | None = None
-    grammar_backend: str | None = None
-    thinking_budget: int | None = None
+_NAMES = Names()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,105 +80,234 @@ class Prepared:
             thinking=self.constraints.thinking,
         )
 
-    def ended_by(self, ids: Sequence[int]) -> Prepared:
-        """Return the same, which these tokens end, too."""
-        params = replace(self.params, stop_token_ids=(*self.params.stop_token_ids, *ids))
-        return dataclasses.replace(self, params=params)
-
     def output(self, processor: Processor, *, track_offsets: bool = False) -> OutputStream:
         """Make what reads one choice's tokens."""
         return OutputStream(processor.tokenizer, track_offsets=track_offsets, **self.stops, **self.reading)
 
 
-def chat_prompt(
-    processor: Processor, chat: Conversation, tools: Tools = (), *, keeps: bool = False
-) -> tuple[list[int], str]:
-    """Render and tokenize a conversation.
+class Preparation:
+    """One request on its way to the engine; what several steps need of it is worked out once."""
 
-    Args:
-        processor: The model's.
-        chat: The conversation.
-        tools: Shown to the model where nobody will read its calls.
-        keeps: As of `Tokenizer.encode`.
+    def __init__(self, processor: Processor, request: Request) -> None:
+        """Look at nothing yet.
 
-    Returns:
-        The prompt's tokens, and what the template appended to the conversation.
+        Args:
+            processor: Tokenizer, template, parsers and limits.
+            request: As an API has read it, or as `rendered` left it, here or in another process.
+        """
+        self.request = request
+        self._processor = processor
+        self._ready: dict[tuple[int, int | None], Prepared] = {}
 
-    Raises:
-        RequestError: A message means nothing, there is no template, or the text cannot fit the context.
-    """
-    processor.check_size(chat.messages)
-    rendered = processor.template.render(
-        chat.messages,
-        tools=tools if chat.tools is None else chat.tools.tools,
-        documents=chat.documents,
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-        template_kwargs=chat.template_kwargs,
-    )
-    if chat.input_ids is None:
-        special = chat.add_special_tokens
-        ids = processor.encode(rendered.text, "messages", add_special_tokens=special, keeps=keeps)
-        return ids, rendered.tail
-    check_token_ids(chat.input_ids, processor.limits.vocab_size, "input_ids")
-    tail = processor.tokenizer.decode(chat.input_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-    return chat.input_ids, tail
+    def beside(self, request: Request) -> Preparation:
+        """Return another request's preparation; where it wants the same for other prompts, nothing is done twice."""
+        made = Preparation(self._processor, request)
+        if _wants(request) == _wants(self.request):
+            made.__dict__ |= self.__dict__ | {"request": request}
+        return made
+
+    def rendered(self, *, keeps: bool = False) -> Request:
+        """Return the request with its prompts as tokens, each of which leaves room for a reply; CPU work.
+
+        Args:
+            keeps: As of `Tokenizer.encode`.
+
+        Raises:
+            RequestError: It cannot be served as it is.
+        """
+        with fields_named(self.request.names.renamed):
+            self._processor.tasks.check("generate")
+            self.grammar  # noqa: B018 refused here, where large ones do not hold others up
+            prompts = self.request.prompts
+            names = [self.request.names.prompt]
+            if len(prompts) > 1:
+                names = [f"{names[0]}[{at}]" for at in range(len(prompts))]
+            made: list[Prompt] = [self._ids(one, name, keeps) for one, name in zip(prompts, names, strict=True)]
+            self.request = replace(self.request, prompts=made)
+            return self.request
+
+    def count(self) -> int:
+        """Return the tokens of a conversation's prompt, which may be longer than the context; CPU work.
+
+        Raises:
+            RequestError: It cannot be made, or is too big to look at.
+        """
+        with fields_named(self.request.names.renamed):
+            [chat] = [prompt for prompt in self.request.prompts if isinstance(prompt, Chat)]
+            return len(self._chat_tokens(chat, chat.messages)[0])
+
+    def ready(self, prompt: Ids) -> Prepared:
+        """Decide how a rendered prompt's reply is made and read.
+
+        Raises:
+            RequestError: The request cannot be served as it is.
+        """
+        request = self.request
+        num = len(prompt.ids)
+        start = request.prompt_logprobs_start if request.prompt_logprobs_start < num else None
+        key = self._max_tokens(num), start
+        if key not in self._ready:
+            with fields_named(request.names.renamed):
+                self._ready[key] = self._prepare(prompt.tail, *key)
+        return self._ready[key]
+
+    @property
+    def prompts(self) -> list[Ids]:
+        """The prompts, rendered."""
+        return [prompt for prompt in self.request.prompts if isinstance(prompt, Ids)]
+
+    @cached_property
+    def grammar(self) -> RequestedGrammar | None:
+        """What the reply must match."""
+        return read_grammar(self.request.grammar) if self.request.grammar else None
+
+    @cached_property
+    def tools(self) -> ToolOptions | None:
+        """What the model may call."""
+        given, names = self.request.tools, self.request.names
+        if given is None:
+            return None
+        parser = self._processor.tools
+        asked = names.tools, names.tool_choice
+        return tool_options(given.tools, given.choice, parser, parallel=given.parallel, names=asked)
+
+    @cached_property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The chat template's variables."""
+        return self._processor.template_kwargs(self.request.effort, self.request.template_kwargs)
+
+    def _ids(self, prompt: Prompt, name: str, keeps: bool) -> Ids:
+        if isinstance(prompt, Chat):
+            return self._chat_ids(prompt, keeps)
+        fill_in = self._fill_in(prompt.suffix)
+        if isinstance(prompt, Text):
+            text = prompt.text if fill_in is None else fill_in.text(prompt.text, prompt.suffix)
+            special = prompt.adds_special_tokens
+            ids = self._processor.encode(text, name, add_special_tokens=special, keeps=keeps and fill_in is None)
+            made = Ids(ids=ids, text=prompt.text, suffix=prompt.suffix)
+        else:
+            check_token_ids(prompt.ids, self._processor.limits.vocab_size, name)
+            text = self._decoded(prompt.ids) if prompt.has_text else ""
+            ids = prompt.ids if fill_in is None else fill_in.ids(prompt.ids, prompt.suffix, self._suffix_ids)
+            made = Ids(ids=ids, text=text, suffix=prompt.suffix)
+        if not made.ids:
+            raise empty_prompt(name)
+        cut = self._cut(made.ids)
+        if len(cut) < len(made.ids):
+            made = replace(made, ids=cut, text=self._decoded(cut))
+        self._max_tokens(len(made.ids))
+        return made
+
+    def _chat_ids(self, chat: Chat, keeps: bool) -> Ids:
+        if not chat.drops_turns:
+            return self._attempt(chat, chat.messages, keeps)
+        return without_oldest(lambda messages: self._attempt(chat, messages, keeps), chat.messages)
+
+    def _chat_tokens(self, chat: Chat, messages: list[dict[str, Any]], *, keeps: bool = False) -> tuple[list[int], str]:
+        return chat_prompt(
+            self._processor,
+            replace(chat, messages=messages),
+            tools=() if self.tools is None else self.tools.tools,
+            template_kwargs=self.template_kwargs,
+            keeps=keeps,
+        )
+
+    def _attempt(self, chat: Chat, messages: list[dict[str, Any]], keeps: bool) -> Ids:
+        whole, tail = self._chat_tokens(chat, messages, keeps=keeps)
+        ids = self._cut(whole)
+        self._max_tokens(len(ids))
+        return Ids(ids=ids, text=last_words(messages) if chat.echoes else "", tail=tail)
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        limit = None if self.request.clamps else self.request.limit
+        return cut_to(ids, self.request.cut, limit, self._processor.limits)
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self._processor.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _suffix_ids(self, part: str) -> list[int]:
+        return self._processor.encode(part, "suffix", add_special_tokens=False)
+
+    def _fill_in(self, suffix: str) -> Infill | None:
+        """Return how the model fills in what stands before a suffix; None where there is none.
+
+        Raises:
+            RequestError: The model cannot.
+        """
+        if not suffix:
+            return None
+        if (fill_in := self._processor.tokenizer.fill_in) is None:
+            raise no_infill()
+        return fill_in
+
+    def _max_tokens(self, num_prompt: int) -> int:
+        """Return how many tokens a reply may have.
+
+        Raises:
+            RequestError: Context overflow.
+        """
+        request = self.request
+        wanted, default = 1 if request.limit == 0 else request.limit, None
+        if request.clamps:
+            wanted, default = None, wanted
+        names = request.names
+        return fit_output(num_prompt, wanted, default, self._processor.limits, (names.prompt, names.limit))
+
+    def _prepare(self, tail: str | None, max_tokens: int, prompt_logprobs_start: int | None) -> Prepared:
+        request, processor, limits = self.request, self._processor, self._processor.limits
+        logprobs = num_top(request.logprobs, limits, request.names.logprobs)
+        if logprobs is None and request.candidates > request.n:
+            logprobs = 0  # what they are ranked by
+        of_prompt = None if prompt_logprobs_start is None else request.prompt_logprobs
+        named = named_ids(request.named_ids, request.logprobs is not None, limits, request.names.named_ids)
+        prompt_logprobs = num_top(of_prompt, limits, "prompt_logprobs")
+        stops = stop_rules(request.sampling)
+        constraints = self._constraints(tail)
+        params = sampling_params(
+            request.sampling,
+            processor,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs_start=0 if of_prompt is None else prompt_logprobs_start or 0,
+            logprob_token_ids=named,
+            use_defaults=request.uses_defaults,
+        )
+        first = request.prompts[0]
+        if not isinstance(first, Chat) and (fill_in := self._fill_in(first.suffix)) is not None:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *fill_in.stop_ids))
+        reading = {} if tail is None else self._reading(tail)
+        return Prepared(params=params, stops=stops, constraints=constraints, reading=reading)
+
+    def _constraints(self, tail: str | None) -> Constraints:
+        request, processor = self.request, self._processor
+        budget = request.thinking_budget
+        if request.no_thinking and processor.reasoning is not None:
+            budget = 0
+        if tail is None:
+            return text_constraints(self.grammar, request.grammar_backend, processor, budget=budget)
+        return chat_constraints(
+            self.grammar,
+            request.grammar_backend,
+            processor,
+            tools=self.tools,
+            budget=budget,
+            template_kwargs=self.template_kwargs,
+            tail=tail,
+        )
+
+    def _reading(self, tail: str) -> dict[str, Any]:
+        return {
+            "reasoning": self._processor.reasoning,
+            "tools": None if self.tools is None else self.tools.parser,
+            "tool_schemas": () if self.tools is None else self.tools.tools,
+            "template": self._processor.template,
+            "template_kwargs": self.template_kwargs,
+            "prompt_tail": tail,
+            "separate_reasoning": self.request.separates_reasoning,
+            "stream_reasoning": self.request.streams_reasoning,
+        }
 
 
-def prepare_text(processor: Processor, wanted: Wanted) -> Prepared:
-    """Make ready what continues a text.
-
-    Raises:
-        RequestError: The request cannot be served as it is.
-    """
-    budget = wanted.thinking_budget
-    constraints = text_constraints(wanted.grammar, wanted.grammar_backend, processor, budget=budget)
-    return Prepared(params=_params(processor, wanted), stops=stop_rules(wanted.fields), constraints=constraints)
-
-
-def prepare_chat(processor: Processor, wanted: Wanted, chat: Conversation, tail: str) -> Prepared:
-    """Make ready what answers a conversation.
-
-    Args:
-        processor: The model's.
-        wanted: By the request.
-        chat: The same conversation that the prompt was made of; its messages may be gone.
-        tail: Of `chat_prompt`.
-
-    Raises:
-        RequestError: The request cannot be served as it is.
-    """
-    stops = stop_rules(wanted.fields)
-    constraints = chat_constraints(
-        wanted.grammar,
-        wanted.grammar_backend,
-        processor,
-        tools=chat.tools,
-        budget=wanted.thinking_budget,
-        template_kwargs=chat.template_kwargs,
-        tail=tail,
-    )
-    reading = {
-        "reasoning": processor.reasoning,
-        "tools": None if chat.tools is None else chat.tools.parser,
-        "tool_schemas": () if chat.tools is None else chat.tools.tools,
-        "template": processor.template,
-        "template_kwargs": chat.template_kwargs,
-        "prompt_tail": tail,
-        "separate_reasoning": chat.separate_reasoning,
-        "stream_reasoning": chat.stream_reasoning,
-    }
-    return Prepared(params=_params(processor, wanted), stops=stops, constraints=constraints, reading=reading)
-
-
-def _params(processor: Processor, wanted: Wanted) -> SamplingParams:
-    return sampling_params(
-        wanted.fields,
-        processor,
-        max_tokens=wanted.max_tokens,
-        logprobs=wanted.logprobs,
-        prompt_logprobs=wanted.prompt_logprobs,
-        prompt_logprobs_start=wanted.prompt_logprobs_start,
-        logprob_token_ids=wanted.logprob_token_ids,
-        use_defaults=wanted.use_defaults,
-    )
+def _wants(request: Request) -> Request:
+    return replace(request, prompts=[], rid=None, names=_NAMES)

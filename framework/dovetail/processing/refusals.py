@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from dovetail.errors import RequestError
 
 TOO_LONG = "context_length_exceeded"
@@ -70,3 +74,34 @@ def unsupported(param: str, why: str) -> RequestError:
 def wrong(text: str, param: str) -> RequestError:
     """A value that means nothing."""
     return RequestError(text, param=param, code="invalid_value")
+
+
+def empty_prompt(param: str) -> RequestError:
+    """A prompt without tokens."""
+    return wrong(f"{param} is empty; send at least one token", param)
+
+
+def no_infill() -> RequestError:
+    """The model was not trained to fill in what stands between two texts."""
+    why = "this model has no tokens for filling in the middle (such as <|fim_prefix|>); say it in a chat instead"
+    return unsupported("suffix", why)
+
+
+@contextmanager
+def fields_named(renamed: Mapping[str, str]) -> Iterator[None]:
+    """Have refusals speak of fields as a request's API calls them: see `Names.renamed`.
+
+    Raises:
+        RequestError: What the block raised, in the client's words.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if not renamed:
+            raise
+        param, message = error.param, error.message
+        for pattern, name in renamed.items():
+            if param is not None and re.match(rf"{pattern}(?![A-Za-z_])", param):
+                param = re.sub(rf"^{pattern}", name, param)
+            message = re.sub(rf"(?<![\w.]){pattern}(?![A-Za-z_])", name, message)
+        raise RequestError(message, param=param, code=error.code, status=error.status) from error

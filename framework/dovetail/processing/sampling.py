@@ -70,7 +70,7 @@ class SamplingFields(Protocol):
     @property
     def skip_special_tokens(self) -> bool | None: ...
     @property
-    def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | None: ...
+    def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | Mapping[int | str, float] | None: ...
     @property
     def logits_processors(self) -> Mapping[str, Mapping[str, Any]] | None: ...
     @property
@@ -231,7 +231,7 @@ def sampling_params(
     )
 
 
-def logit_bias(given: Mapping[str, float] | Mapping[int, float] | None, vocab_size: int) -> dict[int, float]:
+def logit_bias(given: Mapping[Any, float] | None, vocab_size: int) -> dict[int, float]:
     """Read the keys as token ids and clamp the values to ±100.
 
     Raises:
@@ -276,16 +276,16 @@ def fit_output(
     return wanted
 
 
-def named_ids(ids: Sequence[int] | None, has_logprobs: bool, limits: SamplingLimits) -> Sequence[int]:
+def named_ids(ids: Sequence[int], has_logprobs: bool, limits: SamplingLimits, param: str) -> Sequence[int]:
     """Return the tokens that a request names for log probabilities.
 
     Raises:
         RequestError: It asks for no log probabilities, or an id is outside the vocabulary.
     """
     if ids and not has_logprobs:
-        raise wrong("logprob_token_ids needs logprobs", "logprob_token_ids")
-    check_token_ids(ids or (), limits.vocab_size, "logprob_token_ids")
-    return ids or ()
+        raise wrong(f"{param} needs logprobs", param)
+    check_token_ids(ids, limits.vocab_size, param)
+    return ids
 
 
 def seed_of_choice(seed: int | None, index: int) -> int | None:

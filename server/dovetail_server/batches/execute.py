@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from dovetail.contracts.api import Route
+from dovetail.contracts.requests import Request
 from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import BACKGROUND
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
-from dovetail_server.anthropic import messages
-from dovetail_server.anthropic.schema import MessagesRequest
+from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.auth import CALLER
 from dovetail_server.batches.result import Result, decode_head, refusal, result_line
 from dovetail_server.bodies import responses as response_bodies
@@ -21,20 +24,27 @@ from dovetail_server.bodies.pool import DIED
 from dovetail_server.bodies.request import not_beside_prompts
 from dovetail_server.bodies.work import read_line
 from dovetail_server.native.score import ScoreRequest
-from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
 from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.reading import parse
 from dovetail_server.responses.job import reply as reply_of
-from dovetail_server.serving import chat, chat_reply, completions, embeddings, rerank, score
+from dovetail_server.serving import embeddings, rerank, run, score
+from dovetail_server.serving.job import make_job
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
+    from dovetail_server.bodies.wire import Outcome
     from dovetail_server.serving.prompts import Prompts
 
 Pooled = EmbeddingRequest | RerankRequest | ScoreRequest | ClassifyRequest
+GENERATING = {route.path: route for route in (CHAT, COMPLETIONS, MESSAGES)}
+POOLED: dict[str, tasks.Task[Any]] = {
+    "/v1/embeddings": tasks.EMBEDDINGS,
+    "/v1/rerank": tasks.RERANK,
+    "/v1/score": tasks.SCORE,
+    "/v1/classify": tasks.CLASSIFY,
+}
 Reply = Callable[[], Awaitable[bytes]]
 MAX_FAULTS = 3
 """A line that fails for a reason of ours is tried so often."""
@@ -104,22 +114,42 @@ async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> Reply:
     """
     if endpoint == "/v1/responses":
         return await prepare_response(state, raw)
-    known: dict[str, tasks.Task[Any]] = {
-        "/v1/chat/completions": tasks.CHAT,
-        "/v1/messages": tasks.MESSAGES,
-        "/v1/embeddings": tasks.EMBEDDINGS,
-        "/v1/rerank": tasks.RERANK,
-        "/v1/score": tasks.SCORE,
-        "/v1/classify": tasks.CLASSIFY,
-    }
-    task = known.get(endpoint, tasks.COMPLETIONS)
+    if (route := GENERATING.get(endpoint)) is not None:
+        return await prepare_generating(state, route, raw)
+    task = POOLED[endpoint]
     if not state.bodies.takes(len(raw)):
         with suppress(InlineCostError):
-            return await asyncio.to_thread(lambda: job_of(state, parse(read_line(raw), task.model), None))
-    owner = CALLER.get().owner
-    outcome = await state.bodies.run(task, raw, owner=owner, is_background=True, is_line=True)
+            return await asyncio.to_thread(lambda: pooled_reply(state, parse(read_line(raw), task.model), None))
+    outcome = await elsewhere(state, task, raw)
     with not_beside_prompts():
-        return await asyncio.to_thread(lambda: job_of(state, parse(outcome.light, task.model), outcome.read_prompts()))
+        return await asyncio.to_thread(
+            lambda: pooled_reply(state, parse(outcome.light, task.model), outcome.read_prompts())
+        )
+
+
+async def elsewhere(state: ReadingContext, task: tasks.Task[Any] | Route, raw: bytes) -> Outcome:
+    """Have another process read a line."""
+    return await state.bodies.run(task, raw, owner=CALLER.get().owner, is_background=True, is_line=True)
+
+
+async def prepare_generating(state: ReadingContext, route: Route, raw: bytes) -> Reply:
+    """As `prepare`, for a route that generates."""
+    if not state.bodies.takes(len(raw)):
+        with suppress(InlineCostError):
+            return await asyncio.to_thread(
+                lambda: reply_to(state, route, route.requests(parse(read_line(raw), route.body)), is_rendered=False)
+            )
+    outcome = await elsewhere(state, route, raw)
+    with not_beside_prompts():
+        return await asyncio.to_thread(lambda: reply_to(state, route, outcome.read_requests(), is_rendered=True))
+
+
+def reply_to(state: ReadingContext, route: Route, requests: list[Request], *, is_rendered: bool) -> Reply:
+    """Prepare what a line asks for, and return what makes its reply; CPU work. The output file is where it is kept."""
+    refuse_stream(requests[0].stream)
+    background = [replace(request, priority=BACKGROUND, keeps=None) for request in requests]
+    job = make_job(state, route, background, is_rendered=is_rendered)
+    return lambda: run.reply(job)
 
 
 async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:
@@ -135,12 +165,8 @@ async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:
     return lambda: reply_of(job)
 
 
-def job_of(
-    state: ReadingContext,
-    asked: ChatRequest | CompletionRequest | MessagesRequest | Pooled,
-    prompts: Prompts | None,
-) -> Reply:
-    """Prepare what needs nothing but the line; CPU work.
+def pooled_reply(state: ReadingContext, asked: Pooled, prompts: Prompts | None) -> Reply:
+    """Prepare a line that generates nothing; CPU work.
 
     Args:
         state: The server's.
@@ -155,18 +181,8 @@ def job_of(
     if isinstance(asked, ScoreRequest) and not rerank.is_pair(asked):
         score_job = score.prepare(state, asked, model, prompts)
         return lambda: score.reply(score_job)
-    if isinstance(asked, (RerankRequest, ScoreRequest, ClassifyRequest)):
-        pair_job = rerank.prepare(state, asked, model, prompts)
-        return lambda: rerank.reply(pair_job)
-    refuse_stream(asked.stream)
-    if isinstance(asked, ChatRequest):
-        chat_job = chat.prepare(state, asked, model, prompts)
-        return lambda: chat_reply.reply(chat_job)
-    if isinstance(asked, MessagesRequest):
-        message_job = messages.prepare(state, asked, model, prompts)
-        return lambda: messages.reply(message_job)
-    job = completions.prepare(state, asked, model, prompts)
-    return lambda: completions.reply(job)
+    pair_job = rerank.prepare(state, asked, model, prompts)
+    return lambda: rerank.reply(pair_job)
 
 
 def refuse_stream(stream: bool | None) -> None:

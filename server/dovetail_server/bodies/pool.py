@@ -28,6 +28,7 @@ from dovetail_server.errors import ServiceError
 from dovetail_server.responses.references import Answer
 
 if TYPE_CHECKING:
+    from dovetail.contracts.api import Route
     from dovetail_server.bodies.tasks import RawTask, Task
 
 logger = logging.getLogger("dovetail.server")
@@ -94,7 +95,7 @@ class BodyPool:
 
     async def run(
         self,
-        task: Task[Any] | RawTask,
+        task: Task[Any] | RawTask | Route,
         raw: bytes,
         *,
         owner: str,

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from dovetail.contracts.api import Route
 from dovetail.errors import RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail_server.auth import CALLER
@@ -23,7 +24,6 @@ from dovetail_server.bodies.work import read_line
 from dovetail_server.density import MAX_OBJECTS
 from dovetail_server.errors import ClientGoneError
 from dovetail_server.reading import check_name, parse
-from dovetail_server.serving.prepare import is_quick
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.sse import cancel_on_disconnect
 
@@ -95,20 +95,19 @@ def prompt_body(task: Task[M]) -> Callable[[Request], Awaitable[M]]:
         if not state.bodies.takes(len(raw)):
             return await read(raw, task.model)
         state.check_ready()
-        outcome = await _elsewhere(request, state, task, raw)
+        outcome = await elsewhere(request, state, task, raw)
         request.scope["state"][_PROMPTS] = await asyncio.to_thread(outcome.read_prompts)
         return await read(outcome.light, task.model)
 
     return read_prompts
 
 
-async def prepared(request: Request, task: Task[M], body: M, work: Callable[[Prompts | None], T]) -> T:
+async def prepared(request: Request, task: Task[M], work: Callable[[Prompts | None], T]) -> T:
     """Return what `work` makes of a request whose body has been read by `prompt_body(task)`.
 
     Args:
         request: The request.
         task: See above.
-        body: Its body.
         work: Takes the prompts; None where it makes them itself, which may be too much for this process.
 
     Raises:
@@ -119,20 +118,14 @@ async def prepared(request: Request, task: Task[M], body: M, work: Callable[[Pro
     prompts: Prompts | None = request.scope["state"].pop(_PROMPTS, None)
     if prompts is None:
         with suppress(InlineCostError):
-            return await _made(request, body, lambda: work(None))
-        outcome = await _elsewhere(request, request.app.state.server, task, await request.body())
+            return await cancel_on_disconnect(request, asyncio.to_thread(work, None))
+        outcome = await elsewhere(request, request.app.state.server, task, await request.body())
         prompts = await asyncio.to_thread(outcome.read_prompts)
     with not_beside_prompts():
-        return await _made(request, body, lambda: work(prompts))
+        return await cancel_on_disconnect(request, asyncio.to_thread(work, prompts))
 
 
-async def _made(request: Request, body: BaseModel, work: Callable[[], T]) -> T:
-    if is_quick(body, len(await request.body())):
-        return work()
-    return await cancel_on_disconnect(request, asyncio.to_thread(work))
-
-
-async def _elsewhere(request: Request, state: ReadingContext, task: Task[Any] | RawTask, raw: bytes) -> Outcome:
+async def elsewhere(request: Request, state: ReadingContext, task: Task[Any] | RawTask | Route, raw: bytes) -> Outcome:
     return await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
 
 
@@ -160,7 +153,7 @@ async def finished(request: Request, state: ReadingContext, task: Task[Any]) -> 
         with suppress(InlineCostError):
             reply = await cancel_on_disconnect(request, asyncio.to_thread(task.run, call))
             return Response(reply, media_type="application/json")
-    outcome = await _elsewhere(request, state, task, raw)
+    outcome = await elsewhere(request, state, task, raw)
     return Response(outcome.reply, media_type="application/json")
 
 
@@ -169,7 +162,7 @@ async def worked(request: Request, state: ReadingContext, task: RawTask) -> byte
     raw = await raw_body(request)
     if not state.bodies.takes(len(raw)):
         return await asyncio.to_thread(task.run, raw, state.served_names)
-    return (await _elsewhere(request, state, task, raw)).reply or b""
+    return (await elsewhere(request, state, task, raw)).reply or b""
 
 
 def check_content_type(content_type: str, raw: bytes) -> None:

@@ -15,19 +15,19 @@ from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
 from dovetail_server.bodies.request import not_beside_prompts, read
 from dovetail_server.bodies.tasks import COMPACT, INPUT_TOKENS, RESPONSES
-from dovetail_server.bodies.wire import Question
+from dovetail_server.bodies.wire import Outcome, Question
 from dovetail_server.openai.response_objects import CompactedResponse
 from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.responses import compaction, translate
 from dovetail_server.responses import job as responses
 from dovetail_server.responses.items import new_response_id
+from dovetail_server.responses.job import ReadItems
 from dovetail_server.responses.keeper import ResponseRecorder
 from dovetail_server.responses.references import Answer, references_of
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
     from dovetail_server.responses.store import ResponseStore
-    from dovetail_server.serving.prompts import Prompts
 
 logger = logging.getLogger("dovetail.server")
 Adjust = Callable[[ResponsesRequest], ResponsesRequest]
@@ -71,7 +71,7 @@ async def begin(
         answer=entry.answer if found is None else given(found),
     )
     with not_beside_prompts():
-        return await asyncio.to_thread(lambda: entry.job(outcome.read_prompts()))
+        return await asyncio.to_thread(lambda: entry.job(read_items(outcome)))
 
 
 async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
@@ -108,14 +108,14 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
     """
     entry = Entry(state, owner)
     found: Answer | None = None
-    prompts: Prompts | None = None
+    made: ReadItems | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, CompactRequest)
         found = await entry.open(responses.as_response(request), references_of(request))
         if not state.bodies.takes(found.num_bytes):
             with suppress(InlineCostError):
-                prompts = await asyncio.to_thread(compaction.read_prompt, state.text, request, entry.response_id, found)
-    if prompts is None:
+                made = await asyncio.to_thread(compaction.read_prompt, state.text, request, entry.response_id, found)
+    if made is None:
         outcome = await state.bodies.run(
             COMPACT,
             raw,
@@ -123,8 +123,13 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
             context=entry.response_id,
             answer=entry.answer_of(CompactRequest) if found is None else given(found),
         )
-        prompts = await asyncio.to_thread(outcome.read_prompts)
-    return await compaction.compact(state, prompts, entry.model, entry.response_id)
+        made = await asyncio.to_thread(read_items, outcome)
+    return await compaction.compact(state, made, entry.response_id)
+
+
+def read_items(outcome: Outcome) -> ReadItems:
+    """Unpack what another process has read."""
+    return ReadItems(next(iter(outcome.read_requests()), None), outcome.items)
 
 
 def given(found: Answer) -> Callable[[Question], asyncio.Future[Answer]]:
@@ -193,7 +198,7 @@ class Entry:
         """Prepare a body that has been read here; CPU work."""
         return self.job(responses.read_prompt(self.state.text, self._request, self.response_id, found))
 
-    def job(self, prompts: Prompts) -> responses.ResponsesJob:
+    def job(self, made: ReadItems) -> responses.ResponsesJob:
         """Put the job together."""
         request, store, settings = self._request, self._store, self.state.settings
         keeps = store is not None and request.store is not False and settings.max_stored_responses > 0
@@ -202,7 +207,7 @@ class Entry:
             request,
             self.model,
             response_id=self.response_id,
-            prompts=prompts,
+            read=made,
             keeper=ResponseRecorder(store, self.owner) if keeps and store is not None else None,
         )
 

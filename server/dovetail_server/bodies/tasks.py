@@ -9,31 +9,29 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from pydantic import BaseModel
 
+from dovetail.contracts.api import Route
 from dovetail.errors import RequestError
 from dovetail.processing.processor import Processor
-from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.batches import to_lines
-from dovetail_server.anthropic.schema import CountTokensRequest, MessagesRequest
-from dovetail_server.native.generate import GenerateRequest
+from dovetail_server.anthropic.schema import CountTokensRequest
+from dovetail_server.apis.messages.count import count_tokens
+from dovetail_server.apis.routes import ROUTES
+from dovetail_server.bodies.wire import MAX_BESIDE
 from dovetail_server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
 from dovetail_server.native.score import ScoreRequest
 from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
-from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
 from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.responses import compaction
 from dovetail_server.responses import job as responses
+from dovetail_server.responses.job import ReadItems
 from dovetail_server.responses.references import Answer, references_of
-from dovetail_server.serving import chat, completions, embeddings, generate, parsing, rerank, score, tokens
+from dovetail_server.serving import embeddings, parsing, rerank, score, tokens
 from dovetail_server.serving.prompts import Prompts
 
 M = TypeVar("M", bound=BaseModel)
-NOBODY: list[dict[str, Any]] = [{"role": "user", "content": ""}]
 DROPPED = object()
-MAX_BESIDE = 1 << 20
-"""Bytes of what stands beside a prompt, such as tools and schemas: the server's own process reads it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class Task(Generic[M]):
 
     name: str
     model: type[M]
-    run: Callable[[Call[M]], Prompts | bytes]
+    run: Callable[[Call[M]], Prompts | ReadItems | bytes]
     prompt_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def beside(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def no_answer(references: list[tuple[str, int]]) -> Answer:
     raise RuntimeError("this task refers to nothing")
 
 
-def _respond(call: Call[ResponsesRequest]) -> Prompts:
+def _respond(call: Call[ResponsesRequest]) -> ReadItems:
     references = references_of(call.request)
     return responses.read_prompt(call.text, call.request, call.context, call.ask(references))
 
@@ -115,35 +113,11 @@ def _count_response(call: Call[InputTokensRequest]) -> bytes:
     return responses.count(call.text, call.request, call.context, call.ask(references))
 
 
-CHAT = Task(
-    name="chat",
-    model=ChatRequest,
-    run=lambda call: chat.read_prompt(call.text, call.request),
-    prompt_fields={"messages": NOBODY, "documents": DROPPED, "input_ids": DROPPED},
-)
-COMPLETIONS = Task(
-    name="completions",
-    model=CompletionRequest,
-    run=lambda call: completions.read_prompts(call.text, call.request),
-    prompt_fields={"prompt": ""},
-)
-GENERATE = Task(
-    name="generate",
-    model=GenerateRequest,
-    run=lambda call: generate.read_prompts(call.text, call.request),
-    prompt_fields={"text": "", "input_ids": DROPPED},
-)
-MESSAGES = Task(
-    name="messages",
-    model=MessagesRequest,
-    run=lambda call: messages.read_prompt(call.text, call.request),
-    prompt_fields={"messages": NOBODY, "system": DROPPED},
-)
 RESPONSES = Task(name="responses", model=ResponsesRequest, run=_respond, prompt_fields={"input": ""})
 COUNT_TOKENS = Task(
     name="count_tokens",
     model=CountTokensRequest,
-    run=lambda call: messages.count(call.text, call.request),
+    run=lambda call: count_tokens(call.text, call.request),
 )
 INPUT_TOKENS = Task(name="input_tokens", model=InputTokensRequest, run=_count_response, prompt_fields={"input": ""})
 COMPACT = Task(
@@ -195,25 +169,20 @@ PARSE_CALLS = Task(
     run=lambda call: parsing.parse_calls(call.text, call.request),
 )
 MESSAGE_BATCH = RawTask(name="message_batch", run=to_lines)
-TASKS: dict[str, Task[Any] | RawTask] = {
-    task.name: task
-    for task in (
-        CHAT,
-        COMPLETIONS,
-        GENERATE,
-        MESSAGES,
-        RESPONSES,
-        COUNT_TOKENS,
-        INPUT_TOKENS,
-        COMPACT,
-        SCORE,
-        EMBEDDINGS,
-        RERANK,
-        CLASSIFY,
-        TOKENIZE,
-        DETOKENIZE,
-        SEPARATE_REASONING,
-        PARSE_CALLS,
-        MESSAGE_BATCH,
-    )
-}
+_ALL: tuple[Task[Any] | RawTask | Route, ...] = (
+    *ROUTES.values(),
+    RESPONSES,
+    COUNT_TOKENS,
+    INPUT_TOKENS,
+    COMPACT,
+    SCORE,
+    EMBEDDINGS,
+    RERANK,
+    CLASSIFY,
+    TOKENIZE,
+    DETOKENIZE,
+    SEPARATE_REASONING,
+    PARSE_CALLS,
+    MESSAGE_BATCH,
+)
+TASKS = {task.name: task for task in _ALL}

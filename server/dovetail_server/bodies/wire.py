@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from dovetail.contracts import requests
+from dovetail.contracts.requests import Ids, Request
+from dovetail.errors import RequestError
 from dovetail.processing.processor import ProcessorStart
 from dovetail.text.chat.template import FAILED as TEMPLATE_FAILED
 from dovetail.text.tokenizer.cuts import shared
@@ -14,6 +19,8 @@ from dovetail_server.serving.prompts import Prompt, Prompts
 
 LARGE = 1 << 16
 """Bodies above this many bytes go to another process: what is smaller is mostly read in less time than that takes."""
+MAX_BESIDE = 1 << 20
+"""Bytes of what stands beside a prompt, such as tools and schemas: the server's own process reads it again."""
 ID = "i"
 """Token ids travel as packed numbers: as msgpack they would take Python's lock for as long as parsing them."""
 
@@ -102,6 +109,38 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     references: list[tuple[str, int]]
 
 
+class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request's prompts, with token ids as packed numbers.
+
+    Attributes:
+        at: Which of the different requests it is, but for …
+        rid: … its identifier, and …
+        prompts: … its prompts: ids, and of `Ids` text, suffix and tail.
+    """
+
+    at: int
+    rid: str | None
+    prompts: list[tuple[memoryview, str, str, str | None]]
+
+    @classmethod
+    def of(cls, at: int, request: Request) -> PackedRequest:
+        """Pack a request, all of whose prompts are token ids."""
+        prompts = [
+            (memoryview(array.array(ID, prompt.ids)).cast("B"), prompt.text, prompt.suffix, prompt.tail)
+            for prompt in request.prompts
+            if isinstance(prompt, Ids)
+        ]
+        return cls(at, request.rid, prompts)
+
+    def unpacked(self, bare: Request) -> Request:
+        """Put it together again."""
+        prompts: list[requests.Prompt] = [
+            Ids(ids=shared(unpacked(ids)), text=text, suffix=suffix, tail=tail)
+            for ids, text, suffix, tail in self.prompts
+        ]
+        return replace(bare, rid=self.rid, prompts=prompts)
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What became of a job: a refusal, a fault of ours, a whole reply, or prompts with the rest of the request.
 
@@ -114,6 +153,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         tail: See `Prompts`, as the others.
         is_batch: See `Prompts`.
         items: See `Prompts`.
+        requests: Requests without their prompts, JSON, each that differs once; …
+        packed: … and their prompts.
         cpu_s: Processor time that it took.
         grown_bytes: By how much its process grew at most.
     """
@@ -126,6 +167,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tail: str = ""
     is_batch: bool = False
     items: bytes = b""
+    requests: bytes = b""
+    packed: list[PackedRequest] = []
     cpu_s: float = 0.0
     grown_bytes: int = 0
 
@@ -134,6 +177,31 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Pack prompts."""
         packed = [(memoryview(array.array(ID, p.ids)).cast("B"), p.text, p.second) for p in found.prompts]
         return cls(light=light, prompts=packed, tail=found.tail, is_batch=found.is_batch, items=found.items)
+
+    @classmethod
+    def of_requests(cls, rendered: Sequence[Request], *, light: bytes = b"", items: bytes = b"") -> Outcome:
+        """Pack requests whose prompts are token ids; `light` and `items` where the API needs them, too.
+
+        Raises:
+            RequestError: What stands beside the prompts is large, too.
+        """
+        different: list[Request] = []
+        packed = []
+        for request in rendered:
+            bare = replace(request, prompts=[], rid=None, names=replace(request.names, prompt=""))
+            if not different or bare != different[-1]:
+                different.append(bare)
+            packed.append(PackedRequest.of(len(different) - 1, request))
+        beside = msgspec.json.encode(different)
+        if len(beside) > MAX_BESIDE:
+            text = f"the fields beside the prompt have {len(beside)} bytes; at most {MAX_BESIDE} are allowed"
+            raise RequestError(text, code="body_too_large", status=413)
+        return cls(requests=beside, packed=packed, light=light, items=items)
+
+    def read_requests(self) -> list[Request]:
+        """Unpack them; takes a while for many."""
+        different = msgspec.json.decode(self.requests, type=list[Request])
+        return [one.unpacked(different[one.at]) for one in self.packed]
 
     def read_prompts(self) -> Prompts:
         """Unpack them; takes a while for many."""

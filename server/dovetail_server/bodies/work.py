@@ -8,14 +8,17 @@ from typing import Any
 
 import msgspec
 
+from dovetail.contracts.api import Route
 from dovetail.errors import RequestError
 from dovetail.panics import is_panic
+from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.bodies.tasks import TASKS, Call, RawTask
 from dovetail_server.bodies.wire import Job, Outcome, Question, Refusal, too_costly
 from dovetail_server.openai.batches import decode_line
 from dovetail_server.reading import check_name, decoded, validated
+from dovetail_server.responses.job import ReadItems
 from dovetail_server.responses.references import Answer
 
 Asking = Callable[[Question], Answer]
@@ -72,6 +75,12 @@ def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[s
     if isinstance(task, RawTask):
         return Outcome(reply=task.run(take(), served))
     data: Any = decoded(read_line(take()) if job.is_line else take())
+    if isinstance(task, Route):
+        body = validated(data, task.body)
+        check_name(body, served)
+        requests = task.requests(body)
+        del data, body
+        return Outcome.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
     request = validated(data, task.model)
     check_name(request, served)
     beside = task.beside(data)
@@ -81,4 +90,9 @@ def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[s
         return ask(Question(light=task.light(beside), references=references))
 
     made = task.run(Call(text=text, request=request, context=job.context, ask=ask_for))
-    return Outcome(reply=made) if isinstance(made, bytes) else Outcome.of(made, task.light(beside))
+    if isinstance(made, bytes):
+        return Outcome(reply=made)
+    if isinstance(made, ReadItems):
+        requests = [] if made.request is None else [made.request]
+        return Outcome.of_requests(requests, light=task.light(beside), items=made.items)
+    return Outcome.of(made, task.light(beside))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.errors import RequestError
+from dovetail.contracts.requests import Request
+from dovetail.processing.input import Preparation
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.responses import (
@@ -25,12 +26,11 @@ from dovetail_server.responses import translate
 from dovetail_server.responses.builder import OutputBuilder
 from dovetail_server.responses.items import Item, messages_of
 from dovetail_server.responses.references import Answer, items_before, items_of
-from dovetail_server.serving import chat
+from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import check_not_aborted, report_field, response_usage
-from dovetail_server.serving.generation import Choice
-from dovetail_server.serving.prompts import Prompts
+from dovetail_server.serving.generation import Generation
+from dovetail_server.serving.job import make_generation
 from dovetail_server.serving.sse import Chunks
-from dovetail_server.serving.translate import OVERFLOW, fields_named, prompt_tokens
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
@@ -54,14 +54,16 @@ class ResponsesJob:
     """A prepared request.
 
     Attributes:
-        chat: The job that generates.
+        generation: What generates.
+        model: The name that the reply carries.
         head: The response before it began.
         items: The request's own input as it is stored, JSON.
         keeper: Keeps the response when it has ended, or None.
     """
 
     request: ResponsesRequest
-    chat: chat.ChatJob
+    generation: Generation
+    model: str
     head: ro.ResponseObject
     items: bytes
     keeper: ResponseRecorder | None = None
@@ -69,17 +71,17 @@ class ResponsesJob:
     @property
     def choice(self) -> Choice:
         """The only choice."""
-        return self.chat.generation.choices[0]
+        return self.generation.choices[0]
 
     def builder(self) -> OutputBuilder:
         """Make what writes the output."""
-        state = self.chat.generation.state
+        state = self.generation.state
         return OutputBuilder(
             response_id=self.head.id,
             tokenizer=state.text.tokenizer,
             summarises=translate.summary_of(self.request) is not None,
             encrypts=translate.ENCRYPTED in (self.request.include or ()),
-            num_top=self.chat.num_top if translate.wants_logprobs(self.request) else None,
+            num_top=self.choice.num_top if translate.wants_logprobs(self.request) else None,
         )
 
 
@@ -99,50 +101,51 @@ def joined(rows: list[bytes]) -> bytes:
     return b"[" + b",".join(rows) + b"]"
 
 
-def read_prompt(text: Processor, request: ResponsesRequest, response_id: str, found: Answer) -> Prompts:
+@dataclass(frozen=True, slots=True)
+class ReadItems:
+    """What was read of a body with items: a request whose prompt is token ids, or none, and items to keep, JSON."""
+
+    request: Request | None
+    items: bytes
+
+
+def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found: Answer) -> ReadItems:
     """Check, translate, render and tokenize a conversation; CPU work.
 
     Args:
         text: Tokenizer, template and parsers.
-        request: Checked by its schema.
+        body: Checked by its schema.
         response_id: The response's.
         found: What it refers to.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
-    translate.check(request)
+    translate.check(body)
     rows = bytearray()
-    own = written_down(items_of(request.input, response_id, found), rows)
-    messages = messages_of(chain(items_before(found), own), request.instructions)
-
-    def attempt(part: Sequence[dict[str, Any]]) -> Prompts:
-        with fields_named(translate.NAMES):
-            return chat.read_prompt(text, translate.to_chat(request, part, response_id))
-
-    made = fit(attempt, messages) if request.truncation == "auto" else attempt(messages)
-    return Prompts(prompts=made.prompts, tail=made.tail, items=bytes(rows))
+    own = written_down(items_of(body.input, response_id, found), rows)
+    messages = messages_of(chain(items_before(found), own), body.instructions)
+    request = Preparation(text, translate.to_request(body, messages)).rendered()
+    return ReadItems(request, bytes(rows))
 
 
-def count(text: Processor, request: InputTokensRequest, response_id: str, found: Answer) -> bytes:
+def count(text: Processor, body: InputTokensRequest, response_id: str, found: Answer) -> bytes:
     """Count the tokens of a response's prompt, nothing left out, and return the reply; CPU work.
 
     Args:
         text: See `read_prompt`.
-        request: See `read_prompt`.
+        body: See `read_prompt`.
         response_id: See `read_prompt`.
         found: See `read_prompt`.
 
     Raises:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
-    asked = as_response(request)
+    asked = as_response(body)
     translate.check(asked)
     items = chain(items_before(found), items_of(asked.input, response_id, found))
-    messages = messages_of(items, asked.instructions)
-    with fields_named(translate.NAMES):
-        num = prompt_tokens(translate.to_chat(asked, messages, response_id), text)
-    return encode(ro.InputTokens(input_tokens=num))
+    request = translate.to_request(asked, messages_of(items, asked.instructions))
+    return encode(ro.InputTokens(input_tokens=Preparation(text, request).count()))
 
 
 def as_response(request: InputTokensRequest | CompactRequest) -> ResponsesRequest:
@@ -153,60 +156,32 @@ def as_response(request: InputTokensRequest | CompactRequest) -> ResponsesReques
 
 def prepare(
     state: ServingContext,
-    request: ResponsesRequest,
+    body: ResponsesRequest,
     model: str,
     *,
     response_id: str,
-    prompts: Prompts,
+    read: ReadItems,
     keeper: ResponseRecorder | None = None,
 ) -> ResponsesJob:
     """Put a job together.
 
     Args:
         state: The server's.
-        request: Checked by its schema and `translate.check`; its input is not looked at any more.
+        body: Checked by its schema and `translate.check`; its input is not looked at any more.
         model: The name that the reply carries.
         response_id: The response's.
-        prompts: Of `read_prompt`.
+        read: Of `read_prompt`.
         keeper: See `ResponsesJob`.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
-    with fields_named(translate.NAMES):
-        asked = translate.to_chat(request, [{"role": "user", "content": ""}], response_id)
-        job = chat.prepare(state, asked, model, prompts)
-    params = job.generation.choices[0].submit.params
-    head = translate.echo(request, response_id, model, params, stores=keeper is not None)
-    return ResponsesJob(request=request, chat=job, head=head, items=prompts.items, keeper=keeper)
-
-
-def fit(attempt: Callable[[Sequence[dict[str, Any]]], Prompts], messages: list[dict[str, Any]]) -> Prompts:
-    """Leave out as few of the oldest turns as let the rest fit the context.
-
-    A turn begins with a user's message; system messages before the first one stay.
-
-    Raises:
-        RequestError: Not even the last turn fits.
-    """
-    starts = [at for at, message in enumerate(messages) if message["role"] == "user"]
-    try:
-        return attempt(messages)
-    except RequestError as error:
-        if error.code != OVERFLOW or len(starts) < 2:
-            raise
-    kept = messages[: starts[0]]
-    low, high = 1, len(starts) - 1
-    best: Prompts | None = None
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            best, high = attempt([*kept, *messages[starts[middle] :]]), middle
-        except RequestError as error:
-            if error.code != OVERFLOW:
-                raise
-            best, low = None, middle + 1
-    return best if best is not None else attempt([*kept, *messages[starts[low] :]])
+    if read.request is None:
+        raise ValueError("a response needs a request")
+    request = replace(read.request, priority=body.priority or 0)  # a line of a batch has another than it says
+    generation = make_generation(state, [request], response_id, "", is_rendered=True)
+    head = translate.echo(body, response_id, model, generation.choices[0].submit.params, stores=keeper is not None)
+    return ResponsesJob(request=body, generation=generation, model=model, head=head, items=read.items, keeper=keeper)
 
 
 async def events(job: ResponsesJob, *, whole: bool = False) -> Events:
@@ -221,7 +196,7 @@ async def events(job: ResponsesJob, *, whole: bool = False) -> Events:
         ServiceError: The queue is full, or the engine gave it up.
     """
     builder = job.builder()
-    source = job.chat.generation.steps(whole=whole)
+    source = job.generation.steps(whole=whole)
     is_first = True
     async with aclosing(source) as batches:
         async for steps in batches:
@@ -230,7 +205,7 @@ async def events(job: ResponsesJob, *, whole: bool = False) -> Events:
             for step in steps:
                 if step.is_last:
                     check_not_aborted(job.choice)
-                told += builder.take(job.chat.view.events(step.events), job.choice.visible(step))
+                told += builder.take(step.events, step.visible)
             if told:
                 yield told
     is_cut = job.choice.finish_reason == "length"

@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
 from dovetail.errors import RequestError
 from dovetail.identity import time_ns
+from dovetail.processing.refusals import wrong
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.common import same_field
 from dovetail_server.openai.responses import ResponsesRequest, ResponseTool, TextFormat
-from dovetail_server.serving.translate import chat_request
 
 if TYPE_CHECKING:
     from dovetail.messages import SamplingParams
 
-NAMES = {
+RENAMED = {
     r"messages(?:\[\d+\][\w.\[\]]*)?": "input",
-    "max_completion_tokens": "max_output_tokens",
     r"response_format\.json_schema": "text.format",
     "response_format": "text.format",
     r"tools\[(\d+)\]\.function": r"tools[\1]",
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
-SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop"),
-    *("repetition_penalty", "seed", "logit_bias", "thinking_budget", "chat_template_kwargs", "parallel_tool_calls"),
-    *(
-        "priority",
-        "cache_salt",
-        "extra_key",
-        "user",
-        "metadata",
-        "service_tier",
-        "prompt_cache_key",
-        "safety_identifier",
-        "grammar_backend",
-    ),
+NAMES = Names(prompt="messages", limit="max_output_tokens", logprobs="top_logprobs", renamed=RENAMED)
+SAMPLED = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("stop", "seed", "logit_bias"),
 )
-"""Fields that a chat request has, too, with the same meaning."""
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -91,27 +78,38 @@ def summary_of(request: ResponsesRequest) -> str | None:
     return same_field(request.reasoning, "summary", "generate_summary")  # type: ignore[no-any-return]
 
 
-def to_chat(request: ResponsesRequest, messages: Sequence[dict[str, Any]], response_id: str) -> ChatRequest:
-    """Return the chat request that gives this response.
+def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
+    """Return the request that gives this response.
 
     Raises:
         RequestError: A field has no meaning here.
     """
-    fields: dict[str, Any] = {name: getattr(request, name) for name in SAME}
-    text, reasoning = request.text, request.reasoning
-    fields |= {
-        "messages": list(messages),
-        "max_completion_tokens": request.max_output_tokens,
-        "tools": [chat_tool(tool, at) for at, tool in enumerate(request.tools or ())] or None,
-        "tool_choice": chat_choice(request.tool_choice),
-        "response_format": None if text is None or text.format is None else response_format(text.format),
-        "verbosity": None if text is None else text.verbosity,
-        "reasoning_effort": None if reasoning is None else reasoning.effort,
-        "logprobs": wants_logprobs(request) or None,
-        "top_logprobs": request.top_logprobs,
-        "rid": same_field(request, "rid", "request_id") or response_id,
-    }
-    return chat_request(fields)
+    if not messages:
+        raise wrong("input is empty: a conversation needs at least one message", "input")
+    text, reasoning = body.text, body.reasoning
+    tools = [chat_tool(tool, at) for at, tool in enumerate(body.tools or ())]
+    choice = chat_choice(body.tool_choice)
+    kwargs = dict(body.chat_template_kwargs or {})
+    if text is not None and text.verbosity is not None:
+        kwargs = {"verbosity": text.verbosity, **kwargs}
+    has_tools = bool(tools) or choice is not None
+    return Request(
+        prompts=[Chat(messages=messages, drops_turns=body.truncation == "auto")],
+        model=body.model,
+        rid=same_field(body, "rid", "request_id"),
+        sampling=Sampling(**{name: value for name in SAMPLED if (value := getattr(body, name)) is not None}),
+        limit=body.max_output_tokens,
+        logprobs=body.top_logprobs or 0 if wants_logprobs(body) else None,
+        tools=Tools(tools=tools, choice=choice, parallel=body.parallel_tool_calls is not False) if has_tools else None,
+        grammar={} if text is None or text.format is None else {"response_format": response_format(text.format)},
+        grammar_backend=body.grammar_backend,
+        effort=None if reasoning is None else reasoning.effort,
+        template_kwargs=kwargs,
+        thinking_budget=body.thinking_budget,
+        priority=body.priority or 0,
+        cache_salt=same_field(body, "cache_salt", "extra_key") or "",
+        names=NAMES,
+    )
 
 
 def chat_tool(tool: ResponseTool, at: int) -> dict[str, Any]:

@@ -27,5 +27,5 @@ async def create_embeddings(
 ) -> Response:
     """Give the vector of one or several texts."""
     model = state.check_model(body.model)
-    job = await prepared(request, EMBEDDINGS, body, lambda made: embeddings.prepare(state, body, model, made))
+    job = await prepared(request, EMBEDDINGS, lambda made: embeddings.prepare(state, body, model, made))
     return Response(await cancel_on_disconnect(request, embeddings.reply(job)), media_type="application/json")

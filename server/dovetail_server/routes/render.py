@@ -9,18 +9,16 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.anthropic import messages
-from dovetail_server.anthropic.schema import AnthropicError, MessagesRequest
-from dovetail_server.bodies.request import prepared, prompt_body, raw_body
+from dovetail.contracts.api import Route
+from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
+from dovetail_server.bodies.intake import job_of
+from dovetail_server.bodies.request import raw_body
 from dovetail_server.bodies.responses import begin
-from dovetail_server.bodies.tasks import CHAT, COMPLETIONS, MESSAGES
-from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.openai.completions import CompletionRequest
+from dovetail_server.openai.errors import ErrorBody
 from dovetail_server.openai.render import Rendered
 from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.routes.files import owner_of
-from dovetail_server.serving import chat, completions
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
@@ -51,24 +49,22 @@ def answer(value: Rendered | list[Rendered]) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-@json_route(router, "/v1/chat/completions/render", body=ChatRequest, reply=Rendered)
-async def render_chat(
-    request: Request, body: Annotated[ChatRequest, Depends(prompt_body(CHAT))], state: State
-) -> Response:
-    """Return the token ids of a conversation."""
-    model = state.check_model(body.model)
-    job = await prepared(request, CHAT, body, lambda made: chat.prepare(state, body, model, made))
-    return answer(rendered(job.generation, model, body.stream)[0])
+def add(route: Route, about: str) -> None:
+    """Add the route that shows what another route's requests come to."""
+
+    async def endpoint(request: Request, state: State) -> Response:
+        job = await job_of(request, state, route)
+        found = rendered(job.generation, job.reply.model, job.reply.request.stream)
+        return answer(found if route.renders_list else found[0])
+
+    endpoint.__name__, endpoint.__doc__ = f"render_{route.name}", about
+    path, error = f"{route.path}/render", route.error or ErrorBody
+    json_route(router, path, body=route.body, reply=Rendered, may_list=route.renders_list, error=error)(endpoint)
 
 
-@json_route(router, "/v1/completions/render", body=CompletionRequest, reply=Rendered, may_list=True)
-async def render_completion(
-    request: Request, body: Annotated[CompletionRequest, Depends(prompt_body(COMPLETIONS))], state: State
-) -> Response:
-    """Return the token ids of one or several prompts, as a list."""
-    model = state.check_model(body.model)
-    job = await prepared(request, COMPLETIONS, body, lambda made: completions.prepare(state, body, model, made))
-    return answer(rendered(job.generation, model, body.stream))
+add(CHAT, "Return the token ids of a conversation.")
+add(COMPLETIONS, "Return the token ids of one or several prompts, as a list.")
+add(MESSAGES, "Return the token ids of a conversation in the form of Anthropic's API.")
 
 
 @json_route(router, "/v1/responses/render", body=ResponsesRequest, reply=Rendered)
@@ -80,14 +76,4 @@ async def render_response(request: Request, state: State) -> Response:
 
     entry = begin(state, await raw_body(request), owner_of(request), only_looked_at)
     job = await cancel_on_disconnect(request, entry)
-    return answer(rendered(job.chat.generation, job.chat.model, job.request.stream)[0])
-
-
-@json_route(router, "/v1/messages/render", body=MessagesRequest, reply=Rendered, error=AnthropicError)
-async def render_message(
-    request: Request, body: Annotated[MessagesRequest, Depends(prompt_body(MESSAGES))], state: State
-) -> Response:
-    """Return the token ids of a conversation in the form of Anthropic's API."""
-    model = state.check_model(body.model)
-    job = await prepared(request, MESSAGES, body, lambda made: messages.prepare(state, body, model, made))
-    return answer(rendered(job.chat.generation, model, body.stream)[0])
+    return answer(rendered(job.generation, job.model, job.request.stream)[0])

@@ -42,5 +42,5 @@ async def classify_texts(
 
 async def _answered(request: Request, task: Task[M], body: M, state: ServerState) -> Response:
     model = state.check_model(body.model)
-    job = await prepared(request, task, body, lambda made: rerank.prepare(state, body, model, made))
+    job = await prepared(request, task, lambda made: rerank.prepare(state, body, model, made))
     return Response(await cancel_on_disconnect(request, rerank.reply(job)), media_type="application/json")

@@ -31,7 +31,7 @@ async def score_items(
     """Tell how well two texts go together, or how likely each of some tokens is to follow a query and an item."""
     model = state.check_model(body.model)
     if is_pair(body):
-        pairs = await prepared(request, SCORE, body, lambda made: rerank.prepare(state, body, model, made))
+        pairs = await prepared(request, SCORE, lambda made: rerank.prepare(state, body, model, made))
         return Response(await cancel_on_disconnect(request, rerank.reply(pairs)), media_type="application/json")
-    job = await prepared(request, SCORE, body, lambda made: score.prepare(state, body, model, made))
+    job = await prepared(request, SCORE, lambda made: score.prepare(state, body, model, made))
     return Response(await cancel_on_disconnect(request, score.reply(job)), media_type="application/json")

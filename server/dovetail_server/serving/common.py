@@ -14,7 +14,7 @@ from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage, same_field
 from dovetail_server.openai.response_objects import InputDetails, OutputDetails, ResponseUsage
 from dovetail_server.origin import ORIGIN
-from dovetail_server.serving.generation import Choice
+from dovetail_server.serving.choice import Choice
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
@@ -26,7 +26,7 @@ _IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
 
 def new_id(prefix: str) -> str:
     """Return a fresh identifier such as `chatcmpl-…`."""
-    return f"{prefix}-{token_hex(16)}"
+    return f"{prefix}{token_hex(16)}"
 
 
 def reply_head(state: ServingContext, request_id: str, model: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def reply_head(state: ServingContext, request_id: str, model: str) -> dict[str, 
 
 def rid_of(request: ServiceFields, prefix: str) -> str:
     """Return the identifier the client chose, or a fresh one."""
-    return same_field(request, "rid", "request_id") or new_id(prefix)
+    return same_field(request, "rid", "request_id") or new_id(f"{prefix}-")
 
 
 class Service(TypedDict):
@@ -66,11 +66,16 @@ def service_of(request: Any) -> Service:
 
 
 def salt_of(request: Any) -> str:
-    """Return what keeps a request's texts apart from others'; empty for nothing.
+    """Return what keeps a request's texts apart from others'; empty for nothing."""
+    return salted(same_field(request, "cache_salt", "extra_key") or "")
 
-    What a caller's cached prefixes are rooted by comes before the request's own salt, so that no salt is another one's.
+
+def salted(salt: str) -> str:
+    """Return a request's own salt behind what its caller's cached prefixes are rooted by.
+
+    The root comes first, so that no salt is another caller's.
     """
-    root, salt = CALLER.get().cache_root, same_field(request, "cache_salt", "extra_key") or ""
+    root = CALLER.get().cache_root
     return f"{root} {salt}" if root else salt
 
 

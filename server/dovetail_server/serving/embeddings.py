@@ -12,7 +12,8 @@ import msgspec
 from dovetail.errors import RequestError
 from dovetail.processing.pairs import most_tokens
 from dovetail_server.openai.embeddings import Embedding, EmbeddingRequest, Embeddings, EmbeddingUsage
-from dovetail_server.serving.generation import Choice, Generation
+from dovetail_server.serving.choice import Choice
+from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.pooled import generation_of, read_texts, run
 from dovetail_server.serving.prompts import Prompts
 

@@ -17,22 +17,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dovetail.contracts.observers import RequestEnd, RequestStart
-from dovetail.contracts.output import Event
 from dovetail.engine.client import TokenStream
 from dovetail.errors import RequestError
-from dovetail.grammar.spec.blame import explained
-from dovetail.grammar.spec.route import GrammarReport, Route
-from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.messages import Submit, TokenDelta, TokenLogprob
+from dovetail.messages import TokenDelta
 from dovetail.messages.seeds import derive_seed
-from dovetail.processing.constraints import outcome_of
-from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.auth import NOBODY
 from dovetail_server.journal import JOURNAL, Journal
 from dovetail_server.origin import ORIGIN
 from dovetail_server.request_log import log_request
-from dovetail_server.serving.times import ChoiceClock
+from dovetail_server.serving.choice import Choice, Step
 from dovetail_server.token_timer import EVERY, EXACT, TokenTimer
 
 if TYPE_CHECKING:
@@ -50,129 +44,6 @@ PARAMS = (
     *("repetition_penalty", "seed"),
 )
 """What observers are told of `SamplingParams`."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Step:
-    """What one engine delta brought to one choice. `is_last` is set once per choice."""
-
-    choice: Choice
-    events: list[Event]
-    ids: list[int]
-    """New ids that count; those after a stop string do not."""
-    logprobs: Sequence[TokenLogprob]
-    """One row per entry of `ids`, or empty."""
-    is_last: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Choice:
-    """One engine request: a choice of a prompt. `output` holds its reply so far."""
-
-    index: int
-    submit: Submit
-    output: OutputStream
-    prompt_index: int = 0
-    num_cached: int = 0
-    num_retractions: int = 0
-    prompt_logprobs: list[TokenLogprob] | None = None
-    pooled: bytes | None = None
-    """What it asked for in place of a text."""
-    abort_code: str | None = None
-    explanation: str | None = None
-    """Set by the engine where the request is at fault."""
-    route: Route | None = None
-    """How its grammar is enforced."""
-    grammar_option: int | None = None
-    grammar_ignored: tuple[str, ...] = ()
-    grammar_report: GrammarReport | None = None
-    """Set when it has ended, if it has a grammar."""
-    finished_at: float = 0.0
-    clock: ChoiceClock = field(default_factory=ChoiceClock)
-    is_dropped: bool = False
-    """Nobody wants the output: it only had to exist so that the engine looks at the prompt."""
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.submit.prompt_ids)
-
-    @property
-    def num_completion(self) -> int:
-        """Generated tokens that count."""
-        return 0 if self.is_dropped else self.output.num_tokens
-
-    @property
-    def finish_reason(self) -> str:
-        """`stop`, `length`, `tool_calls` or `abort`; empty while running."""
-        if self.is_dropped and self.output.finish is not None and self.output.finish.reason != "abort":
-            return "length"
-        return self.output.finish.reason if self.output.finish is not None else ""
-
-    @property
-    def matched_stop(self) -> int | str | None:
-        """The stop token id or string that ended it."""
-        return None if self.output.finish is None or self.is_dropped else self.output.finish.matched
-
-    @property
-    def abort_message(self) -> str | None:
-        """Why the engine gave up."""
-        if self.explanation is not None:
-            return self.explanation
-        return None if self.output.finish is None else self.output.finish.message
-
-    def accept(self, delta: TokenDelta) -> Step:
-        """Take an engine delta."""
-        self.num_cached = delta.cached_tokens
-        self.num_retractions = delta.num_retractions
-        self.grammar_option, self.grammar_ignored = delta.grammar_option, delta.grammar_ignored
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = self._with_first_token(delta.prompt_logprobs)
-        self.pooled = delta.pooled
-        before = self.output.num_tokens
-        events = self.output.feed(delta)
-        num_new = self.output.num_tokens - before
-        is_last = self.output.finish is not None
-        if delta.times is not None:
-            self.clock.take(delta)
-        if delta.finish is not None:
-            self.abort_code = delta.finish.code
-        if is_last:
-            self.finished_at = time.perf_counter()
-        return Step(
-            choice=self,
-            events=[] if self.is_dropped else events,
-            ids=[] if self.is_dropped else delta.ids[:num_new],
-            logprobs=() if self.is_dropped else (delta.logprobs or ())[:num_new],
-            is_last=is_last,
-        )
-
-    @property
-    def grammar_param(self) -> str | None:
-        """The request's field that the grammar came from."""
-        return None if self.route is None else self.route.param
-
-    async def judge(self, front: StructuredOutputs) -> None:
-        """Say what came of its grammar, now that it has ended, or where the cause stands if it was refused."""
-        if self.finish_reason == "abort" and (message := self.abort_message) is not None:
-            self.explanation = await asyncio.to_thread(explained, self.route, self.abort_code, message)
-        if self.route is None or self.grammar_option is None or self.finish_reason == "abort":
-            return
-        outcome = outcome_of(self.output, self.grammar_option, self.grammar_ignored, is_dropped=self.is_dropped)
-        if outcome.ended and self.route.needs_validation(outcome.step, outcome.left_out):
-            self.grammar_report = await asyncio.to_thread(front.report, self.route, outcome)
-        else:
-            self.grammar_report = front.report(self.route, outcome)
-
-    def _with_first_token(self, rows: list[TokenLogprob]) -> list[TokenLogprob]:
-        """Add the prompt's first token, which nothing predicts, where the engine left it out."""
-        is_whole = self.submit.params.prompt_logprobs_start > 0 or len(rows) >= self.num_prompt
-        return rows if is_whole else [TokenLogprob(self.submit.prompt_ids[0], None, []), *rows]
-
-    def visible(self, step: Step) -> Sequence[TokenLogprob]:
-        """Return a step's rows without the stop token, which has no text."""
-        ends = step.is_last and isinstance(self.matched_stop, int)
-        return step.logprobs[:-1] if ends else step.logprobs
 
 
 @dataclass(slots=True, kw_only=True)

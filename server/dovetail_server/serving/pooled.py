@@ -11,8 +11,9 @@ from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server.openai.common import same_field
 from dovetail_server.openai.embeddings import PooledFields
+from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of
-from dovetail_server.serving.generation import Choice, Generation
+from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prompts import Prompt, empty, read_one
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def generation_of(
         RequestError: So many never fit.
     """
     state.check_choices(len(prompts), what, f"the number of prompts of {what}")
-    rid = same_field(request, "rid", "request_id") or new_id(prefix)
+    rid = same_field(request, "rid", "request_id") or new_id(f"{prefix}-")
     service = service_of(request)
     choices = [
         Choice(

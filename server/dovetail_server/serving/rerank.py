@@ -42,7 +42,8 @@ from dovetail_server.openai.rerank import (
     Reranked,
     RerankRequest,
 )
-from dovetail_server.serving.generation import Choice, Generation
+from dovetail_server.serving.choice import Choice
+from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.pooled import generation_of, read_texts
 from dovetail_server.serving.prompts import Prompt, Prompts
 from dovetail_server.serving.score import last_rows

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -38,6 +38,22 @@ DIRECT = "dovetail.send"
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 Chunks = AsyncGenerator[bytes, None]
+
+
+class StreamForm(Protocol):
+    """How a stream looks to HTTP: see `Writer`, which has these."""
+
+    @property
+    def media_type(self) -> str: ...
+    @property
+    def keep_alive(self) -> bytes: ...
+
+
+class _Events:
+    media_type, keep_alive = "text/event-stream", COMMENT
+
+
+EVENTS: StreamForm = _Events()
 
 
 def error_event(error: Exception) -> bytes:
@@ -71,7 +87,10 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
 
 async def start(
-    request: Request, chunks: Chunks, ends: Callable[[Exception], bytes] = final_error_event
+    request: Request,
+    chunks: Chunks,
+    ends: Callable[[Exception], bytes] = final_error_event,
+    form: StreamForm = EVENTS,
 ) -> EventStream:
     """Wait for the first chunk, but not longer than the headers may wait, and return the response.
 
@@ -79,6 +98,7 @@ async def start(
         request: Whose body has been read.
         chunks: The stream; it is closed.
         ends: Writes the end of the stream after an error, where the status is gone already.
+        form: Its media type, and what it says in a silence.
 
     Raises:
         ClientGoneError: The client left first.
@@ -94,7 +114,7 @@ async def start(
         await _cancel(first)
         await chunks.aclose()
         raise
-    return EventStream(_guarded(first, chunks, ends), state)
+    return EventStream(_guarded(first, chunks, ends), state, form)
 
 
 async def _first_of(task: asyncio.Future[Any], receive: Receive, timeout_s: float | None) -> None:
@@ -145,13 +165,13 @@ async def _guarded(first: asyncio.Future[bytes], chunks: Chunks, ends: Callable[
 class EventStream(Response):
     """Sends what a generator yields, and keeps watch over the client meanwhile."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, chunks: Chunks, state: ServingContext) -> None:
+    def __init__(self, chunks: Chunks, state: ServingContext, form: StreamForm) -> None:
         """Take over `chunks`, which raise nothing."""
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=form.media_type)
         del self.headers["content-length"]
         self._chunks = chunks
+        self._comment = form.keep_alive
         self._state = state
         self._is_writing = False
         self._moved = time.monotonic()
@@ -195,14 +215,14 @@ class EventStream(Response):
         Raises:
             TimeoutError: The client takes nothing.
         """
-        silence = self._state.settings.stream_keep_alive or math.inf
+        silence = (self._state.settings.stream_keep_alive if self._comment else 0) or math.inf
         stuck = self._write_timeout or math.inf
         while not (sender.done() or gone.done()):
             passed = time.monotonic() - self._moved
             if self._is_writing and passed >= stuck:
                 raise TimeoutError
             if not self._is_writing and passed >= silence:
-                comment = send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                comment = send({"type": "http.response.body", "body": self._comment, "more_body": True})
                 await asyncio.wait_for(comment, self._write_timeout or None)
                 passed, self._moved = 0.0, time.monotonic()
             rest = min(limit - passed if limit > passed else limit for limit in (silence, stuck))

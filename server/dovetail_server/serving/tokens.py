@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.contracts.requests import Chat
 from dovetail.errors import RequestError
-from dovetail.processing.input import Conversation, chat_prompt
+from dovetail.processing.prompts import chat_prompt
 from dovetail.processing.sampling import check_token_ids
 from dovetail_server.native.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from dovetail_server.openai.common import same_field
@@ -78,11 +79,11 @@ def strings_of(ids: list[int], text: Processor) -> list[str]:
 def conversation_ids(body: TokenizeRequest, text: Processor) -> list[int]:
     """Return the ids of a conversation as the model sees it."""
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    chat = Conversation(
+    chat = Chat(
         messages=body.messages or [],
-        template_kwargs=text.template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
         add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-        add_special_tokens=body.add_special_tokens is True,
+        continues=bool(body.continue_final_message),
+        adds_special_tokens=body.add_special_tokens is True,
     )
-    return chat_prompt(text, chat, tools)[0]
+    kwargs = text.template_kwargs(body.reasoning_effort, body.chat_template_kwargs)
+    return chat_prompt(text, chat, tools=tools, template_kwargs=kwargs)[0]

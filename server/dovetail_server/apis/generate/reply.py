@@ -1,0 +1,97 @@
+"""`/generate`: from a reply's steps to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, TokenLogprob, Writer
+from dovetail_server.apis.parts import DONE, error_event, report_field
+from dovetail_server.native.generate import Generated, MetaInfo, NativeFinish
+from dovetail_server.serving import logprobs as lp
+
+encode = msgspec.json.Encoder().encode
+
+
+class GenerateWriter(Writer):
+    """Writes native replies: each chunk of a stream has all the text so far.
+
+    `Request.reply` has: `is_batch`, prompts came as a list; `shows_text`, log probabilities name tokens by their texts,
+    too.
+    """
+
+    tells_aborts = True
+
+    def __init__(self, reply: Reply) -> None:
+        """Read the wishes."""
+        super().__init__(reply)
+        self._rows: list[list[TokenLogprob]] = [[] for _ in reply.choices]
+        self._is_single = len(reply.choices) == 1 and not reply.request.reply["is_batch"]
+        self._text_of = reply.tokenizer.token_text if reply.request.reply["shows_text"] else None
+
+    def step(self, steps: Sequence[StepView]) -> bytes:
+        """Return a chunk for each choice that went on."""
+        self.take(steps)
+        changed = {step.choice.index: step.choice for step in steps}.values()
+        chunks = [self._generated(choice, has_index=not self._is_single) for choice in changed]
+        return b"".join([b"data: " + encode(chunk) + b"\n\n" for chunk in chunks])
+
+    def close(self) -> bytes:
+        """Return the end."""
+        return DONE
+
+    def take(self, steps: Sequence[StepView]) -> None:
+        """Keep the log probabilities."""
+        for step in steps:
+            self._rows[step.choice.index] += step.logprobs
+
+    def whole(self) -> bytes:
+        """Return an object, or a list for a batch."""
+        if self._is_single:
+            return encode(self._generated(self.reply.choices[0], has_index=False))
+        return encode([self._generated(choice, has_index=False) for choice in self.reply.choices])
+
+    def failed(self, failure: Failure) -> bytes:
+        """Return an event with the error, and the end."""
+        return error_event(failure) + DONE
+
+    def _generated(self, choice: ChoiceView, *, has_index: bool) -> Generated:
+        """Return everything so far."""
+        meta = MetaInfo(
+            id=choice.rid,
+            finish_reason=None,
+            prompt_tokens=choice.num_prompt,
+            completion_tokens=choice.num_completion,
+            cached_tokens=choice.num_cached,
+            reasoning_tokens=choice.num_reasoning,
+            num_retractions=choice.num_retractions,
+        )
+        if reason := choice.finish_reason:
+            meta.finish_reason = native_finish(choice, reason)
+            meta.structured_output = report_field(choice)
+            meta.e2e_latency = choice.finished_at - self.reply.began
+        if choice.request.logprobs is not None:
+            self._add_logprobs(choice, meta)
+        index = choice.index if has_index else msgspec.UNSET
+        return Generated(text=choice.text, output_ids=choice.token_ids, meta_info=meta, index=index)
+
+    def _add_logprobs(self, choice: ChoiceView, meta: MetaInfo) -> None:
+        prompt, rows, text_of = choice.prompt_logprobs or [], self._rows[choice.index], self._text_of
+        meta.input_token_logprobs = lp.native_rows(prompt, text_of)
+        meta.output_token_logprobs = lp.native_rows(rows, text_of)
+        if most := choice.num_top:
+            meta.input_top_logprobs = lp.native_top(prompt, most, text_of)
+            meta.output_top_logprobs = lp.native_top(rows, most, text_of)
+        if choice.request.named_ids:
+            meta.input_token_ids_logprobs = lp.native_named(prompt, text_of)
+            meta.output_token_ids_logprobs = lp.native_named(rows, text_of)
+
+
+def native_finish(choice: ChoiceView, reason: str) -> NativeFinish:
+    """Return why a choice ended."""
+    if reason == "length":
+        return NativeFinish(type=reason, length=choice.num_completion)
+    if reason == "abort":
+        return NativeFinish(type=reason, message=choice.abort_message or "aborted")
+    return NativeFinish(type=reason, matched=choice.matched_stop)

@@ -1,0 +1,192 @@
+"""`/v1/messages`: from a body to a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
+from dovetail.errors import RequestError
+from dovetail.processing.refusals import unsupported, wrong
+from dovetail_server.anthropic.errors import NO_THREADS
+from dovetail_server.anthropic.schema import AnthropicTool, MessagesRequest, PromptFields, Thinking, ToolChoice
+from dovetail_server.apis.messages.turns import chat_messages
+
+RENAMED = {
+    r"response_format\.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    "reasoning_effort": "output_config.effort",
+    "thinking_budget": "thinking.budget_tokens",
+    "continue_final_message": "messages",
+    r"stop(?!_)": "stop_sequences",
+}
+NAMES = Names(prompt="messages", renamed=RENAMED)
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids")
+CLEARS_NOTHING = {"type": "clear_thinking_20251015", "keep": "all"}
+"""The edit that clients send to have all thinking stay, which it does."""
+
+
+def read(body: MessagesRequest) -> Request:
+    """Return the request that a body makes. A reply may end at the context's end before `max_tokens`.
+
+    Raises:
+        RequestError: It asks for what is not served here, or its fields contradict each other.
+    """
+    check_generation(body)
+    values = {name: value for name in SAMPLED if (value := getattr(body, name)) is not None}
+    thinking = body.thinking
+    return Request(
+        **prompt_of(body),
+        model=body.model,
+        rid=body.rid,
+        stream=bool(body.stream),
+        sampling=Sampling(stop=body.stop_sequences or None, **values),
+        limit=body.max_tokens,
+        clamps=True,
+        grammar_backend=body.grammar_backend,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        reply={"omits": True} if thinking is not None and thinking.display == "omitted" else {},
+    )
+
+
+def prompt_of(body: PromptFields) -> JsonObject:
+    """Return the fields of a request that make up the prompt, of a body that has been checked.
+
+    Raises:
+        RequestError: A block stands where it cannot, or a tool is none of the client's.
+    """
+    messages, config = chat_messages(body), body.output_config
+    is_prefill = messages[-1]["role"] == "assistant"
+    if is_prefill and messages[-1].get("tool_calls"):
+        raise wrong("messages end with a tool_use; send its tool_result", "messages")
+    if is_prefill and body.thinking is not None and body.thinking.type == "enabled":
+        why = "end with the assistant, which cannot think first; leave out thinking, or that message"
+        raise wrong(f"messages {why}", "messages")
+    made: JsonObject = {
+        "prompts": [Chat(messages=messages, add_generation_prompt=False if is_prefill else None, continues=is_prefill)],
+        "tools": tools_of(body),
+        "effort": None if config is None else config.effort,
+        "names": NAMES,
+    }
+    if config is not None and config.format is not None:
+        made["grammar"] = {"response_format": response_format(config.format.schema_)}
+    return made | thinking_of(body.thinking, body.chat_template_kwargs or {})
+
+
+def thinking_of(thinking: Thinking | None, kwargs: JsonObject) -> JsonObject:
+    """Return the template's switches and the budget; `disabled` ends thinking at once where the template cannot."""
+    if thinking is None:
+        return {"template_kwargs": kwargs}
+    thinks = thinking.type != "disabled"
+    return {
+        "template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **kwargs},
+        "thinking_budget": thinking.budget_tokens if thinks else None,
+        "no_thinking": not thinks,
+    }
+
+
+def tools_of(body: PromptFields) -> Tools | None:
+    """Return the tools that the model may call.
+
+    Raises:
+        RequestError: See `chat_tool` and `chat_choice`.
+    """
+    choice = body.tool_choice
+    tools = [chat_tool(tool, at) for at, tool in enumerate(body.tools or ())]
+    chosen = chat_choice(choice)
+    if not tools and chosen is None:
+        return None
+    return Tools(tools=tools, choice=chosen, parallel=choice is None or not choice.disable_parallel_tool_use)
+
+
+def check(body: PromptFields) -> None:
+    """Refuse what would change the output and is not implemented, and what contradicts itself.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    if body.context_management not in (None, {}, {"edits": []}, {"edits": [CLEARS_NOTHING]}):
+        why = "nothing is cleared out of a conversation here; possible: no edits, or clear_thinking that keeps all"
+        raise unsupported("context_management", why)
+    if body.mcp_servers:
+        raise unsupported("mcp_servers", "this server calls no other; the client runs the tools")
+    if body.thread is not None:
+        text = "thread is not supported: no conversation is held here; send all messages"
+        raise RequestError(text, param="thread", code=NO_THREADS)
+    thinking = body.thinking
+    if thinking is None:
+        return
+    if thinking.type == "between_tools":
+        raise unsupported("thinking.type 'between_tools'", "possible: enabled, disabled, adaptive")
+    if thinking.type == "enabled" and thinking.budget_tokens is None:
+        text = "thinking.budget_tokens is required with type 'enabled'; or send type 'adaptive'"
+        raise RequestError(text, param="thinking.budget_tokens", code="missing_required_parameter")
+    if thinking.type != "enabled" and thinking.budget_tokens is not None:
+        raise wrong(f"thinking.budget_tokens has no meaning with type {thinking.type!r}", "thinking.budget_tokens")
+
+
+def check_generation(body: MessagesRequest) -> None:
+    """As `check`, for what only generating needs.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    check(body)
+    for name, why in (
+        ("container", "no code is run here"),
+        ("inference_geo", "this server is where it is; leave it out"),
+        ("diagnostics", "this server compares no requests; usage tells what was cached"),
+    ):
+        if getattr(body, name) is not None:
+            raise unsupported(name, why)
+    budget = None if body.thinking is None else body.thinking.budget_tokens
+    if budget is not None and budget >= body.max_tokens:
+        raise wrong(
+            f"max_tokens must be above thinking.budget_tokens, {budget} (given: {body.max_tokens})", "max_tokens"
+        )
+
+
+def chat_tool(tool: AnthropicTool, at: int) -> JsonObject:
+    """Return a tool in the chat API's form.
+
+    Raises:
+        RequestError: The server would have to run it, or it asks for something that nothing here does.
+    """
+    param = f"tools[{at}]"
+    if tool.type not in (None, "custom"):
+        why = "this server runs no tools of its own; describe it with an input_schema"
+        raise unsupported(f"{param}.type {tool.type!r}", why)
+    if tool.input_schema is None:
+        text = f"{param}.input_schema is required"
+        raise RequestError(text, param=f"{param}.input_schema", code="missing_required_parameter")
+    if tool.defer_loading:
+        raise unsupported(f"{param}.defer_loading", "all tools stand in the prompt")
+    if tool.input_examples:
+        raise unsupported(f"{param}.input_examples", "no chat template has a place for them; use description")
+    if tool.allowed_callers not in (None, ["direct"]):
+        raise unsupported(f"{param}.allowed_callers", 'only the model calls here; send ["direct"] or nothing')
+    function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    function["strict"] = tool.strict
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def chat_choice(choice: ToolChoice | None) -> Any:
+    """Return `tool_choice` in the chat API's form.
+
+    Raises:
+        RequestError: It should name a tool and does not, or the reverse.
+    """
+    if choice is None:
+        return None
+    if (choice.type == "tool") != (choice.name is not None):
+        raise wrong("tool_choice.name belongs to type 'tool', and to no other", "tool_choice.name")
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
+
+
+def response_format(schema: JsonObject) -> JsonObject:
+    """Return a schema as the chat API's `response_format`: a format is a promise here, without a `strict`."""
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}

@@ -1,0 +1,151 @@
+"""A Messages conversation as the chat API has it: results of tools are turns of their own, parts of a turn are one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail_server.anthropic.schema import (
+    AnthropicMessage,
+    PromptFields,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from dovetail_server.responses.items import decode_reasoning
+
+ERROR_PREFIX = "Error: "
+AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+def chat_messages(request: PromptFields) -> list[dict[str, Any]]:
+    """Return the conversation as chat messages."""
+    conversation = Conversation()
+    if isinstance(request.system, str):
+        conversation.add("system", [request.system])
+    elif request.system:
+        conversation.add("system", [block.text for block in request.system])
+    for at, given in enumerate(request.messages):
+        message = AnthropicMessage.model_validate(given)
+        blocks: Sequence[AnyBlock] = (
+            [TextBlock(type="text", text=message.content, citations=None)]
+            if isinstance(message.content, str)
+            else message.content
+        )
+        param = f"messages[{at}].content"
+        if message.role == "assistant":
+            conversation.add_assistant(blocks, param)
+        else:
+            conversation.add_user(message.role, blocks, param)
+    return [turn.message() for turn in conversation.turns]
+
+
+@dataclass(slots=True)
+class Turn:
+    """A chat message that still grows. Its texts are put together once, at the end: there may be ten thousand."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    call_id: str | None = None
+    """Of a tool's result."""
+
+    def message(self) -> dict[str, Any]:
+        """Return it as the chat API has it."""
+        if self.role == "tool":
+            return {"role": "tool", "tool_call_id": self.call_id, "content": self.texts[0]}
+        if self.role != "assistant":
+            return {"role": self.role, "content": content_of(self.texts)}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts) if self.texts else None}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+class Conversation:
+    """Turns of a Messages request: results of tools are turns of their own, what one role says in a row is one."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+
+    def add(self, role: str, texts: Sequence[str]) -> None:
+        """Add texts; a user's turn right before takes them in."""
+        if texts:
+            self._turn(role, goes_on=role == "user").texts.extend(texts)
+
+    def add_assistant(self, blocks: Sequence[AnyBlock], param: str) -> None:
+        """Add an assistant's message."""
+        turn = self._turn("assistant", goes_on=True)
+        for at, block in enumerate(blocks):
+            if isinstance(block, TextBlock):
+                turn.texts.append(block.text)
+            elif isinstance(block, ThinkingBlock):
+                turn.thoughts.append(thought(block))
+            elif isinstance(block, ToolUseBlock):
+                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                turn.calls.append({"id": block.id, "type": "function", "function": function})
+            else:
+                raise wrong(f"{param}[{at}]", "is a tool_result, which only a user's message has")
+
+    def add_user(self, role: str, blocks: Sequence[AnyBlock], param: str) -> None:
+        """Add a user's or a system message."""
+        texts: list[str] = []
+        for at, block in enumerate(blocks):
+            if isinstance(block, TextBlock):
+                texts.append(block.text)
+            elif isinstance(block, ToolResultBlock) and role == "user":
+                self.add(role, texts)
+                texts = []
+                content = result_text(block, f"{param}[{at}].content")
+                self.turns.append(Turn("tool", [content], call_id=block.tool_use_id))
+            else:
+                raise wrong(f"{param}[{at}]", f"is a {block.type}, which a message of role {role!r} cannot have")
+        self.add(role, texts)
+
+    def _turn(self, role: str, *, goes_on: bool) -> Turn:
+        if not (goes_on and self.turns and self.turns[-1].role == role):
+            self.turns.append(Turn(role))
+        return self.turns[-1]
+
+
+def content_of(texts: Sequence[str]) -> str | list[dict[str, Any]]:
+    """Return texts as a message's content."""
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def thought(block: ThinkingBlock) -> str:
+    """Return what a block says; one that was sent without its text has it in the signature."""
+    if block.thinking or not block.signature:
+        return block.thinking
+    try:
+        return decode_reasoning(block.signature)
+    except ValueError:
+        return ""
+
+
+def result_text(block: ToolResultBlock, param: str) -> str:
+    """Return a result as the model reads it.
+
+    Raises:
+        RequestError: A block in it is not text.
+    """
+    texts: list[str] = []
+    if isinstance(block.content, str):
+        texts = [block.content]
+    for at, part in enumerate(block.content or () if not isinstance(block.content, str) else ()):
+        if not isinstance(part, TextBlock):
+            raise wrong(f"{param}[{at}]", f"is a {part.type}; a result holds text only")
+        texts.append(part.text)
+    return (ERROR_PREFIX if block.is_error else "") + "\n".join(texts)
+
+
+def wrong(param: str, why: str) -> RequestError:
+    """Return the error for a block or message that stands where it cannot."""
+    return RequestError(f"{param} {why}", param=param, code="invalid_value")

@@ -1,0 +1,65 @@
+"""The routes that generate, as data: what reads a body, what writes the reply, and what a gateway may do with it."""
+
+from __future__ import annotations
+
+from dovetail.contracts.api import Route
+from dovetail_server.anthropic.schema import AnthropicError, MessageReply, MessagesRequest
+from dovetail_server.apis.chat.reply import ChatWriter
+from dovetail_server.apis.chat.request import read as read_chat
+from dovetail_server.apis.completions.reply import CompletionWriter
+from dovetail_server.apis.completions.request import read as read_completion
+from dovetail_server.apis.generate.reply import GenerateWriter
+from dovetail_server.apis.generate.request import read as read_generate
+from dovetail_server.apis.messages.reply import MessagesWriter
+from dovetail_server.apis.messages.request import read as read_message
+from dovetail_server.native.generate import Generated, GenerateRequest
+from dovetail_server.openai.chat import ChatCompletion, ChatRequest
+from dovetail_server.openai.completions import Completion, CompletionRequest
+
+CHAT = Route(
+    name="chat_completions",
+    path="/v1/chat/completions",
+    about="Answer a conversation, whole or as a stream.",
+    body=ChatRequest,
+    read=read_chat,
+    writer=ChatWriter,
+    reply=ChatCompletion,
+    id_prefix="chatcmpl-",
+)
+COMPLETIONS = Route(
+    name="create_completion",
+    path="/v1/completions",
+    about="Continue one or several prompts, whole or as a stream.",
+    body=CompletionRequest,
+    read=read_completion,
+    writer=CompletionWriter,
+    reply=Completion,
+    id_prefix="cmpl-",
+    renders_list=True,
+)
+GENERATE = Route(
+    name="generate_text",
+    path="/generate",
+    about="Continue a text or token ids; a batch gives a list.",
+    body=GenerateRequest,
+    read=read_generate,
+    writer=GenerateWriter,
+    reply=Generated,
+    id_prefix="gen-",
+    may_list=True,
+    tag="native",
+)
+MESSAGES = Route(
+    name="create_message",
+    path="/v1/messages",
+    about="Answer a conversation in the form of Anthropic's API, whole or as a stream.",
+    body=MessagesRequest,
+    read=read_message,
+    writer=MessagesWriter,
+    reply=MessageReply,
+    id_prefix="msg_",
+    is_named_by_client=False,
+    tag="messages",
+    error=AnthropicError,
+)
+ROUTES = {route.name: route for route in (CHAT, COMPLETIONS, GENERATE, MESSAGES)}

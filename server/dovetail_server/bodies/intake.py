@@ -1,0 +1,84 @@
+"""Where a route that generates gets its requests from: a body is read here, in a thread, or by another process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request as HttpRequest
+
+from dovetail.contracts.api import Route
+from dovetail.contracts.requests import Ids, Request
+from dovetail.text.inline import InlineCostError
+from dovetail_server.bodies.request import IN_THREAD, elsewhere, not_beside_prompts, raw_body
+from dovetail_server.reading import parse
+from dovetail_server.serving.job import Job, make_job
+from dovetail_server.serving.sse import cancel_on_disconnect
+
+if TYPE_CHECKING:
+    from dovetail_server.bodies.context import ReadingContext
+
+TEXT_BYTES = 2048
+"""Bodies up to this size are quick: tokenizing so much takes less than a millisecond."""
+IDS_BYTES = 1 << 15
+"""The same where the prompt is a list of ids, which are only checked."""
+MAX_CHOICES = 8
+
+
+async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
+    """Read a body, and put the job together that answers it.
+
+    Preparing is checking, rendering a template and tokenizing. A thread keeps the event loop free, and costs a short
+    request a quarter of all processor time that the server spends on it, so short ones do without. Large bodies, and
+    small ones that a checkpoint's template or tokenizer takes long for, go to a process that can be killed.
+
+    Raises:
+        RequestError: It cannot be served as it is.
+        ClientGoneError: The client left before.
+    """
+    raw = await raw_body(http)
+    request_id = http.scope["state"].get("request_id")
+    if not state.bodies.takes(len(raw)):
+        requests = await _read(raw, route)
+        state.check_ready()
+
+        def work() -> Job:
+            return make_job(state, route, requests, request_id=request_id)
+
+        with suppress(InlineCostError):
+            if is_quick(requests, len(raw)):
+                return work()
+            return await cancel_on_disconnect(http, asyncio.to_thread(work))
+    state.check_ready()
+    outcome = await elsewhere(http, state, route, raw)
+
+    def finish() -> Job:
+        return make_job(state, route, outcome.read_requests(), request_id=request_id, is_rendered=True)
+
+    with not_beside_prompts():
+        return await cancel_on_disconnect(http, asyncio.to_thread(finish))
+
+
+async def _read(raw: bytes, route: Route) -> list[Request]:
+    def work() -> list[Request]:
+        return route.requests(parse(raw, route.body))
+
+    return await asyncio.to_thread(work) if len(raw) > IN_THREAD else work()
+
+
+def is_quick(requests: Sequence[Request], num_bytes: int) -> bool:
+    """Whether preparing requests whose body had so many bytes cannot hold others up.
+
+    Grammars, tools, expressions and whatever needs the tokenizer beside the prompt may take longer.
+    """
+    if len(requests) > 1:
+        return False
+    request = requests[0]
+    sampling = request.sampling
+    if request.grammar or request.tools is not None or (request.candidates or request.n) > MAX_CHOICES:
+        return False
+    if sampling.stop_regex or sampling.bad_words or sampling.logits_processors or request.thinking_budget is not None:
+        return False
+    return num_bytes <= (IDS_BYTES if isinstance(request.prompts[0], Ids) else TEXT_BYTES)

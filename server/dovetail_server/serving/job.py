@@ -1,0 +1,161 @@
+"""From requests whose bodies have been read to the job that answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from dovetail.contracts.api import Route
+from dovetail.contracts.replies import Reply, Writer
+from dovetail.contracts.requests import Request
+from dovetail.identity import time_ns
+from dovetail.processing.input import Preparation
+from dovetail_server.auth import CALLER
+from dovetail_server.origin import ORIGIN
+from dovetail_server.serving.choice import Choice
+from dovetail_server.serving.common import choice_rid, new_id, salted
+from dovetail_server.serving.generation import Generation
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.common import Service
+    from dovetail_server.serving.context import ServingContext
+
+
+class Keeper(Protocol):
+    """Where a reply is stored when it has ended."""
+
+    @property
+    def id(self) -> str:
+        """What the reply is called."""
+        ...
+
+    async def finish(self, body: bytes, model: str) -> None:
+        """Store the reply."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """What answers an HTTP request, or a line of a batch."""
+
+    generation: Generation
+    reply: Reply
+    writer: Writer
+    keeper: Keeper | None = None
+
+
+def make_job(
+    state: ServingContext,
+    route: Route,
+    requests: Sequence[Request],
+    *,
+    request_id: str | None = None,
+    is_rendered: bool = False,
+) -> Job:
+    """Check, render and tokenize what has not been, and put the job together; CPU work.
+
+    Args:
+        state: The server's.
+        route: Whose writer answers.
+        requests: Read by it.
+        request_id: Of the HTTP request.
+        is_rendered: Another process has made prompts of token ids.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    first = requests[0]
+    model, reply_id = state.check_model(first.model), new_id(route.id_prefix)
+    generation = make_generation(state, requests, reply_id, route.id_prefix, is_rendered=is_rendered)
+    is_kept = first.keeps is not None and state.settings.max_stored_responses > 0
+    reply = Reply(
+        id=generation.request_id if route.is_named_by_client and not is_kept else reply_id,
+        model=model,
+        created=time_ns() // 10**9,
+        began=generation.began,
+        fingerprint=state.fingerprint,
+        request_id=request_id,
+        requests=requests,
+        choices=generation.choices,
+        tokenizer=state.text.tokenizer,
+        sends_usage=state.settings.stream_response_default_include_usage,
+        is_kept=is_kept,
+    )
+    return Job(generation=generation, reply=reply, writer=route.writer(reply))
+
+
+def make_generation(
+    state: ServingContext, requests: Sequence[Request], reply_id: str, id_prefix: str, *, is_rendered: bool = False
+) -> Generation:
+    """Check, render and tokenize what has not been, and return what the engine runs; CPU work.
+
+    Args:
+        state: The server's.
+        requests: In order.
+        reply_id: What the first is called, if its client did not name it.
+        id_prefix: Of what others are called.
+        is_rendered: Another process has made prompts of token ids.
+
+    Raises:
+        RequestError: A request cannot be served as it is.
+    """
+    state.text.tasks.check("generate")
+    state.check_choices(sum(len(request.prompts) * (request.candidates or request.n) for request in requests))
+    choices: list[Choice] = []
+    preparation = Preparation(state.text, requests[0])
+    for at, request in enumerate(requests):
+        preparation = preparation.beside(request) if at else preparation
+        rid = request.rid or (new_id(id_prefix) if at else reply_id)
+        add_choices(state, preparation, rid, choices, is_rendered=is_rendered)
+    operation = "text_completion" if choices[0].prompt.tail is None else "chat"
+    return Generation(state=state, request_id=requests[0].rid or reply_id, choices=choices, operation=operation)
+
+
+def add_choices(
+    state: ServingContext, preparation: Preparation, rid: str, choices: list[Choice], *, is_rendered: bool
+) -> None:
+    """Add what the engine runs for a request.
+
+    Raises:
+        RequestError: It cannot be served as it is.
+    """
+    service = service_of(preparation.request)
+    request = preparation.request if is_rendered else preparation.rendered(keeps=not service["cache_salt"])
+    per_prompt = request.candidates or request.n
+    has_one_call = request.tools is not None and not request.tools.parallel
+    count = len(request.prompts) * per_prompt
+    first, first_prompt = len(choices), choices[-1].prompt_index + 1 if choices else 0
+    for p, prompt in enumerate(preparation.prompts):
+        prepared = preparation.ready(prompt)
+        for k in range(per_prompt):
+            at = len(choices)
+            choices.append(
+                Choice(
+                    index=at,
+                    submit=prepared.submit(choice_rid(rid, at - first, count), prompt.ids, k, **service),
+                    output=prepared.output(state.text, track_offsets=request.tracks_offsets),
+                    request=request,
+                    prompt=prompt,
+                    prompt_index=first_prompt + p,
+                    route=prepared.constraints.route,
+                    has_one_call=has_one_call,
+                    is_dropped=request.limit == 0,
+                )
+            )
+
+
+def service_of(request: Request) -> Service:
+    """Return how the engine serves a request of the present caller's.
+
+    Raises:
+        RequestError: Its priority is not the caller's to set.
+    """
+    caller, origin = CALLER.get(), ORIGIN.get()
+    return {
+        "priority": caller.tenant.allowed(request.priority),
+        "cache_salt": salted(request.cache_salt),
+        "owner": caller.owner,
+        "weight": caller.tenant.grant.weight,
+        "timeout_s": None if origin is None else origin.timeout_s,
+    }

@@ -1,0 +1,73 @@
+"""Running a job: whatever its API, a stream and a whole reply are made here, and nowhere else."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dovetail.contracts.replies import Failure
+from dovetail_server import errors
+from dovetail_server.serving.choice import Step
+from dovetail_server.serving.common import check_not_aborted
+from dovetail_server.serving.job import Job
+from dovetail_server.serving.sse import Chunks
+
+
+async def stream(job: Job) -> Chunks:
+    """Yield the bytes of a stream, those of one engine step together."""
+    writer, source, is_open = job.writer, job.generation.steps(), False
+    try:
+        async for steps in source:
+            data = b"" if is_open else writer.open()
+            is_open = True
+            for step in steps:
+                if step.is_last:
+                    check_not_given_up(job, step)
+            data += writer.step(steps)
+            if data:
+                yield data
+    finally:
+        await source.aclose()
+    await _keep(job)
+    if end := writer.close():
+        yield end
+
+
+async def reply(job: Job) -> bytes:
+    """Run to the end and return the whole reply."""
+    async for steps in job.generation.steps(whole=True):
+        for step in steps:
+            if step.is_last:
+                check_not_given_up(job, step)
+        job.writer.take(steps)
+    return await _keep(job) or await job.generation.finished(job.writer.whole)
+
+
+async def _keep(job: Job) -> bytes:
+    """Store the reply where that was asked for, and return it then."""
+    if job.keeper is None:
+        return b""
+    body = await job.generation.finished(job.writer.whole)
+    await job.keeper.finish(body, job.reply.model)
+    return body
+
+
+def check_not_given_up(job: Job, last: Step) -> None:
+    """Raise where the engine gave a choice up, unless the API has a word for a reply that ends so.
+
+    Raises:
+        DovetailError: Saying why.
+    """
+    is_lone = len(job.reply.choices) == 1 and not last.choice.num_completion
+    if is_lone or not job.writer.tells_aborts:
+        check_not_aborted(last.choice)
+
+
+def ending(job: Job) -> partial[bytes]:
+    """Return what writes the end of a job's stream after an error."""
+    return partial(_failed, job)
+
+
+def _failed(job: Job, error: Exception) -> bytes:
+    status, detail, _ = errors.describe(error)
+    failure = Failure(status=status, message=detail.message, kind=detail.type, param=detail.param, code=detail.code)
+    return job.writer.failed(failure)
