@@ -93,6 +93,6 @@ def test_nobody_behind_calls_back(calls: Calls) -> None:
     assert reply.content.endswith(b"data: [DONE]\n\n")
     assert calls.num_sent > LAST
     assert [name for name in WAY if name not in calls.entered] == []
-    assert ("serving/generation.py", "text/parsing/stream.py") in calls.edges
+    assert ("serving/choice.py", "text/parsing/stream.py") in calls.edges
     place = {name: at for at, name in enumerate(WAY)}
     assert [(a, b) for a, b in sorted(calls.edges) if a in place and b in place and place[b] < place[a]] == []
