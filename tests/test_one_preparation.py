@@ -16,6 +16,7 @@ from dovetail.errors import RequestError
 from dovetail.processing.input import Preparation
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.testing.folder import unread_model
 from dovetail_server import errors, preflight
 from dovetail_server.apis.routes import CHAT, COMPLETIONS
@@ -117,7 +118,7 @@ def server(llm: LLM) -> Iterator[Any]:
     """What the server's preparation needs of its state."""
     made = preflight.with_model(ServeSettings(log_level="error", device="cpu", max_total_tokens=16384, port=0))
     made, _, plan = plan_plugins(made, unread_model())
-    text = Processor.load(made, plan).with_engine_limits(llm.info, made)
+    text = Processor.load(made, plan, ModelFolder(made.folder, weights=False)).with_engine_limits(llm.info, made)
     yield SimpleNamespace(text=text, check_choices=lambda num: None, settings=made)
     text.grammar.close()
 

@@ -123,7 +123,7 @@ class LLM(OutlinesModel):
             logger.info("%s", line)
         self._hooks = ExitStack()
         loaded = load(plan, "api")
-        self._processor = Processor.of_plugins(offline, loaded)
+        self._processor = Processor.of_plugins(offline, loaded, prepared.model)
         self.tokenizer, self.template = self._processor.tokenizer, self._processor.template
         self._requests = OfflineRequests(self._processor)
         # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.

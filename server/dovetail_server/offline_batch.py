@@ -23,12 +23,12 @@ from dovetail_server.state import ServerState
 from dovetail_server.storage.disk import copy, write_whole
 
 if TYPE_CHECKING:
-    from dovetail.plugins import PluginPlan
+    from dovetail.processing.prepare import Preparation
 
 POLL_S = 0.1
 
 
-async def run_file(settings: ServeSettings, plan: PluginPlan, source: Path, target: Path, shows_progress: bool) -> int:
+async def run_file(prepared: Preparation[ServeSettings], source: Path, target: Path, shows_progress: bool) -> int:
     """Answer the requests of `source` and write the replies to `target`, in order.
 
     Returns:
@@ -38,6 +38,7 @@ async def run_file(settings: ServeSettings, plan: PluginPlan, source: Path, targ
         ConfigError: The file is refused; the message says where and why.
         EngineError: The engine could not start.
     """
+    settings, plan = prepared.settings, prepared.plan
     endpoint = endpoint_of(source)
     with tempfile.TemporaryDirectory(prefix=".dovetail-", dir=target.absolute().parent) as folder:
         changes: dict[str, Any] = {"file_storage_path": Path(folder), "database_url": None}
@@ -48,7 +49,7 @@ async def run_file(settings: ServeSettings, plan: PluginPlan, source: Path, targ
         engine = make_engine(settings, plan)
         try:
             state = ServerState(settings, engine, hooks)
-            text = await asyncio.to_thread(load_text, settings, plan, Phases())
+            text = await asyncio.to_thread(load_text, settings, plan, prepared.model, Phases())
             state.ready_with(text.with_engine_limits(await engine.start(), settings))
             try:
                 service = await state.storage.get()

@@ -28,6 +28,7 @@ from dovetail_server.startup import Phases, engine_notes
 if TYPE_CHECKING:
     from dovetail.plugins import PluginPlan, Registry
     from dovetail.processing.processor import Processor
+    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail_server.auth import Keys
     from dovetail_server.lifecycle import HttpServer
     from dovetail_server.state import ServerState
@@ -72,6 +73,7 @@ async def run(
     settings: ServeSettings,
     registry: Registry,
     plan: PluginPlan,
+    model: ModelFolder,
     listener: socket.socket,
     phases: Phases,
     tasks: Supervisor,
@@ -100,7 +102,7 @@ async def run(
         server = await asyncio.to_thread(build_http, settings, engine, hooks, phases, tasks)
         server.state.registry = registry
         http = tasks.start("http", server.serve(sockets=[listener]), is_awaited=True)
-        start_up = get_ready(server.state, registry, plan, engine_start, phases)
+        start_up = get_ready(server.state, registry, plan, model, engine_start, phases)
         ready = tasks.start("start-up", start_up, is_awaited=True)
         try:
             await asyncio.wait({http, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,11 +183,12 @@ async def get_ready(
     state: ServerState,
     registry: Registry,
     plan: PluginPlan,
+    model: ModelFolder,
     engine_start: asyncio.Task[EngineInfo],
     phases: Phases,
 ) -> None:
     """Load the text tools, wait for the engine, and open the doors."""
-    text = await asyncio.to_thread(load_text, state.settings, plan, phases)
+    text = await asyncio.to_thread(load_text, state.settings, plan, model, phases)
     for record in text.plugin_states:
         registry.mark(*record)
     await asyncio.to_thread(import_storage)
@@ -206,12 +209,12 @@ def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:
             registry.mark(planned.kind, planned.qualified, "active")
 
 
-def load_text(settings: ServeSettings, plan: PluginPlan, phases: Phases) -> Processor:
+def load_text(settings: ServeSettings, plan: PluginPlan, model: ModelFolder, phases: Phases) -> Processor:
     """Load tokenizer, template and parsers."""
     with phases.phase("tokenizer and parsers") as notes:
         from dovetail.processing.processor import Processor
 
-        text = Processor.load(settings, plan)
+        text = Processor.load(settings, plan, model)
         notes.extend(text.notes())
     return text
 

@@ -42,6 +42,7 @@ class ScriptedServer:
             settings: Of the server, by name.
         """
         from dovetail.processing.processor import Processor
+        from dovetail.runtime.checkpoint.folder import ModelFolder
         from dovetail.testing.scripted import ScriptedEngine
         from dovetail.text.tokenizer.tokenizer import Tokenizer
         from dovetail_server import preflight
@@ -64,7 +65,9 @@ class ScriptedServer:
         self.base = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._hooks = ApiHooks.start(plan)
         self.state: ServerState = ServerState(made, self.engine, self._hooks)
-        self.state.ready_with(Processor.load(made, plan).with_engine_limits(self.engine.info, made))
+        self.state.ready_with(
+            Processor.load(made, plan, ModelFolder(folder, weights=False)).with_engine_limits(self.engine.info, made)
+        )
         self._server = HttpServer(create_app(self.state), self.state)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

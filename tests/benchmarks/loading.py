@@ -85,16 +85,17 @@ def load(path: Path, method: str) -> Loaded:
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
-    from dovetail.runtime.checkpoint.config_keys import translate
-    from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of, widths_of
+    from dovetail.runtime.checkpoint.folder import ModelFolder
+    from dovetail.runtime.checkpoint.quantization import converted, factory_of, widths_of
     from dovetail.runtime.checkpoint.weights import load_weights
-    from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, quantization_config, read_config
+    from dovetail.runtime.hf_config import CONFIG_KEYS, quantization_config
 
-    hf, registry = read_config(path), Registry.scan()
-    plugin = import_planned(as_planned(registry.resolve("model", architecture(hf, path))))
+    read, registry = ModelFolder(path), Registry.scan()
+    hf = read.config
+    plugin = import_planned(as_planned(registry.resolve("model", read.architecture)))
     name = str(quantization_config(hf).get("quant_method", "plain")) if method == "auto" else method
     chosen = None if name == "plain" else import_planned(as_planned(registry.resolve("quantization", name)))
-    config = translate(plugin.config_from_hf, hf, served=CONFIG_KEYS)
+    config = read.model_config(plugin.config_from_hf, served=CONFIG_KEYS)
     widths_of(plugin, config)  # imports what the model's layers need
     before, most, done = anonymous_bytes(), [0], threading.Event()
 
@@ -115,7 +116,7 @@ def load(path: Path, method: str) -> Loaded:
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     wall, cpu = time.perf_counter(), cpu_s()
-    checkpoint = converted(chosen, hf, plugin, config, Place(path, Target("bfloat16", "cpu")))
+    checkpoint = converted(chosen, read, plugin, config, Target("bfloat16", "cpu"))
     rules = plugin.weight_map(config)
     factory = factory_of(chosen, hf, rules, checkpoint.headers)
     with torch.inference_mode():

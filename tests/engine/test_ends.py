@@ -10,11 +10,12 @@ import pytest
 import tokenizers
 from script_executor import VOCAB, ScriptExecutor, next_token
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.client import launch
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import load
 from dovetail.testing.engine import make_plans
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 OWN, ADDED = 41, VOCAB - 2
@@ -52,7 +53,7 @@ CASES: list[tuple[dict[str, Any], set[int]]] = [
 def test_both_halves_find_the_same_ends(files: dict[str, Any], ends: set[int], tmp_path: Path) -> None:
     """Configured ids, wherever they stand, and the tokenizer's own, whether it was added or learned."""
     folder = write_folder(tmp_path, files)
-    assert set(end_ids(folder, folder)) == set(Tokenizer.load(folder).eos_token_ids) == ends
+    assert set(end_ids(TokenizerFiles.read(folder, folder))) == set(Tokenizer.load(folder).eos_token_ids) == ends
 
 
 def test_the_models_configuration_holds_beside_another_tokenizer(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_the_models_configuration_holds_beside_another_tokenizer(tmp_path: Path)
     files = {"generation_config.json": {"eos_token_id": 5, "top_k": 2}, "tokenizer_config.json": {"eos_token": "<end>"}}
     texts = write_folder(tmp_path / "texts", files)
     tokenizer = Tokenizer.load(texts, model)
-    assert end_ids(texts, model) == tokenizer.eos_token_ids == (7, ADDED)
+    assert end_ids(TokenizerFiles.read(texts, model)) == tokenizer.eos_token_ids == (7, ADDED)
     assert tokenizer.default_sampling == {"top_k": 9}
 
 

@@ -12,6 +12,7 @@ from dovetail.client.inprocess import InProcessClient
 from dovetail.plugins import PluginPlan
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.testing.folder import unread_model
 from dovetail_server import preflight, run
 from dovetail_server.settings import ServeSettings
@@ -36,7 +37,7 @@ class Served:
         self.engine = self.make_engine(made, plan)
         self.state = ServerState(made, self.engine)
         self.server = HttpServer(create_app(self.state), self.state)
-        self.text = Processor.load(made, plan)
+        self.text = Processor.load(made, plan, ModelFolder(made.folder, weights=False))
         self.started = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self.main()), daemon=True)
         self.thread.start()

@@ -36,6 +36,7 @@ from server_tiny import write_model
 
 from dovetail.plugins import Registry, make_plan
 from dovetail.processing.processor import Processor
+from dovetail.runtime.checkpoint.folder import ModelFolder
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("answers.json")
@@ -60,7 +61,7 @@ class InProcess(Harness):
     def make_ready(self) -> None:
         """Take requests, with a grammar backend and the parsers of a Qwen3 model."""
         plan = make_plan(Registry.scan(), reasoning_parser="qwen3", tool_parser="hermes", grammar_backend="llguidance")
-        self.tools = Processor.load(self.settings, plan)
+        self.tools = Processor.load(self.settings, plan, ModelFolder(self.settings.folder, weights=False))
         super().make_ready()
 
     def close(self) -> None:

@@ -15,12 +15,14 @@ STARTS = {
         "from dovetail.processing.processor import Processor; from dovetail_server.settings import ServeSettings\n"
         "import dovetail_server.app, dovetail_server.run\n"
         "plan = make_plan(Registry.scan(), reasoning_parser='qwen3', tool_parser='hermes')\n"
-        "Processor.load(ServeSettings(model_path=str(MODEL_DIR)), plan)"
+        "from dovetail.runtime.checkpoint.folder import ModelFolder\n"
+        "Processor.load(ServeSettings(model_path=str(MODEL_DIR)), plan, ModelFolder(MODEL_DIR, weights=False))"
     ),
     "auto for the parsers": (
         "from dovetail.demo import MODEL_DIR; from dovetail.plugins import Registry\n"
         "from dovetail.text.detection.detect import detect\n"
-        "detect(Registry.scan(), MODEL_DIR)"
+        "from dovetail.checkpoint.tokenizer_files import TokenizerFiles\n"
+        "detect(Registry.scan(), TokenizerFiles.read(MODEL_DIR))"
     ),
     "engine of the demo model": (
         "from dovetail.demo import MODEL_DIR; from dovetail.testing.engine import make_core\nmake_core(MODEL_DIR)"

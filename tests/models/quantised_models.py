@@ -19,8 +19,8 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Quantization
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
-from dovetail.runtime.checkpoint.config_keys import translate
-from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.checkpoint.quantization import converted, factory_of
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, read_config
 from dovetail.testing.conformance.model_runtime import TinyEngine
@@ -52,10 +52,10 @@ def matrices(folder: Path) -> dict[str, FileTensor]:
         def factory(self, plain: Any) -> Any:
             return plain
 
-    hf = read_config(folder)
-    model = plugin_of("model", architecture(hf, folder))
-    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
-    converted(Looks, hf, model, config, Place(folder, TARGET))
+    read = ModelFolder(folder)
+    model = plugin_of("model", read.architecture)
+    config = read.model_config(model.config_from_hf, served=CONFIG_KEYS)
+    converted(Looks, read, model, config, TARGET)
     return {name: tensor for name, tensor in found.items() if name.endswith(".weight") and len(tensor.shape) == 2}
 
 
@@ -97,11 +97,11 @@ def pack_model(plain: Path, packed: Path, method: Method, only: str = "") -> int
 
 def loaded(folder: Path, name: str) -> tuple[Any, Any]:
     """Build and load a model as the runner does, in float32, with a quantisation; returns it and its checkpoint."""
-    hf, quantisation = read_config(folder), plugin_of("quantization", name)
-    model = plugin_of("model", architecture(hf, folder))
-    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
-    read, rules = converted(quantisation, hf, model, config, Place(folder, TARGET)), model.weight_map(config)
-    factory = factory_of(quantisation, hf, rules, read.headers)
+    packed, quantisation = ModelFolder(folder), plugin_of("quantization", name)
+    model = plugin_of("model", packed.architecture)
+    config = packed.model_config(model.config_from_hf, served=CONFIG_KEYS)
+    read, rules = converted(quantisation, packed, model, config, TARGET), model.weight_map(config)
+    factory = factory_of(quantisation, packed.config, rules, read.headers)
     with torch.inference_mode():
         made = model.build(config, BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=factory))
         load_weights(made, rules, read)

@@ -19,7 +19,7 @@ from dovetail.processing.dense import Dense
 from dovetail.processing.embeddings import Embedder
 from dovetail.processing.prepare import check_model
 from dovetail.runtime.checkpoint.claims import MAX_INTEGER, Held, check_claims, check_params, held
-from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.checkpoint.folder import ModelFolder, Module
 from dovetail.runtime.checkpoint.partial import check_new
 from dovetail.runtime.checkpoint.quantization import factory_of
 from dovetail.runtime.checkpoint.weight_files import index_of
@@ -122,7 +122,7 @@ def test_files_that_a_file_names_are_in_the_folder(tmp_path: Path) -> None:
             index_of(tmp_path)
         (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": name}]))
         (tmp_path / "config.json").write_text(json.dumps(DEMO))
-        assert "only files in the folder are read" in Embedder.of_checkpoint(tmp_path).obstacle
+        assert "only files in the folder are read" in Embedder.of_folder(ModelFolder(tmp_path)).obstacle
         with pytest.raises(ModelError, match="only files in the folder are read"):
             ModelFolder.read(tmp_path, weights=False)
 
@@ -150,10 +150,10 @@ def test_a_dense_module_is_held_against_its_matrix(tmp_path: Path) -> None:
     for size in (2, HUGE):
         (tmp_path / "config.json").write_text(json.dumps({"out_features": size}))
         if size == 2:
-            assert Dense.of_folder(tmp_path).out_features == 2
+            assert Dense.of_module(Module("Dense", tmp_path)).out_features == 2
             continue
         with pytest.raises(ModelError, match=r"out_features is 4611686018427387904, and linear.weight is \[2, 3\]"):
-            Dense.of_folder(tmp_path)
+            Dense.of_module(Module("Dense", tmp_path))
 
 
 def test_a_new_folder_can_take_its_name(tmp_path: Path) -> None:

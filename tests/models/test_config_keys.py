@@ -15,6 +15,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
 from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, divide, translate
 from dovetail.runtime.hf_config import dense_config
+from dovetail.testing.folder import unread_model
 from dovetail_models.deepseek import DeepseekV2, DeepseekV3
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.gpt_oss import GptOss
@@ -298,7 +299,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0
 def test_numbers_that_nothing_can_be_computed_with_are_refused(keys: dict[str, Any], message: str) -> None:
     """One line that names the number, whichever plugin reads the file; a server would start, and answer nonsense."""
     with pytest.raises(ModelError, match=message) as error:
-        translate(Llama.config_from_hf, {**BASE, **keys})
+        unread_model("LlamaForCausalLM", {**BASE, **keys}).model_config(Llama.config_from_hf)
     assert "\n" not in str(error.value)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ConfigError
 from dovetail.plugin_settings import PluginSettings
 from dovetail.processing.prepare import check_model
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_models.qwen3 import Qwen3
 
@@ -158,7 +159,7 @@ def test_it_loads(name: str, folder: Path, caplog: pytest.LogCaptureFixture) -> 
     edit(folder)
     model = check_model(PluginSettings(model_path=str(folder), device="cpu"))
     assert model.model_config(Qwen3.config_from_hf).num_layers == 8
-    assert set(end_ids(folder, folder)) == set(Tokenizer.load(folder).eos_token_ids) != set()
+    assert set(end_ids(TokenizerFiles.read(folder, folder))) == set(Tokenizer.load(folder).eos_token_ids) != set()
     assert len(caplog.records) == bool(warned)
     assert re.search(warned, caplog.text)
 

@@ -17,11 +17,9 @@ from quantised_models import TARGET, plugin_of
 from dovetail.errors import ConfigError, ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.quantization import Place, converted
-from dovetail.runtime.checkpoint.weight_size import checkpoint_headers
+from dovetail.runtime.checkpoint.quantization import converted
 from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
 from dovetail.text.tokenizer.backend import load_backend
-from dovetail.text.tokenizer.files import TokenizerFiles
 
 pytest.importorskip("gguf", reason="it writes the files")
 from gguf_files import write_gguf
@@ -41,13 +39,12 @@ def read_all(file: Path) -> None:
     folder = ModelFolder.read(file)
     hf = folder.config
     load_backend(file)
-    TokenizerFiles.read(file)
-    checkpoint_headers(file)
+    assert folder.texts.folder == file
     model, blocks = plugin_of("model", str(hf["architectures"][0])), plugin_of("quantization", "gguf")
     if (reason := blocks.why_not(hf["quantization_config"])) is not None:
         raise ModelError(reason)
     config = folder.model_config(model.config_from_hf, served=CONFIG_KEYS)
-    converted(blocks, hf, model, config, Place(file, TARGET))
+    converted(blocks, folder, model, config, TARGET)
 
 
 def refused(tmp_path: Path, data: bytes, match: str) -> None:

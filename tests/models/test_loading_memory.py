@@ -36,9 +36,10 @@ from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.runtime.checkpoint.files import Checkpoint
-from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
+from dovetail.runtime.checkpoint.quantization import converted, factory_of
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.runtime.checkpoint.folder import ModelFolder
 
 def status(key):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
@@ -52,7 +53,7 @@ def load(folder):
     plugin = plugin_of("model", architecture(hf, folder))
     config = plugin.config_from_hf(hf)
     rules = plugin.weight_map(config)
-    read = converted(quantization, hf, plugin, config, Place(folder, Target("bfloat16", "cpu")))
+    read = converted(quantization, ModelFolder(folder), plugin, config, Target("bfloat16", "cpu"))
     with torch.inference_mode():
         factory = factory_of(quantization, hf, rules, read.headers)
         ctx = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16, factory=factory)

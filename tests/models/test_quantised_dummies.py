@@ -14,6 +14,7 @@ from quantised_models import loaded, make, plugin_of
 
 from dovetail.contracts.layers import Parallel
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantization, factory_of
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
@@ -107,7 +108,7 @@ def test_the_plan_counts_what_will_be_kept(tmp_path: Path) -> None:
         folder = make(tmp_path / way, way)
         model, read = loaded(folder, METHODS[way].plugin)
         config = TinyEngine(plugin_of("model", "Qwen3ForCausalLM"), folder.with_name("plain")).config
-        planned = weight_size(folder, config, "float32", "cpu", headers=read.headers).num_bytes
-        plain = weight_size(folder.with_name("plain"), config, "float32", "cpu").num_bytes
+        planned = weight_size(read.headers, config, "float32", "cpu").num_bytes
+        plain = weight_size(ModelFolder(folder.with_name("plain")).headers, config, "float32", "cpu").num_bytes
         assert (planned < 0.6 * plain) == METHODS[way].kit.get("stays_packed", True), way
         del model

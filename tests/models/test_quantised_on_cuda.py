@@ -11,10 +11,10 @@ from quantised_models import pack_model, plugin_of
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import stays_packed
-from dovetail.runtime.checkpoint.config_keys import translate
-from dovetail.runtime.checkpoint.quantization import Place, converted
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.checkpoint.quantization import converted
 from dovetail.runtime.checkpoint.weight_size import weight_size
-from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
+from dovetail.runtime.hf_config import CONFIG_KEYS
 from dovetail_backends.quantization.fp8 import Fp8
 
 CUDA = Target("bfloat16", "cuda")
@@ -67,9 +67,9 @@ def test_groups_that_kernels_have_no_scales_for_are_written_out(way: str, stays:
     """Int4 with a scale for 16 inputs is a plain matrix on CUDA, and the memory table says so."""
     make_checkpoint(tmp_path / "plain", "qwen3")
     pack_model(tmp_path / "plain", tmp_path / "packed", METHODS[way])
-    method, hf, model = METHODS[way], read_config(tmp_path / "packed"), plugin_of("model", "Qwen3ForCausalLM")
-    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
-    read = converted(plugin_of("quantization", method.plugin), hf, model, config, Place(tmp_path / "packed", CUDA))
+    method, packed, model = METHODS[way], ModelFolder(tmp_path / "packed"), plugin_of("model", "Qwen3ForCausalLM")
+    config = packed.model_config(model.config_from_hf, served=CONFIG_KEYS)
+    read = converted(plugin_of("quantization", method.plugin), packed, model, config, CUDA)
     assert any("written out: no product for it on cuda" in note for note in read.notes) != stays
 
 
@@ -79,10 +79,10 @@ def test_the_plan_for_cuda_counts_packed_weights(way: str, tmp_path: Path) -> No
     make_checkpoint(tmp_path / "plain", "qwen3")
     folder = tmp_path / "packed"
     pack_model(tmp_path / "plain", folder, METHODS[way])
-    method, hf, model = METHODS[way], read_config(folder), plugin_of("model", "Qwen3ForCausalLM")
-    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
-    read = converted(plugin_of("quantization", method.plugin), hf, model, config, Place(folder, CUDA))
-    planned = weight_size(folder, config, "bfloat16", "cuda", headers=read.headers).num_bytes
-    plain = weight_size(folder.with_name("plain"), config, "bfloat16", "cuda").num_bytes
+    method, packed, model = METHODS[way], ModelFolder(folder), plugin_of("model", "Qwen3ForCausalLM")
+    config = packed.model_config(model.config_from_hf, served=CONFIG_KEYS)
+    read = converted(plugin_of("quantization", method.plugin), packed, model, config, CUDA)
+    planned = weight_size(read.headers, config, "bfloat16", "cuda").num_bytes
+    plain = weight_size(ModelFolder(folder.with_name("plain")).headers, config, "bfloat16", "cuda").num_bytes
     assert planned < 0.8 * plain
     assert not read.notes

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dovetail.text.tokenizer.files import TokenizerFiles
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 HARMONY = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]

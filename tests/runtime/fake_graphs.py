@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import AttentionCaps
@@ -39,7 +40,7 @@ from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.testing.engine import make_plans
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 
 KEPT = 2
 """Slots for masks: fewer than there are masks."""
@@ -176,7 +177,7 @@ def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **
     runner.attention = make_attention(backends, runner.config, runner.pool, runner.state.page_tables, runner.device)
     executor.stepper._attention = runner.attention
     add_graphs(executor, prefill=prefill, decode=decode)
-    return EngineCore(settings, plugins, executor, eos_ids=end_ids(folder, folder))
+    return EngineCore(settings, plugins, executor, eos_ids=end_ids(TokenizerFiles.read(folder, folder)))
 
 
 def add_graphs(

@@ -13,6 +13,7 @@ import torch
 from fake_graphs import add_graphs
 from test_sharing_engine import answers
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplingParams
@@ -21,7 +22,7 @@ from dovetail.runtime.device.row_params import RowParams
 from dovetail.testing import check_class, conformance_class
 from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
 
 
@@ -62,7 +63,14 @@ def test_an_engine_answers_alike_in_any_company(tmp_path: Path, monkeypatch: pyt
     backend: Any = executor.runner.attention
     assert (backend.batch_invariant, backend.prefix_group) == (True, 0)
     add_graphs(executor, max_requests=4, prefill=False)
-    assert answers(EngineCore(settings, plugins, executor, eos_ids=end_ids(folder, folder)), prompts, params) == alone
+    assert (
+        answers(
+            EngineCore(settings, plugins, executor, eos_ids=end_ids(TokenizerFiles.read(folder, folder))),
+            prompts,
+            params,
+        )
+        == alone
+    )
 
 
 def test_what_is_adjusted_leaves_the_graphs() -> None:

@@ -20,6 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime import device_memory
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_size import dense_numel, headers, weight_size
 from dovetail.runtime.graphs import decode as graphs
 from dovetail.runtime.memory import host as host_memory
@@ -223,7 +224,7 @@ def test_headers_give_the_size_that_the_engine_measures(tmp_path: Path) -> None:
             settings = EngineSettings(model_path=str(folder), dtype=dtype, device="cpu", max_total_tokens=512)
             plan = make_plan(Registry.scan(), model=architecture, attention_backend="auto", device="cpu")
             runner = ModelRunner(settings, load(plan, "engine"))
-            size = weight_size(folder, runner.config, dtype, "cuda").num_bytes
+            size = weight_size(ModelFolder(folder).headers, runner.config, dtype, "cuda").num_bytes
             assert size == pytest.approx(runner.weight_bytes, rel=0.01)
 
 
@@ -231,7 +232,9 @@ def test_a_tied_head_that_cpu_repacks_is_counted(tmp_path: Path) -> None:
     """On CPU in bfloat16 the tied output head is a second copy."""
     folder = make_model(tmp_path, "Qwen2ForCausalLM", tie_word_embeddings=True)
     config = dataclasses.replace(LLAMA_8B, vocab_size=199, hidden_size=64, tie_word_embeddings=True)
-    sizes = [weight_size(folder, config, "bfloat16", device).num_bytes for device in ("cpu", "cuda")]
+    sizes = [
+        weight_size(ModelFolder(folder).headers, config, "bfloat16", device).num_bytes for device in ("cpu", "cuda")
+    ]
     assert sizes[0] - sizes[1] == 199 * 64 * 2
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from fake_graphs import add_graphs
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplingParams, Submit
@@ -28,7 +29,7 @@ from dovetail.runtime.graphs.prefill import PrefillGraphs, pack
 from dovetail.runtime.memory.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, sizes
 from dovetail.testing.engine import make_plans
 from dovetail.testing.models import make_model
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
 
 SIZES = [PrefillGraph(8, 1), PrefillGraph(16, 1), PrefillGraph(24, 5), PrefillGraph(40, 5)]
@@ -110,7 +111,7 @@ def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], En
         executor = LocalExecutor(settings, plugins)
         if has_graphs:
             add_graphs(executor, sizes=SIZES, decode=False)
-        return EngineCore(settings, plugins, executor, eos_ids=end_ids(tmp_path, tmp_path))
+        return EngineCore(settings, plugins, executor, eos_ids=end_ids(TokenizerFiles.read(tmp_path, tmp_path)))
 
     return make
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fake_graphs import add_graphs
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine import prefix_order
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
@@ -20,7 +21,7 @@ from dovetail.plugins import load
 from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
 from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
 
 
@@ -70,7 +71,14 @@ def test_an_engine_decodes_behind_common_prefixes(tmp_path: Path, monkeypatch: p
     executor = LocalExecutor(settings, plugins)
     backend: Any = executor.runner.attention
     add_graphs(executor, max_requests=8, prefill=False)
-    assert answers(EngineCore(settings, plugins, executor, eos_ids=end_ids(folder, folder)), prompts, params) == want
+    assert (
+        answers(
+            EngineCore(settings, plugins, executor, eos_ids=end_ids(TokenizerFiles.read(folder, folder))),
+            prompts,
+            params,
+        )
+        == want
+    )
     sharing = [(key, rows) for key, rows in used if key.shares]
     assert {key.rows for key, _ in sharing} >= {4, 8}
     assert max(shared) == 64

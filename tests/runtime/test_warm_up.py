@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.layers import ops
@@ -37,7 +38,7 @@ from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
 from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.extend import extend
 
@@ -70,7 +71,7 @@ def idle_engine(folder: Path) -> EngineCore:
     runner = executor.runner
     runner._trials = EagerWarmUp(runner.stepper, runner.state, runner.pool, runner.config.vocab_size, LIMITS)
     runner.capture_queue = CaptureQueue([runner._trials])
-    return EngineCore(settings, plugins, executor, eos_ids=end_ids(folder, folder))
+    return EngineCore(settings, plugins, executor, eos_ids=end_ids(TokenizerFiles.read(folder, folder)))
 
 
 def submit(core: EngineCore, num: int = 6) -> None:

@@ -82,7 +82,7 @@ class EncoderServer:
             model_path=str(folder), **{"file_storage_path": folder / "storage", **defaults, **settings}
         )
         prepared = prepare(made)
-        self.settings, self._plan = prepared.settings, prepared.plan
+        self.settings, self._plan, self._model = prepared.settings, prepared.plan, prepared.model
         self.engine = InProcessClient(engine_settings(self.settings), self._plan)
         self.listener = preflight.bind("127.0.0.1", 0)
         self.base = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -104,7 +104,8 @@ class EncoderServer:
     async def _serve(self) -> None:
         try:
             info = await self.engine.start()
-            self.state.ready_with(Processor.load(self.settings, self._plan).with_engine_limits(info, self.settings))
+            text = Processor.load(self.settings, self._plan, self._model)
+            self.state.ready_with(text.with_engine_limits(info, self.settings))
         except Exception as error:  # raised again by the test's thread
             self.error = error
             await self.engine.close()

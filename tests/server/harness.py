@@ -19,6 +19,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.plan import as_planned
 from dovetail.processing.processor import Processor, ProcessorSetup
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.template import ChatTemplate
 from dovetail_server import preflight
 from dovetail_server.app import create_app
@@ -65,7 +66,9 @@ class Harness:
         self.state = ServerState(self.settings, self.engine, hooks)
         template = ChatTemplate.load(self.tokenizer, self.settings.chat_template)
         setup = setup_of(folder, self.settings, reasoning, tools)
-        self.tools = Processor(self.tokenizer, template, reasoning=reasoning, tools=tools, setup=setup)
+        self.tools = Processor(
+            self.tokenizer, template, reasoning=reasoning, tools=tools, setup=setup, model=ModelFolder(folder)
+        )
         if is_ready:
             self.make_ready()
         self.server = HttpServer(create_app(self.state), self.state)

@@ -17,6 +17,7 @@ from harness import Harness
 from dovetail.errors import RequestError
 from dovetail.messages import Finish
 from dovetail.processing.embeddings import Embedder
+from dovetail.runtime.checkpoint.folder import ModelFolder
 
 URL = "/v1/embeddings"
 
@@ -179,7 +180,7 @@ def test_pooling_is_what_the_checkpoint_says(
     tmp_path: Path, modules: Any, pooling: Any, pool: str, normalize: bool
 ) -> None:
     """Files of sentence-transformers decide; without them it is the last token's state at length 1."""
-    found = Embedder.of_checkpoint(write(tmp_path, {}, modules and list(enumerate(modules)), pooling))
+    found = Embedder.of_folder(ModelFolder(write(tmp_path, {}, modules and list(enumerate(modules)), pooling)))
     assert (found.pool, found.normalize, found.obstacle) == (pool, normalize, "")
 
 
@@ -200,7 +201,7 @@ def test_a_checkpoint_whose_embeddings_cannot_be_made_says_why(
     tmp_path: Path, modules: Any, pooling: Any, part: str
 ) -> None:
     """It may still generate: only requests for embeddings are refused."""
-    found = Embedder.of_checkpoint(write(tmp_path, {}, list(enumerate(modules)), pooling))
+    found = Embedder.of_folder(ModelFolder(write(tmp_path, {}, list(enumerate(modules)), pooling)))
     with pytest.raises(RequestError) as caught:
         found.check(None, 8)
     assert caught.value.code == "unsupported_model"
@@ -210,10 +211,10 @@ def test_a_checkpoint_whose_embeddings_cannot_be_made_says_why(
 def test_shorter_vectors_are_for_models_that_were_trained_for_them(tmp_path: Path) -> None:
     """Cut first, then scaled; only to the lengths that the checkpoint names, where it names any."""
     pooled = np.array([3, 4, 12, 84], dtype=np.float32).tobytes()
-    nested = Embedder.of_checkpoint(write(tmp_path, {"matryoshka_dimensions": [2, 3]}))
+    nested = Embedder.of_folder(ModelFolder(write(tmp_path, {"matryoshka_dimensions": [2, 3]})))
     nested.check(2, 4)
     assert nested.finish(pooled, 2).tolist() == pytest.approx([0.6, 0.8])
-    free = Embedder.of_checkpoint(write(tmp_path, {"is_matryoshka": True}))
+    free = Embedder.of_folder(ModelFolder(write(tmp_path, {"is_matryoshka": True})))
     free.check(1, 4)
     for embedder, wrong in ((nested, 1), (nested, 5), (free, 5), (Embedder(), 2)):
         with pytest.raises(RequestError, match="dimensions"):

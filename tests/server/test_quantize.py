@@ -24,7 +24,8 @@ from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.runtime.checkpoint import partial
 from dovetail.runtime.checkpoint import quantize as quantising
-from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.checkpoint.quantization import converted, factory_of
 from dovetail.runtime.checkpoint.quantize import FORMATS
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import read_config
@@ -106,7 +107,7 @@ def test_what_is_written_is_read_by_transformers(
     plugins = {kind: import_planned(as_planned(Registry.scan().resolve(kind, name))) for kind, name in names.items()}
     model, chosen, hf = plugins["model"], plugins["quantization"], read_config(out)
     engine = TinyEngine(model, plain)
-    read = converted(chosen, hf, model, engine.config, Place(out, Target("float32", "cpu")))
+    read = converted(chosen, ModelFolder(out), model, engine.config, Target("float32", "cpu"))
     factory = factory_of(chosen, hf, model.weight_map(engine.config), read.headers)
     with torch.inference_mode():
         ctx = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=factory)

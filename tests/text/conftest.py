@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from dovetail.text.tokenizer.files import TokenizerFiles
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 CORPUS = [

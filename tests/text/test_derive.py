@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.grammar.spec.structural import check
@@ -91,7 +92,7 @@ def plugin(group: str, name: str) -> Any:
 
 def found_for(source: str, folder: Path) -> tuple[str | None, str | None]:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
-    found = resolve_parsers(Registry.scan(), folder, reasoning_parser="auto", tool_parser="auto")
+    found = resolve_parsers(Registry.scan(), TokenizerFiles.read(folder), reasoning_parser="auto", tool_parser="auto")
     return found.reasoning_parser, found.tool_parser
 
 
@@ -202,7 +203,7 @@ def test_templates_that_say_nothing(source: str, tmp_path: Path) -> None:
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
     if "range" not in source:
-        assert {one.name for one in detect(Registry.scan(), tmp_path).values()} == {None}
+        assert {one.name for one in detect(Registry.scan(), TokenizerFiles.read(tmp_path)).values()} == {None}
 
 
 def test_without_a_template_nothing_is_derived() -> None:
@@ -240,7 +241,10 @@ def test_a_template_that_draws_lots(tmp_path: Path) -> None:
     drawn = "{{ ['<a>', '<think>', '<b>'] | random }}"
     source = HEAD.replace("{{ m.content }}", drawn + FORMS + "{{ m.content }}") + CALLS["tags in a section"] + TAIL
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
-    found = {tuple((one.name, one.why) for one in detect(Registry.scan(), tmp_path).values()) for _ in range(4)}
+    found = {
+        tuple((one.name, one.why) for one in detect(Registry.scan(), TokenizerFiles.read(tmp_path)).values())
+        for _ in range(4)
+    }
     assert len(found) == 1
     assert derive(ChatTemplate({"default": source})) == Derived()
     for _ in range(20):

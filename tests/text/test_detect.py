@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import Registry
@@ -32,14 +33,14 @@ REGISTRY = Registry.scan()
 def test_every_familys_template_is_recognised(name: str, tmp_path: Path) -> None:
     """The parsers that read a template's replies are the ones that are chosen for it."""
     path = next(path for folder in (FOLDER, STYLES) if (path := folder / f"{name}.jinja").is_file())
-    found = detect(REGISTRY, tmp_path, str(path))
+    found = detect(REGISTRY, TokenizerFiles.read(tmp_path), str(path))
     assert found["reasoning_parser"].name == CASES[name].reasoning
     assert found["tool_parser"].name == CASES[name].tools
 
 
 def test_the_demo_model_is_recognised() -> None:
     """The choice names its reason."""
-    found = resolve_parsers(REGISTRY, MODEL_DIR, reasoning_parser="auto", tool_parser="auto")
+    found = resolve_parsers(REGISTRY, TokenizerFiles.read(MODEL_DIR), reasoning_parser="auto", tool_parser="auto")
     assert (found.reasoning_parser, found.tool_parser) == ("qwen3", "hermes")
     assert found.notes[0] == (
         "Reasoning parser: qwen3 (auto: it scores 1.00 for the chat template, and reads a rendered reply back; "
@@ -49,11 +50,11 @@ def test_the_demo_model_is_recognised() -> None:
 
 def test_a_name_or_none_is_left_alone(tmp_path: Path) -> None:
     """Only `auto` is answered; a hook plugin's answer comes first."""
-    found = resolve_parsers(REGISTRY, tmp_path, reasoning_parser="kimi", tool_parser=None)
+    found = resolve_parsers(REGISTRY, TokenizerFiles.read(tmp_path), reasoning_parser="kimi", tool_parser=None)
     assert (found.reasoning_parser, found.tool_parser, found.notes) == ("kimi", None, ())
     found = resolve_parsers(
         REGISTRY,
-        tmp_path,
+        TokenizerFiles.read(tmp_path),
         reasoning_parser="auto",
         tool_parser="auto",
         select=lambda kind, facts: "glm45" if kind == "tool_parser" else None,
@@ -67,17 +68,17 @@ def test_the_tokenizers_word_counts(tmp_path: Path) -> None:
     """`response_template` names a parser, or its description of replies is evidence like the template's text."""
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"response_template": "kimi_k2", "chat_template": "{{ messages }}"}))
-    assert detect(REGISTRY, tmp_path)["reasoning_parser"].name == "kimi-k2"
-    assert "response_template" in detect(REGISTRY, tmp_path)["tool_parser"].why
+    assert detect(REGISTRY, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "kimi-k2"
+    assert "response_template" in detect(REGISTRY, TokenizerFiles.read(tmp_path))["tool_parser"].why
     described = {"response_schema": {"x-regex": "\\[TOOL_CALLS\\](?P<calls>.*)"}, "chat_template": "{{ messages }}"}
     config.write_text(json.dumps(described))
-    assert detect(REGISTRY, tmp_path)["tool_parser"].name == "mistral"
+    assert detect(REGISTRY, TokenizerFiles.read(tmp_path))["tool_parser"].name == "mistral"
 
 
 def test_a_template_that_nobody_knows(tmp_path: Path) -> None:
     """Nothing is guessed: none, with the reason."""
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    found = detect(REGISTRY, tmp_path)
+    found = detect(REGISTRY, TokenizerFiles.read(tmp_path))
     assert {one.name for one in found.values()} == {None}
     assert found["reasoning_parser"].why == "no installed parser knows the chat template"
 
@@ -89,7 +90,7 @@ def test_an_unknown_family_is_tested_by_reading_back(tmp_path: Path) -> None:
         "\n\n{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     (tmp_path / "chat_template.jinja").write_text(source)
-    best = detect(REGISTRY, tmp_path)["reasoning_parser"]
+    best = detect(REGISTRY, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert best.name is not None
     assert best.scores[0].reads_back is True
 
@@ -101,10 +102,10 @@ def test_thinking_that_only_the_prompt_shows(tmp_path: Path) -> None:
         "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
     )
     (tmp_path / "chat_template.jinja").write_text(source)
-    found = detect(REGISTRY, tmp_path)["reasoning_parser"]
+    found = detect(REGISTRY, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert (found.name, found.scores[0].reads_back) == ("deepseek-r1", None)
     (tmp_path / "chat_template.jinja").write_text(source + "{# calls stand between <TOOLCALL> and </TOOLCALL> #}")
-    both = detect(REGISTRY, tmp_path)
+    both = detect(REGISTRY, TokenizerFiles.read(tmp_path))
     assert (both["reasoning_parser"].name, both["tool_parser"].name) == ("qwen3", "nemotron")
 
 
@@ -134,7 +135,7 @@ TAUGHT = {
 def test_what_the_prompt_teaches_counts(name: str, tmp_path: Path) -> None:
     """The family's format is taken where no call is shown."""
     (tmp_path / "chat_template.jinja").write_text(TAUGHT[name])
-    assert detect(REGISTRY, tmp_path)["tool_parser"].name == name.partition(".")[0]
+    assert detect(REGISTRY, TokenizerFiles.read(tmp_path))["tool_parser"].name == name.partition(".")[0]
 
 
 def test_an_answer_between_markers_without_thinking(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_an_answer_between_markers_without_thinking(tmp_path: Path) -> None:
         "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>{% endif %}"
     )
     (tmp_path / "chat_template.jinja").write_text(source)
-    found = detect(REGISTRY, tmp_path)
+    found = detect(REGISTRY, TokenizerFiles.read(tmp_path))
     assert (found["reasoning_parser"].name, found["tool_parser"].name) == ("cohere-command3", None)
     plugin = import_planned(as_planned(REGISTRY.resolve("reasoning_parser", "cohere-command3")))()
     parser = make_parser(plugin.spec(None, NoTemplate(source), ParserRequest()))
@@ -164,7 +165,7 @@ def test_headers_with_roles_are_recognised(tmp_path: Path) -> None:
         "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
     )
     (tmp_path / "chat_template.jinja").write_text(source)
-    found = detect(REGISTRY, tmp_path)
+    found = detect(REGISTRY, TokenizerFiles.read(tmp_path))
     assert {kind: (one.name, one.scores[0].reads_back) for kind, one in found.items()} == {
         "reasoning_parser": ("hyperclova", True),
         "tool_parser": ("hyperclova", True),
@@ -180,7 +181,7 @@ def test_a_broken_plugin_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptur
     registry = Registry.scan()
     registry.add("reasoning_parser", "broken", "no_such_module_anywhere:Parser", clues=CLUES)
     with caplog.at_level(logging.WARNING):
-        assert detect(registry, MODEL_DIR)["reasoning_parser"].name == "qwen3"
+        assert detect(registry, TokenizerFiles.read(MODEL_DIR))["reasoning_parser"].name == "qwen3"
     assert "auto passes over" in caplog.text
 
 
@@ -201,7 +202,7 @@ def test_a_plugin_that_hangs_is_passed_over(
     registry = Registry.scan()
     registry.add("reasoning_parser", "hanging", f"{module.stem}:Parser", clues=CLUES)
     with caplog.at_level(logging.WARNING):
-        assert detect(registry, MODEL_DIR, timeout_s=0.5)["reasoning_parser"].name == "qwen3"
+        assert detect(registry, TokenizerFiles.read(MODEL_DIR), timeout_s=0.5)["reasoning_parser"].name == "qwen3"
     assert "did not end within 0.5 s" in caplog.text
 
 
@@ -212,7 +213,8 @@ def test_what_is_not_chosen_is_not_imported() -> None:
         "from dovetail.demo import MODEL_DIR\n"
         "from dovetail.plugins import Registry\n"
         "from dovetail.text.detection.detect import detect\n"
-        "detect(Registry.scan(), MODEL_DIR)\n"
+        "from dovetail.checkpoint.tokenizer_files import TokenizerFiles\n"
+        "detect(Registry.scan(), TokenizerFiles.read(MODEL_DIR))\n"
         "print(sorted(name for name in sys.modules if name.startswith('dovetail_parsers.') and name.count('.') > 1))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -252,7 +254,7 @@ def test_the_likeliest_are_tried_first(right: int, chosen: str, tmp_path: Path) 
         source = STRANGER.replace("END", repr("</t>" if number == right else "</x>"))
         stranger(registry, number, source, clues=[{"all": ["<t>"], "score": 0.9 - number / 10}])
     (tmp_path / "chat_template.jinja").write_text(THINKS)
-    found = detect(registry, tmp_path)["reasoning_parser"]
+    found = detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert found.name == chosen
     made = [sys.modules[f"stranger{number}"].made for number in range(4)]
     assert [bool(number) for number in made] == [number <= min(right, 2) for number in range(4)]
@@ -263,13 +265,13 @@ def test_what_opens_thinking_is_a_clue(tmp_path: Path) -> None:
     registry = Registry.scan()
     stranger(registry, 0, STRANGER.replace("END", "'</t>'"), opens="<t>")
     (tmp_path / "chat_template.jinja").write_text(THINKS)
-    found = detect(registry, tmp_path)["reasoning_parser"]
+    found = detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert (found.name, [one.score for one in found.scores]) == ("stranger0", [0.5])
     prompt = "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</t>')[-1] }}{% endfor %}[assistant]<t>"
     (tmp_path / "chat_template.jinja").write_text(prompt)
-    assert detect(registry, tmp_path)["reasoning_parser"].name == "stranger0"
+    assert detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "stranger0"
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("<t>", "<u>"))
-    assert detect(registry, tmp_path)["reasoning_parser"].name == "template"
+    assert detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "template"
 
 
 def test_a_parser_without_facts_is_not_found(tmp_path: Path) -> None:
@@ -277,5 +279,5 @@ def test_a_parser_without_facts_is_not_found(tmp_path: Path) -> None:
     registry = Registry.scan()
     stranger(registry, 0, STRANGER.replace("END", "'</t>'"))
     (tmp_path / "chat_template.jinja").write_text(THINKS)
-    assert detect(registry, tmp_path)["reasoning_parser"].name == "template"
+    assert detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "template"
     assert sys.modules["stranger0"].made == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
@@ -55,7 +56,7 @@ def test_auto_takes_it_where_nothing_else_is_known(tmp_path: Path) -> None:
     """The parser `template` is chosen for both, and `dovetail info` can say why."""
     config = {"chat_template": PLAIN, "response_template": SAID}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    for found in detect(Registry.scan(), tmp_path).values():
+    for found in detect(Registry.scan(), TokenizerFiles.read(tmp_path)).values():
         assert found.name == "template"
         assert "response_template" in found.why
 
@@ -69,7 +70,7 @@ def test_auto_takes_patterns_where_nothing_else_is_known(tmp_path: Path) -> None
     config = {"chat_template": PLAIN, "response_template": said}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     registry, template = Registry.scan(), ChatTemplate({"default": PLAIN}, response_template=said)
-    found = detect(registry, tmp_path)
+    found = detect(registry, TokenizerFiles.read(tmp_path))
     assert [one.name for one in found.values()] == ["template", "template"]
     plugins = [import_planned(as_planned(registry.resolve(kind, "template")))() for kind in found]
     spec = bound_reasoning(plugins[0], template).spec(None, template, ParserRequest())

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.errors import ModelError
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MODELS = Path(__file__).parent / "spm"
@@ -45,10 +46,10 @@ def test_special_tokens_come_from_the_model(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert tokenizer.encode("the", add_special_tokens=True)[0] == 1
-    assert tokenizer.eos_token_ids == end_ids(folder, folder) == (2,)
+    assert tokenizer.eos_token_ids == end_ids(TokenizerFiles.read(folder, folder)) == (2,)
     size, config = tokenizer.vocab_size, {"eos_token": "<end>", "add_bos_token": False, "add_eos_token": True}
     tokenizer = Tokenizer.load(folder_of(tmp_path, tokenizer_config=config, added_tokens={"<end>": size}))
-    assert tokenizer.eos_token_ids == end_ids(folder, folder) == (size,)
+    assert tokenizer.eos_token_ids == end_ids(TokenizerFiles.read(folder, folder)) == (size,)
     ids = tokenizer.encode("the<end>", add_special_tokens=True)
     assert (ids[0] != 1, ids[-2:]) == (True, [size, 2])
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tokenizers
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.errors import ModelError, RequestError
-from dovetail.text.tokenizer.files import TokenizerFiles
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 

@@ -13,8 +13,9 @@ from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.settings import EngineSettings
-from dovetail.text.tokenizer.files import end_ids
+from dovetail.text.tokenizer.ends import end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     """
     tokenizer = EarlyTokenizer(settings.tokenizer_folder) if plugins.plan.of_kind("grammar_backend") else None
     _preload_grammars(plugins)
-    ends = end_ids(settings.tokenizer_folder, settings.folder)
+    ends = end_ids(ModelFolder(settings.folder, settings.tokenizer_folder).texts)
     executor: GroupExecutor | LocalExecutor
     if settings.tensor_parallel_size > 1:
         limit_s = STEP_S if hang_s is None else EARLY * hang_s

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError
-from dovetail.model_files import read_object
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from dovetail.runtime.checkpoint.folder import Module
 
     Array = npt.NDArray[np.float32]
 
@@ -34,7 +35,7 @@ class Dense:
     activation: str
 
     @classmethod
-    def of_folder(cls, folder: Path) -> Dense:
+    def of_module(cls, module: Module) -> Dense:
         """Read the config.
 
         Raises:
@@ -42,7 +43,7 @@ class Dense:
         """
         from dovetail.runtime.checkpoint.weight_size import headers  # imports numpy
 
-        config = read_object(folder / "config.json")
+        config, folder = module.config, module.path
         activation = str(config.get("activation_function") or "Identity").rpartition(".")[2]
         file = folder / "model.safetensors"
         what = ""

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.messages import Pool
-from dovetail.model_files import object_if_there, read_object
 from dovetail.processing.dense import Dense
-from dovetail.runtime.hf_config import modules_of, read_config
+from dovetail.runtime.checkpoint.folder import ModelFolder, Module
 
 MODES: dict[str, Pool] = {
     **{"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
@@ -88,14 +86,14 @@ class Embedder:
     obstacle: str = ""
 
     @classmethod
-    def of_checkpoint(cls, folder: Path, pool: Pool = "last") -> Embedder:
-        """Read a model folder. What cannot be made of it is an `obstacle`: the model may still generate.
+    def of_folder(cls, folder: ModelFolder, pool: Pool = "last") -> Embedder:
+        """Ask a model folder. What cannot be made of it is an `obstacle`: the model may still generate.
 
         Args:
             folder: The model's.
             pool: What holds where the folder does not say: the architecture's.
         """
-        config = read_config(folder)
+        config = folder.config
         try:
             sizes = tuple(map(int, config.get("matryoshka_dimensions") or ()))
             plain = cls(pool=pool, dimensions=sizes, is_nested=bool(sizes or config.get("is_matryoshka")))
@@ -154,24 +152,28 @@ class Embedder:
         return (wide / length).astype(np.float32) if length else vector
 
 
-def _with_modules(folder: Path, plain: Embedder) -> Embedder:
+def _with_modules(folder: ModelFolder, plain: Embedder) -> Embedder:
     """Read `modules.json`: a model, one pooling module, then matrices and at most a scaling to length 1.
 
     Raises:
         ModelError: Another module, another order, or a way of pooling that is not known here.
     """
-    if not (modules := modules_of(folder)):
+    if not folder.modules:
         return plain
-    found = replace(plain, normalize=False, is_declared=True, rules=_prompts(folder))
-    for kind, place in modules:
+    rules = TextRules(
+        prompts=dict(folder.prompts.get("prompts") or {}), default=folder.prompts.get("default_prompt_name")
+    )
+    found = replace(plain, normalize=False, is_declared=True, rules=rules)
+    for module in folder.modules:
+        kind = module.kind
         if found.normalize and kind in ("Pooling", "Dense"):
             raise ModelError(f"modules.json: a {kind} module behind Normalize is not served")
         if kind == "Transformer":
-            found = _with_lengths(place, found)
+            found = _with_lengths(module, found)
         elif kind == "Pooling":
-            found = replace(found, pool=_pool_of(read_object(place / "config.json"), found.rules))
+            found = replace(found, pool=_pool_of(module.config, found.rules))
         elif kind == "Dense":
-            found = replace(found, dense=(*found.dense, Dense.of_folder(place)))
+            found = replace(found, dense=(*found.dense, Dense.of_module(module)))
         elif kind == "Normalize":
             found = replace(found, normalize=True)
         else:
@@ -180,19 +182,12 @@ def _with_modules(folder: Path, plain: Embedder) -> Embedder:
     return found
 
 
-def _prompts(folder: Path) -> TextRules:
-    """Read the prompts of `config_sentence_transformers.json`."""
-    given = object_if_there(folder / "config_sentence_transformers.json")
-    return TextRules(prompts=dict(given.get("prompts") or {}), default=given.get("default_prompt_name"))
-
-
-def _with_lengths(folder: Path, found: Embedder) -> Embedder:
+def _with_lengths(module: Module, found: Embedder) -> Embedder:
     """Read `sentence_bert_config.json`: how long texts may be, and whether they are written in lower case.
 
     Newer files leave the length to `tokenizer_config.json`, which writes a huge number where there is none.
     """
-    given = object_if_there(folder / "sentence_bert_config.json")
-    other = object_if_there(folder / "tokenizer_config.json")
+    given, other = module.object("sentence_bert_config.json"), module.object("tokenizer_config.json")
     rules = msgspec.structs.replace(found.rules, is_lower=bool(given.get("do_lower_case")))
     most = given.get("max_seq_length") or other.get("model_max_length")
     return replace(found, max_tokens=int(most) if most and most < NO_LENGTH else None, rules=rules)

@@ -53,7 +53,7 @@ def plan_plugins(settings: S, model: ModelFolder, classes: Classes | None = None
             settings = settings.model_copy(update=register_classes(registry, classes))
         facts = {"architecture": model.architecture, "device": settings.device, "model_path": settings.model_path}
         settings = configure(settings, manager if manager.planned else None, facts)
-        settings = with_parsers(settings, registry, manager, facts)
+        settings = with_parsers(settings, registry, manager, facts, model)
         plan = make_plan(
             registry,
             model=model.architecture,
@@ -117,7 +117,9 @@ def configure(settings: S, manager: HookManager | None, facts: dict[str, Any]) -
     return settings.model_copy(update={name: getattr(checked, name) for name in defaults})
 
 
-def with_parsers(settings: S, registry: Registry, manager: HookManager, facts: Mapping[str, Any]) -> S:
+def with_parsers(
+    settings: S, registry: Registry, manager: HookManager, facts: Mapping[str, Any], model: ModelFolder
+) -> S:
     """Answer `auto` for the parsers: a hook plugin's choice, or what the model's chat template shows.
 
     Raises:
@@ -131,7 +133,7 @@ def with_parsers(settings: S, registry: Registry, manager: HookManager, facts: M
 
     found = resolve_parsers(
         registry,
-        settings.tokenizer_folder,
+        model.with_tokenizer(settings.tokenizer_folder).texts,
         reasoning_parser=given[0],
         tool_parser=given[1],
         chat_template=settings.chat_template,

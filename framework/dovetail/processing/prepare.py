@@ -21,7 +21,6 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.device.present import check_device
 from dovetail.runtime.memory.plan import check_settings as check_memory_settings
-from dovetail.text.tokenizer.files import TokenizerFiles
 
 S = TypeVar("S", bound=PluginSettings)
 
@@ -34,11 +33,13 @@ class Preparation(Generic[S]):
         settings: With the folders of what they name on a hub, the defaults that plugins propose, and the parsers found.
         registry: All plugins that are installed or given.
         plan: Those that are used.
+        model: What the model's folder says, but for its tensors.
     """
 
     settings: S
     registry: Registry
     plan: PluginPlan
+    model: ModelFolder
 
 
 def prepare(settings: S, classes: Classes | None = None) -> Preparation[S]:
@@ -54,8 +55,10 @@ def prepare(settings: S, classes: Classes | None = None) -> Preparation[S]:
         PluginError: A plugin that was asked for cannot be used.
     """
     settings = with_folders(settings)
-    settings, registry, plan = plan_plugins(settings, check_model(settings), classes)
-    return Preparation(settings=settings, registry=registry, plan=plan)
+    model = check_model(settings)
+    settings, registry, plan = plan_plugins(settings, model, classes)
+    model = model.without_weights().with_tokenizer(settings.tokenizer_folder)
+    return Preparation(settings=settings, registry=registry, plan=plan, model=model)
 
 
 def check_model(settings: PluginSettings) -> ModelFolder:
@@ -68,7 +71,7 @@ def check_model(settings: PluginSettings) -> ModelFolder:
     """
     folder = settings.folder
     check_device(settings)
-    model = ModelFolder.read(folder, weights=settings.load_format != "dummy")
+    model = ModelFolder.read(folder, settings.tokenizer_folder, weights=settings.load_format != "dummy")
     model.warn()
     check_ranks(model.config, settings.tensor_parallel_size)
     check_memory_settings(settings, None if settings.device == "auto" else settings.device)
@@ -79,7 +82,7 @@ def check_model(settings: PluginSettings) -> ModelFolder:
         from dovetail.text.chat.templates import template_path
 
         template_path(settings.chat_template)
-    TokenizerFiles.read(settings.tokenizer_folder, folder).configured_ends()
+    model.texts.configured_ends()
     return model
 
 

@@ -21,6 +21,7 @@ from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
 from dovetail.processing.text_settings import TextSettings
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.budget import FULL, INLINE
 from dovetail.text.chat.messages import template_switches
 from dovetail.text.chat.template import ChatTemplate
@@ -83,6 +84,7 @@ class Processor:
         tools_name: str = "",
         plugins: LoadedPlugins | None = None,
         setup: ProcessorSetup | None = None,
+        model: ModelFolder | None = None,
     ) -> None:
         """Keep the parts; `with_engine_limits` adds what follows from the settings and the started engine.
 
@@ -94,6 +96,7 @@ class Processor:
             tools_name: The name of `tools`, for errors.
             plugins: With the grammar backends.
             setup: How another process gets the same; None if it cannot.
+            model: What the model's folder says; None: nothing of embeddings and scores.
         """
         self.tokenizer = tokenizer
         self.template = template
@@ -111,23 +114,29 @@ class Processor:
         self.processors = LogitsRequests({}) if plugins is None else LogitsRequests.load(plugins)
         self._plugins = plugins
         self._setup = setup
+        self._model = model
         self._template_defaults: Mapping[str, Any] = {}
         self.plugin_states: list[tuple[str, str, str, str]] = []
         """What loading found, as arguments of `Registry.mark`."""
         self.limits = SamplingLimits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
 
     @classmethod
-    def load(cls, settings: TextSettings, plan: PluginPlan) -> Processor:
+    def load(cls, settings: TextSettings, plan: PluginPlan, model: ModelFolder) -> Processor:
         """Load everything that settings and plan name.
+
+        Args:
+            settings: Of the text.
+            plan: The plugins.
+            model: What the model's folder says.
 
         Raises:
             ConfigError: The tokenizer, the template or a parser cannot be used.
         """
-        return cls.of_plugins(settings, load(plan, "api"))
+        return cls.of_plugins(settings, load(plan, "api"), model)
 
     @classmethod
-    def of_plugins(cls, settings: TextSettings, plugins: LoadedPlugins) -> Processor:
-        """Make it of plugins that have been loaded.
+    def of_plugins(cls, settings: TextSettings, plugins: LoadedPlugins, model: ModelFolder) -> Processor:
+        """Make it of plugins that have been loaded; arguments are those of `load`.
 
         Raises:
             ConfigError: See `load`.
@@ -136,12 +145,13 @@ class Processor:
         parsers = tuple(planned for planned in plan.plugins if planned.kind in PARSERS)
         made = cls._of(
             ProcessorSetup(
-                folder=str(settings.tokenizer_folder),
-                model=str(settings.folder),
+                folder=str(model.tokenizer_path),
+                model=str(model.path),
                 chat_template=settings.chat_template,
                 plan=msgspec.structs.replace(plan, plugins=parsers),
             ),
             plugins,
+            model,
         )
         made.plugin_states = plugins.states()
         return made
@@ -153,7 +163,8 @@ class Processor:
         Raises:
             ConfigError: See `load`.
         """
-        made = cls._of(start.setup, load(start.setup.plan, "api"))
+        model = ModelFolder(Path(start.setup.model), Path(start.setup.folder), weights=False)
+        made = cls._of(start.setup, load(start.setup.plan, "api"), model)
         made.limits = start.limits
         made.template.limits = FULL
         made._template_defaults = start.template_defaults
@@ -161,10 +172,10 @@ class Processor:
         return made
 
     @classmethod
-    def _of(cls, setup: ProcessorSetup, plugins: LoadedPlugins) -> Processor:
+    def _of(cls, setup: ProcessorSetup, plugins: LoadedPlugins, model: ModelFolder) -> Processor:
         reasoning = [planned.name for planned in setup.plan.of_kind("reasoning_parser")]
         tools = [planned.name for planned in setup.plan.of_kind("tool_parser")]
-        tokenizer = Tokenizer.load(Path(setup.folder), Path(setup.model))
+        tokenizer = Tokenizer.of_files(model.tokenizer_path, model.texts)
         template = ChatTemplate.load(tokenizer, setup.chat_template)
         return cls(
             tokenizer,
@@ -174,6 +185,7 @@ class Processor:
             tools_name=tools[0] if tools else "",
             plugins=plugins,
             setup=setup,
+            model=model,
         )
 
     def with_engine_limits(self, info: EngineInfo, settings: TextSettings) -> Processor:
@@ -182,9 +194,9 @@ class Processor:
         Raises:
             ConfigError: The model cannot do what `--task` asks for.
         """
-        folder = settings.folder
-        self.embedder = Embedder.of_checkpoint(folder, info.pool)
-        self.reranker = Reranker.of_checkpoint(folder, self.tokenizer, self.template, info.num_labels)
+        if self._model is not None:
+            self.embedder = Embedder.of_folder(self._model, info.pool)
+            self.reranker = Reranker.of_folder(self._model, self.tokenizer, self.template, info.num_labels)
         declared = self.embedder.is_declared and not self.reranker.is_declared
         self.tasks = Tasks.of(info, settings.task, embeds=declared, answers=self.reranker.is_declared)
         self.rules = self.embedder.rules

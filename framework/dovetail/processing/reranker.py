@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dovetail.errors import ConfigError, ModelError
-from dovetail.model_files import MAX_ID, read_object
-from dovetail.runtime.hf_config import modules_of, read_config
+from dovetail.model_files import MAX_ID
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -55,17 +54,16 @@ class Reranker(msgspec.Struct, frozen=True, kw_only=True):
     is_declared: bool = False
 
     @classmethod
-    def of_checkpoint(cls, folder: Path, tokenizer: Tokenizer, template: ChatTemplate, num_labels: int) -> Reranker:
-        """Read a model folder.
+    def of_folder(cls, folder: ModelFolder, tokenizer: Tokenizer, template: ChatTemplate, num_labels: int) -> Reranker:
+        """Ask a model folder.
 
         Raises:
             ConfigError: What it says of scores is not served.
         """
-        config = read_config(folder)
-        source = template.source
+        config, source = folder.config, template.source
         by_template = knows_roles(source)
-        no, yes = _answers(folder, config, tokenizer)
-        is_told = says_so(folder, config) and min(no, yes) >= 0
+        no, yes = _answers(folder, tokenizer)
+        is_told = says_so(folder) and min(no, yes) >= 0
         return cls(
             scale=_scale(config, num_labels),
             labels=_labels(config, num_labels),
@@ -104,29 +102,29 @@ def knows_roles(source: str) -> bool:
     return all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
 
 
-def says_so(folder: Path, config: Mapping[str, Any]) -> bool:
+def says_so(folder: ModelFolder) -> bool:
     """Whether a folder says that its model answers whether two texts go together.
 
     By a `LogitScore` module of sentence-transformers, or by `classifier_from_token` as vLLM reads it.
     """
-    named = config.get("classifier_from_token") or config.get("is_original_qwen3_reranker")
+    named = folder.config.get("classifier_from_token") or folder.config.get("is_original_qwen3_reranker")
     return bool(named) or _logit_score(folder) is not None
 
 
-def _logit_score(folder: Path) -> Mapping[str, Any] | None:
+def _logit_score(folder: ModelFolder) -> Mapping[str, Any] | None:
     """Return the config of a `LogitScore` module that names its tokens.
 
     Raises:
         ModelError: One of the tokens is no id.
     """
-    for kind, place in modules_of(folder):
-        if kind == "LogitScore":
-            given: Mapping[str, Any] = read_object(place / "config.json")
+    for module in folder.modules:
+        if module.kind == "LogitScore":
+            given = module.config
             if given.get("false_token_id") is None:
                 continue
             for key in ("false_token_id", "true_token_id"):
                 if type(given.get(key)) is not int or not 0 <= given[key] <= MAX_ID:
-                    raise ModelError(f"{place / 'config.json'}: {key} is {given.get(key)!r}; give a token's id")
+                    raise ModelError(f"{module.path / 'config.json'}: {key} is {given.get(key)!r}; give a token's id")
             return given
     return None
 
@@ -162,13 +160,13 @@ def _labels(config: Mapping[str, Any], num_labels: int) -> tuple[str, ...]:
     return tuple(str(names.get(str(at), f"LABEL_{at}")) for at in range(num_labels))
 
 
-def _answers(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[int, int]:
+def _answers(folder: ModelFolder, tokenizer: Tokenizer) -> tuple[int, int]:
     """Find the tokens of both answers; -1 where one is none of its own, or the tokenizer may take long to tell."""
     if given := _logit_score(folder):
         return given["false_token_id"], given["true_token_id"]
     if not tokenizer.inline_chars:
         return -1, -1
-    words = config.get("classifier_from_token") or WORDS
+    words = folder.config.get("classifier_from_token") or WORDS
     ids = [tokenizer.encode(str(word), add_special_tokens=False) for word in words]
     if len(ids) != 2 or any(len(one) != 1 for one in ids):
         return -1, -1

@@ -51,14 +51,12 @@ class DeviceMemory:
         self._bytes = self._measure()
         name = str(dtype).removeprefix("torch.")
         self._weights = weight_size(
-            settings.folder,
+            None if checkpoint is None else checkpoint.headers,
             config,
             name,
             device.type,
-            dummy=settings.load_format == "dummy",
             built=built,
             num_ranks=self._num_ranks,
-            headers=None if checkpoint is None else checkpoint.headers,
         )
         self._notes = () if checkpoint is None else checkpoint.notes
         self.plan = self._make_plan(self._weights.num_bytes)

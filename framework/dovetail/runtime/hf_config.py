@@ -21,7 +21,8 @@ BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "q
 that a file which names none has."""
 ADAPTER = "adapter_config.json"
 """What peft writes beside the weights of an adapter."""
-DTYPES = ("bfloat16", "float16", "float32")
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a number, by the dtypes that models compute in."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -261,8 +262,8 @@ def layer_windows(hf: Mapping[str, Any], has_windows: bool | None = None) -> tup
 def checkpoint_dtype(hf: Mapping[str, Any]) -> str:
     """The checkpoint's dtype name from `dtype` or `torch_dtype`; float32 if neither is there, as in transformers."""
     name = str(hf.get("dtype") or hf.get("torch_dtype") or "float32").removeprefix("torch.")
-    if name not in DTYPES:
-        raise ModelError(f"config.json: dtype {name!r} is not supported; possible: {', '.join(DTYPES)}")
+    if name not in ITEM_BYTES:
+        raise ModelError(f"config.json: dtype {name!r} is not supported; possible: {', '.join(ITEM_BYTES)}")
     return name
 
 

@@ -16,7 +16,8 @@ from dovetail.engine.policy import Policy, policy_of
 from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
 from dovetail.processing.plan import NAMED
-from dovetail.runtime.hf_config import architecture, quant_method, read_config
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.hf_config import quant_method
 from dovetail.settings import EngineSettings
 
 
@@ -30,15 +31,16 @@ def make_plans(
     defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8192}
     defaults["disable_compile_ahead"] = True
     settings = EngineSettings(model_path=str(folder), **{**defaults, **changes})
+    model = ModelFolder(folder, weights=False)
     plan = make_plan(
         Registry.scan(),
-        model=architecture(read_config(folder), folder),
+        model=model.architecture,
         prefill_attention_backend=settings.prefill_attention_backend,
         decode_attention_backend=settings.decode_attention_backend,
         grammar_backend=grammar_backend,
         logits_processor=logits_processors,
         **{kind: getattr(settings, name) for kind, name in NAMED.items() if name in EngineSettings.model_fields},
-        quant_method=quant_method(read_config(folder)),
+        quant_method=quant_method(model.config),
         model_impl=settings.model_impl,
         device=settings.device,
     )

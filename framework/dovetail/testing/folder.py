@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dovetail.runtime.checkpoint.folder import ModelFolder
 
 
-def unread_model(architecture: str = "Qwen3ForCausalLM") -> ModelFolder:
-    """Return a folder of which nothing but the model's class is known."""
-    return ModelFolder(path=Path(), architecture=architecture, config={}, headers=None, files=None, notes=())
+def unread_model(architecture: str = "Qwen3ForCausalLM", config: Mapping[str, Any] | None = None) -> ModelFolder:
+    """Return a folder without files.
+
+    Args:
+        architecture: The model's class.
+        config: What its `config.json` would say beside that.
+    """
+    folder = ModelFolder(Path(), weights=False)
+    vars(folder).update(config={**(config or {}), "architectures": [architecture]})
+    return folder

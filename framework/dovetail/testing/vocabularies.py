@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from dovetail.text.tokenizer.files import TokenizerFiles
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -16,7 +16,8 @@ from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.errors import ConfigError
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_size import dense_numel, headers
-from dovetail.runtime.memory.plan import ITEM_BYTES, group_token_bytes
+from dovetail.runtime.hf_config import ITEM_BYTES
+from dovetail.runtime.memory.plan import group_token_bytes
 from dovetail_server.model_facts import config_of
 
 GATED = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))

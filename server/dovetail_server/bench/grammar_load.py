@@ -16,7 +16,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.messages import GrammarOption, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
-from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.settings import EngineSettings
 from dovetail_server.bench.grammar_masks import points
 
@@ -54,7 +54,7 @@ WARM_S = 4.0
 
 def make_engine(folder: Path, num_rows: int) -> tuple[EngineCore, LoadedPlugins]:
     """Load a model of the folder's shapes with random weights, on the device that the engine chooses."""
-    model = architecture(read_config(folder), folder)
+    model = ModelFolder.read(folder, weights=False).architecture
     plugins = load(make_plan(Registry.scan(), model=model, attention_backend="auto", grammar_backend="auto"), "engine")
     wanted = {
         "model_path": str(folder),

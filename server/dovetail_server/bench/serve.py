@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import dovetail
 from dovetail.errors import ConfigError
-from dovetail.runtime.memory.plan import ITEM_BYTES
+from dovetail.runtime.hf_config import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
 from dovetail_server.bench.figures import Figures, figures_of

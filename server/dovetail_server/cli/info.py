@@ -7,9 +7,12 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from dovetail.runtime.checkpoint.folder import ModelFolder
 
 logger = logging.getLogger(__name__)
 SHOWN = 3
@@ -49,15 +52,13 @@ def info(
     Raises:
         ConfigError: The folder, the tokenizer's files or the template cannot be read.
     """
-    from dovetail.gguf.reader import gguf_of
     from dovetail.plugins import Registry
+    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.hub import with_folders
-    from dovetail.runtime.hf_config import read_config
     from dovetail.settings import EngineSettings
     from dovetail.text.chat.template import ChatTemplate
     from dovetail.text.detection.derive import derive, describe
     from dovetail.text.detection.detect import detect
-    from dovetail.text.tokenizer.files import TokenizerFiles
 
     if model is None:
         from dovetail.demo import MODEL_DIR
@@ -66,22 +67,20 @@ def info(
     asked = {"model_path": model, "tokenizer_path": tokenizer_path, "load_format": "dummy"}
     places = with_folders(EngineSettings.model_validate(asked))
     folder, tokenizer_path = places.folder, places.tokenizer_path
-    config, gguf = read_config(folder), gguf_of(folder)
-    sizes = [file.stat().st_size for file in (folder.glob("*.safetensors") if gguf is None else gguf.files)]
-    texts = Path(tokenizer_path) if tokenizer_path else folder
-    files = TokenizerFiles.read(texts, folder)
+    read = ModelFolder(folder, Path(tokenizer_path) if tokenizer_path else None)
+    config, files = read.config, read.texts
     said = files.tokenizer_config.get("response_template")
     template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
-    found = detect(Registry.scan(), texts, chat_template)
-    served = served_as(folder, config, impl, template.source, weights=bool(sizes))
+    found = detect(Registry.scan(), files, chat_template)
+    served = served_as(read if read.num_bytes else read.without_weights(), impl, template.source)
     return {
         "model": model,
         "architecture": (config.get("architectures") or [None])[0],
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
-        "weights_bytes": sum(sizes),
+        "weights_bytes": read.num_bytes,
         **served,
-        "tokenizer": tokenizer_facts(texts, folder, served["vocab_size"]),
+        "tokenizer": tokenizer_facts(read, served["vocab_size"]),
         "chat_template": {
             "from": template.origin if template.source else None,
             "names": sorted(files.chat_templates),
@@ -101,9 +100,7 @@ def info(
     }
 
 
-def served_as(
-    folder: Path, config: dict[str, Any], impl: str, template: str = "", *, weights: bool = False
-) -> dict[str, Any]:
+def served_as(model: ModelFolder, impl: str, template: str = "") -> dict[str, Any]:
     """Say which plugin serves the model, what it is for, and what it keeps of a token; or why none does."""
     from dovetail.contracts.cache import Recurrent
     from dovetail.contracts.needs import unserved
@@ -113,13 +110,14 @@ def served_as(
     from dovetail.processing.embeddings import Embedder
     from dovetail.processing.reranker import knows_roles, says_so
     from dovetail.processing.tasks import Tasks
-    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.weight_size import dense_numel
-    from dovetail.runtime.memory.plan import ITEM_BYTES, group_token_bytes
+    from dovetail.runtime.hf_config import ITEM_BYTES
+    from dovetail.runtime.memory.plan import group_token_bytes
     from dovetail_server.model_facts import config_of
 
     try:
-        model, registry = ModelFolder.read(folder, weights=weights), Registry.scan()
+        registry = Registry.scan()
+        model.check()
         model.warn()
         served_by = registry.resolve("model", model_plugin(registry, model.architecture, impl)).qualified
         facts = config_of(model, impl)
@@ -144,19 +142,18 @@ def served_as(
         }
         for group in facts.cache_groups
     ]
-    answers = says_so(folder, config) or knows_roles(template)
-    embeds = Embedder.of_checkpoint(folder, facts.pool).is_declared and not answers
+    answers = says_so(model) or knows_roles(template)
+    embeds = Embedder.of_folder(model, facts.pool).is_declared and not answers
     tasks = list(Tasks.of(facts, None, embeds=embeds, answers=answers).possible)
     sizes = {"num_params": dense_numel(facts), "vocab_size": facts.vocab_size}
     return {"served_by": served_by, "refused": None, **sizes, "tasks": tasks, "cache": cache}
 
 
-def tokenizer_facts(folder: Path, model: Path, rows: int | None) -> dict[str, Any]:
+def tokenizer_facts(model: ModelFolder, rows: int | None) -> dict[str, Any]:
     """Say how many tokens there are and which end a reply, or why the tokenizer cannot be read; warn of too many.
 
     Args:
-        folder: The tokenizer's.
-        model: The model's.
+        model: What the folder says.
         rows: Of the model's embedding; None: not known.
     """
     from dovetail.errors import ModelError
@@ -164,7 +161,7 @@ def tokenizer_facts(folder: Path, model: Path, rows: int | None) -> dict[str, An
     from dovetail.text.tokenizer.tokenizer import Tokenizer
 
     try:
-        tokenizer = Tokenizer.load(folder, model)
+        tokenizer = Tokenizer.of_files(model.tokenizer_path, model.texts)
     except ModelError as error:
         return {"refused": str(error), "num_tokens": None, "ends": {}}
     if rows is not None and (note := too_many_tokens(tokenizer, rows)) is not None:

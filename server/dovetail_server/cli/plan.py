@@ -109,15 +109,15 @@ def plan(wish: Args) -> MemoryPlan:
     device = device_of(settings, wish.device_memory)
     from dovetail_server.model_facts import config_of
 
-    ranks, is_dummy = settings.tensor_parallel_size, settings.load_format == "dummy"
+    ranks = settings.tensor_parallel_size
     facts = config_of(model, settings.model_impl)
     config = with_cache_dtype(facts, settings)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     local = config.of_rank(ranks)
     read = as_read(settings, model, config, dtype, device.kind)
     size = weight_size(
-        settings.folder, config, dtype, device.kind, dummy=is_dummy, built=read.built, num_ranks=ranks,
-        headers=None if read.checkpoint is None else read.checkpoint.headers,
+        model.headers if read.checkpoint is None else read.checkpoint.headers, config, dtype, device.kind,
+        built=read.built, num_ranks=ranks,
     )  # fmt: skip
     has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
     made = plan_memory(settings, local, dtype, device.of_rank(ranks), size.num_bytes, has_graphs=has_graphs)
@@ -154,7 +154,6 @@ def as_read(settings: ServeSettings, folder: ModelFolder, config: ModelConfig, d
     from dovetail.contracts.quantization import Target
     from dovetail.plugins import Registry, load, make_plan
     from dovetail.runtime.checkpoint.quantization import (
-        Place,
         built_bytes,
         choose_quantization,
         converted,
@@ -175,8 +174,7 @@ def as_read(settings: ServeSettings, folder: ModelFolder, config: ModelConfig, d
     model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
     quantization = None if chosen is None else chosen[1]
     is_read = settings.load_format != "dummy"
-    at = Place(settings.folder, Target(dtype, device))
-    checkpoint = converted(quantization, hf, model, config, at) if is_read else None
+    checkpoint = converted(quantization, folder, model, config, Target(dtype, device)) if is_read else None
     if ranks == 1 and (is_read or quantization is None):
         return Reading(checkpoint)
     headers = None if checkpoint is None else checkpoint.headers

@@ -155,7 +155,7 @@ def run(wish: Args, settings: ServeSettings) -> int:
     prepared = prepare(preflight.with_model(settings))
     from dovetail_server.offline_batch import run_file
 
-    return asyncio.run(run_file(prepared.settings, prepared.plan, wish.source, wish.target, wish.shows_progress))
+    return asyncio.run(run_file(prepared, wish.source, wish.target, wish.shows_progress))
 
 
 def run_on_ray(wish: Args, settings: ServeSettings) -> int:

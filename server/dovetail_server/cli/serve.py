@@ -94,7 +94,7 @@ def serve(settings: ServeSettings) -> int:
 
     tasks = Supervisor()
     with tasks.whole_life(), asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(run(settings, prepared.registry, plan, listener, phases, tasks))
+        return runner.run(run(settings, prepared.registry, plan, prepared.model, listener, phases, tasks))
 
 
 def serve_several(settings: ServeSettings, urls: Sequence[str] = ()) -> int:

@@ -40,7 +40,7 @@ class Server:
         """
         log.setup(settings.log_level, form=settings.log_format)
         prepared = prepare(preflight.with_model(settings))
-        self.registry, self.plan = prepared.registry, prepared.plan
+        self.registry, self.plan, self._model = prepared.registry, prepared.plan, prepared.model
         self.settings = prepared.settings
         self.tasks = Supervisor()
         self.state: ServerState | None = None
@@ -65,7 +65,7 @@ class Server:
         state.registry = self.registry
         self._app = create_app(state)
         try:
-            await get_ready(state, self.registry, self.plan, started, phases)
+            await get_ready(state, self.registry, self.plan, self._model, started, phases)
         except BaseException:
             await self.close()
             raise

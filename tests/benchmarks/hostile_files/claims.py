@@ -26,7 +26,7 @@ from dovetail.processing.embeddings import Embedder
 from dovetail.processing.prepare import check_model
 from dovetail.processing.reranker import says_so
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted, factory_of
+from dovetail.runtime.checkpoint.quantization import choose_quantization, converted, factory_of
 from dovetail.runtime.checkpoint.quantize import quantize
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.memory.plan import DeviceBytes, plan_memory
@@ -95,7 +95,7 @@ def build(folder: ModelFolder, plugins: LoadedPlugins, config: ModelConfig) -> N
     model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
     chosen = choose_quantization(plugins, folder.config)
     method = None if chosen is None else chosen[1]
-    checkpoint = converted(method, folder.config, model, config, Place(folder.path, Target(config.dtype, "cpu")))
+    checkpoint = converted(method, folder, model, config, Target(config.dtype, "cpu"))
     factory = factory_of(method, folder.config, model.weight_map(config), checkpoint.headers)
     dtype = getattr(torch, config.dtype)
     model.build(config, BuildContext(device=torch.device("cpu"), dtype=dtype, factory=factory))
@@ -117,8 +117,8 @@ def read(path: Path) -> float:
     config = folder.model_config(model.config_from_hf, served=CONFIG_KEYS if quant_method(folder.config) else ())
     if (reason := unserved(config)) is not None:
         raise ModelError(reason)
-    Embedder.of_checkpoint(path, config.pool)
-    says_so(path, folder.config)
+    Embedder.of_folder(folder, config.pool)
+    says_so(folder)
     plan = plan_memory(settings, config, config.dtype, DEVICE, 1 << 20, has_graphs=False)
     assert plan.context_len <= config.max_position_embeddings
     build(folder, plugins, config)

@@ -213,9 +213,9 @@ def read(path: Path) -> float:
     Raises:
         ConfigError: The file is refused.
     """
+    from dovetail.checkpoint.tokenizer_files import TokenizerFiles
     from dovetail.runtime.checkpoint.weight_size import checkpoint_headers
     from dovetail.text.tokenizer.backend import load_backend
-    from dovetail.text.tokenizer.files import TokenizerFiles
 
     read_config(path)
     TokenizerFiles.read(path)

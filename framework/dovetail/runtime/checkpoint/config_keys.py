@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ModelError
-from dovetail.runtime.checkpoint.claims import OTHER_PARTS, check_claims
+from dovetail.runtime.checkpoint.claims import OTHER_PARTS
 from dovetail.runtime.checkpoint.config_numbers import check_numbers, check_switches
 
 logger = logging.getLogger(__name__)
@@ -161,14 +161,13 @@ def translate(
 
     Args:
         config_from_hf: The plugin's.
-        hf: The parsed file.
+        hf: The parsed file, whose claims have been checked: `ModelFolder.check` does it.
         served: Keys that another plugin reads.
 
     Raises:
         ModelError: It cannot serve the config, or leaves out what changes the arithmetic; a number is none, or out of
             its range.
     """
-    check_claims(hf)
     tracked = TrackedConfig(hf)
     config = made_by(config_from_hf, tracked)
     check_switches(tracked.read())

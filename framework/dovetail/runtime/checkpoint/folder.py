@@ -1,18 +1,21 @@
-"""Reads a model folder before torch is imported: its config, held against the headers of its files. Needs no torch."""
+"""Reads a model folder: config, tokenizer's files, and headers of tensors, held against each other. Needs no torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.config import ModelConfig
 from dovetail.gguf.reader import gguf_of
+from dovetail.model_files import object_if_there, read_object
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
-from dovetail.runtime.checkpoint.weight_files import weight_files
+from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, dense_numel, has_own_head, headers_of
 from dovetail.runtime.hf_config import architecture, dense_config, modules_of, quant_method, read_config
 
@@ -21,45 +24,157 @@ INT_BITS = 2
 """Fewest bits of a quantised number: files pack them into bytes and words."""
 
 
-@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of sentence-transformers, as `modules.json` lists it."""
+
+    def __init__(self, kind: str, path: Path) -> None:
+        """Take its class's name and its folder; nothing is read."""
+        self.kind, self.path = kind, path
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Its `config.json`.
+
+        Raises:
+            ModelError: It is not there, or no JSON object.
+        """
+        return read_object(self.path / "config.json")
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        """Return another JSON file of its folder; empty where there is none.
+
+        Raises:
+            ModelError: It is no JSON object.
+        """
+        return object_if_there(self.path / name)
+
+
 class ModelFolder:
-    """What a model folder says.
+    """What a model folder says. Each file is read once, when it is first asked for; `check` holds them together.
 
     Attributes:
         path: The folder, or a GGUF file.
-        architecture: The model class that its config names.
-        config: The parsed `config.json`, or what a GGUF file says in the same words.
-        headers: Of all tensors, file by file; None: weights are not read.
-        files: What they hold, summed up; None: as above.
-        notes: What is odd about the folder, in sentences.
+        tokenizer_path: Where its tokenizer is, mostly the same.
     """
 
-    path: Path
-    architecture: str
-    config: Mapping[str, Any]
-    headers: tuple[TensorHeader, ...] | None = field(repr=False)
-    files: Held | None
-    notes: tuple[str, ...]
-
-    @classmethod
-    def read(cls, path: Path, *, weights: bool = True) -> ModelFolder:
-        """Read a folder.
+    def __init__(self, path: Path, tokenizer: Path | None = None, *, weights: bool = True) -> None:
+        """Say where it is; nothing is read.
 
         Args:
             path: The folder, or a GGUF file.
+            tokenizer: The tokenizer's, if it is another one.
             weights: Whether it needs weights. Dummy weights do not.
+        """
+        self.path, self.tokenizer_path, self._has_weights = path, tokenizer or path, weights
+
+    @classmethod
+    def read(cls, path: Path, tokenizer: Path | None = None, *, weights: bool = True) -> ModelFolder:
+        """Read and check a folder. Arguments and errors are those of `__init__` and `check`."""
+        folder = cls(path, tokenizer, weights=weights)
+        folder.check()
+        return folder
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The parsed `config.json`, or what a GGUF file says in the same words; `check` looks at its numbers.
+
+        Raises:
+            ModelError: It is missing or broken.
+        """
+        return read_config(self.path)
+
+    @cached_property
+    def architecture(self) -> str:
+        """The model class that the config names.
+
+        Raises:
+            ModelError: It names none.
+        """
+        return architecture(self.config, self.path)
+
+    @cached_property
+    def texts(self) -> TokenizerFiles:
+        """What the files say of tokenizer, chat templates, sampling and the end of a reply.
+
+        Raises:
+            ModelError: One is broken.
+        """
+        return TokenizerFiles.read(self.tokenizer_path, self.path, self.config)
+
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """Modules of sentence-transformers, in order; mostly none.
+
+        Raises:
+            ModelError: `modules.json` is no list of modules, or one lies outside of the folder.
+        """
+        return tuple(Module(kind, place) for kind, place in modules_of(self.path))
+
+    @cached_property
+    def prompts(self) -> Mapping[str, Any]:
+        """What sentence-transformers says of prompts: its `config_sentence_transformers.json`; mostly nothing.
+
+        Raises:
+            ModelError: It is no JSON object.
+        """
+        return object_if_there(self.path / "config_sentence_transformers.json")
+
+    @cached_property
+    def _files(self) -> WeightFiles | None:
+        return weight_files(self.path) if self._has_weights else None
+
+    @cached_property
+    def headers(self) -> tuple[TensorHeader, ...] | None:
+        """Of all tensors, file by file; None: weights are not read.
+
+        Raises:
+            ModelError: A file is missing or broken.
+        """
+        return None if self._files is None else tuple(headers_of(self.path, self._files))
+
+    @cached_property
+    def _held(self) -> Held | None:
+        """What the weight files hold, summed up; None: they are not read."""
+        if self.headers is None:
+            return None
+        return held_by(self.path, self.headers, is_packed=bool(quant_method(self.config)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weight files that are there, whether they are whole or not."""
+        gguf = gguf_of(self.path)
+        files = self.path.glob("*.safetensors") if gguf is None else gguf.files
+        return sum(file.stat().st_size for file in files)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about the folder, in sentences."""
+        return () if self._files is None or not self._files.note else (self._files.note,)
+
+    def check(self) -> None:
+        """Hold what the config claims against the headers of the tensors, once; who translates the config has it done.
 
         Raises:
             ModelError: A file is missing or broken, or claims a size that its tensors do not have.
         """
-        config = read_config(path)
-        name = architecture(config, path)
-        modules_of(path)
-        found = weight_files(path) if weights else None
-        headers = None if found is None else tuple(headers_of(path, found))
-        files = None if headers is None else held_by(path, headers, is_packed=bool(quant_method(config)))
-        check_claims(config, files)
-        return cls(path, name, config, headers, files, () if found is None or not found.note else (found.note,))
+        _ = self.architecture, self.modules, self._claims
+
+    @cached_property
+    def _claims(self) -> None:
+        check_claims(self.config, self._held)
+
+    def with_tokenizer(self, path: Path) -> ModelFolder:
+        """Return the same model with the tokenizer of another folder."""
+        return self if path == self.tokenizer_path else self._copy(path, ("texts",), weights=self._has_weights)
+
+    def without_weights(self) -> ModelFolder:
+        """Return the same without the headers of its tensors, which take megabytes of a large model."""
+        return self._copy(self.tokenizer_path, ("_files", "headers", "_held", "_claims"), weights=False)
+
+    def _copy(self, tokenizer: Path, unread: Collection[str], *, weights: bool) -> ModelFolder:
+        made = ModelFolder(self.path, tokenizer, weights=weights)
+        vars(made).update({name: value for name, value in vars(self).items() if name not in (*vars(made), *unread)})
+        return made
 
     def warn(self) -> None:
         """Log what is odd and served all the same; once for a start, so not while reading."""
@@ -74,7 +189,8 @@ class ModelFolder:
         Raises:
             ModelError: It cannot, or the model has more parameters than the files hold.
         """
-        return self._held(translate(config_from_hf, self.config, served=served))
+        self.check()
+        return self._as_held(translate(config_from_hf, self.config, served=served))
 
     def plain_config(self) -> ModelConfig:
         """Return the facts of an architecture that the usual keys describe whole, without its plugin.
@@ -82,10 +198,11 @@ class ModelFolder:
         Raises:
             ModelError: As `model_config`.
         """
-        return self._held(made_by(dense_config, TrackedConfig(self.config)))
+        self.check()
+        return self._as_held(made_by(dense_config, TrackedConfig(self.config)))
 
-    def _held(self, config: ModelConfig) -> ModelConfig:
-        if self.headers is None or self.files is None:
+    def _as_held(self, config: ModelConfig) -> ModelConfig:
+        if self.headers is None or self._held is None:
             return config
         if config.tie_word_embeddings and config.generates and has_own_head(self.headers):
             logger.warning(
@@ -96,7 +213,7 @@ class ModelFolder:
             tables = config.vocab_size * config.hidden_size
             params = None if config.num_params is None else config.num_params + tables
             config = replace(config, tie_word_embeddings=False, num_params=params)
-        check_params(dense_numel(config), self.files)
+        check_params(dense_numel(config), self._held)
         return config
 
 

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,7 +19,8 @@ from dovetail.errors import ModelError, PluginError
 from dovetail.layers.plain import PLAIN
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
-from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.runtime.checkpoint.files import Checkpoint
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.checkpoint.weights import model_layers
 from dovetail.runtime.hf_config import quantization_config, some
@@ -57,29 +57,35 @@ def choose_quantization(plugins: LoadedPlugins, hf: Mapping[str, Any]) -> tuple[
 
 
 def converted(
-    chosen: type[Quantization] | None, hf: Mapping[str, Any], plugin: type[ModelPlugin], config: ModelConfig, at: Place
+    chosen: type[Quantization] | None,
+    folder: ModelFolder,
+    plugin: type[ModelPlugin],
+    config: ModelConfig,
+    target: Target,
 ) -> Checkpoint:
     """Return the checkpoint of a folder as the quantisation has it read.
 
     Args:
         chosen: The quantisation, or None.
-        hf: The parsed `config.json`.
+        folder: What the model's folder says; it has weights.
         plugin: The model's.
         config: Its facts.
-        at: The folder, and what it is read for.
+        target: What it is read for.
 
     Raises:
         ModelError: The checkpoint cannot be read, or lacks tensors that belong to others.
     """
-    plain, rules = open_checkpoint(at.folder), plugin.weight_map(config)
-    if chosen is not None and not rules and not quantization_config(hf):
+    if folder.headers is None:
+        raise ValueError(f"{folder.path}: a folder that is read without weights has no checkpoint")
+    plain, rules = Checkpoint(folder.path, folder.headers), plugin.weight_map(config)
+    if chosen is not None and not rules and not quantization_config(folder.config):
         raise ModelError(
             f"--quantization: {config.architecture} is read by another library, which does not quantise it while it "
             "loads; leave it out, or give a quantised checkpoint"
         )
     if chosen is None or not rules:  # without rules the model reads its checkpoint itself
         return plain
-    return convert(plain, chosen, quantization_config(hf), rules, widths_of(plugin, config), at.target)
+    return convert(plain, chosen, quantization_config(folder.config), rules, widths_of(plugin, config), target)
 
 
 def convert(
@@ -145,13 +151,6 @@ def file_tensors(plain: Checkpoint, rules: Sequence[WeightRule], widths: Widths)
         inputs = widths.matrices[path] if path else next((widths.others.get(path, 0) for path in paths), 0)
         tensors[header.name] = FileTensor(header.name, header.dtype, header.shape, path, inputs)
     return tensors
-
-
-class Place(NamedTuple):
-    """A folder, and what its weights are read for."""
-
-    folder: Path
-    target: Target
 
 
 def widths_of(plugin: type[ModelPlugin], config: ModelConfig) -> Widths:

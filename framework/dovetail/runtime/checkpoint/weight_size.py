@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from math import prod
 from pathlib import Path
@@ -17,8 +17,7 @@ from dovetail.gguf.names import named_tensors
 from dovetail.gguf.reader import Gguf, gguf_of
 from dovetail.model_files import check_is_file
 from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
-from dovetail.runtime.hf_config import some
-from dovetail.runtime.memory.plan import ITEM_BYTES
+from dovetail.runtime.hf_config import ITEM_BYTES, some
 
 PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 """Types of weights that are converted to the engine's."""
@@ -68,30 +67,23 @@ class WeightSize(NamedTuple):
 
 
 def weight_size(
-    folder: Path,
+    headers: Iterable[TensorHeader] | None,
     config: ModelConfig,
     dtype: str,
     device: str,
     *,
-    dummy: bool = False,
     built: int | None = None,
     num_ranks: int = 1,
-    headers: Sequence[TensorHeader] | None = None,
 ) -> WeightSize:
     """Size the weights: from the safetensors headers, from the config where there are none to read, or as `built`.
 
     Args:
-        folder: The model's.
-        config: Its facts.
+        headers: Of what is loaded; None: nothing is, the engine fills the weights itself.
+        config: The model's facts.
         dtype: Name of the engine's dtype.
         device: `cpu` or `cuda`.
-        dummy: The engine fills the weights itself.
         built: Bytes of the model's parameters, which only building it tells of packed dummies and of a rank's share.
         num_ranks: Ranks that divide the model; what is returned is one rank's.
-        headers: Of what is loaded, where a quantisation converts the checkpoint; None: of its files.
-
-    Raises:
-        ModelError: The checkpoint cannot be read.
     """
     item = ITEM_BYTES[dtype]
     # Where CPU layers are repacked, a tied output head becomes a copy: the embedding stays for its rows.
@@ -99,10 +91,10 @@ def weight_size(
     extra = -(-config.vocab_size // num_ranks) * config.hidden_size * item if packed_head else 0
     if built is not None:
         return WeightSize(built + extra, extra)
-    if dummy:
+    if headers is None:
         return WeightSize(dense_numel(config) * item + extra, extra)
     numel = packed = 0
-    for header in checkpoint_headers(folder) if headers is None else headers:
+    for header in headers:
         if config.tie_word_embeddings and HEAD.fullmatch(header.name):
             continue
         if config.not_loaded and re.fullmatch(config.not_loaded, header.name):

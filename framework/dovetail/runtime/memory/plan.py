@@ -30,10 +30,10 @@ from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.needs import unserved
 from dovetail.errors import ConfigError, ModelError
 from dovetail.messages.step import PrefillGraph
+from dovetail.runtime.hf_config import ITEM_BYTES
 from dovetail.runtime.memory.prefill_sizes import sizes
 from dovetail.settings import EngineSettings
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 STATIC_FRACTION = 0.88
 """Of free CUDA memory for weights and KV cache where no flag says more; less where a step needs more than the rest."""
 MAX_CPU_KV_BYTES = 4 << 30

@@ -22,7 +22,7 @@ from dovetail.runtime.batch_invariance import check_model
 from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.quantization import Place, built_bytes, choose_quantization, converted, factory_of
+from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantization, converted, factory_of
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.memory.plan import context_len
@@ -96,7 +96,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     checkpoint = None
     if settings.load_format != "dummy":
         target = Target(str(dtype).removeprefix("torch."), device.type)
-        checkpoint = converted(method, hf, plugin, config, Place(settings.folder, target))
+        checkpoint = converted(method, folder, plugin, config, target)
     headers = None if checkpoint is None else checkpoint.headers
     factory = factory_of(method, hf, plugin.weight_map(config), headers)
     is_built = rank.parallel.size > 1 or (checkpoint is None and method is not None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.plugins import Registry
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import PluginRecord
@@ -40,9 +39,7 @@ def check_auto(plugin: Any, record: PluginRecord | None, templates: Sequence[str
     registry = Registry.scan()
     for source in templates:
         ChatTemplate({"default": source})  # one that cannot be read is told as such
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "chat_template.jinja").write_text(source, encoding="utf-8")
-            found = detect(registry, Path(folder))[record.kind]
+        found = detect(registry, TokenizerFiles(chat_templates={"default": source}))[record.kind]
         tried = ", ".join(f"{one.name} {one.score:.2f}" for one in found.scores) or "none"
         check(
             found.name == record.name,

@@ -17,7 +17,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.errors import ModelError
 from dovetail.layers.plain import PLAIN
-from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_match import RuleFinder
 from dovetail.runtime.checkpoint.weights import model_layers
 from dovetail.runtime.hf_config import read_config
@@ -97,7 +97,7 @@ class ModelConformance(InvarianceChecks):
     def _refuses(self, folder: Path) -> bool:
         """Whether the plugin says that it does not serve a config: that is right, too."""
         try:
-            translate(self.plugin().config_from_hf, read_config(folder))
+            ModelFolder(folder, weights=False).model_config(self.plugin().config_from_hf)
         except ModelError:
             return True
         return False

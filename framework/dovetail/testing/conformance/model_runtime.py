@@ -23,9 +23,8 @@ from dovetail.contracts.model import Classifier, ModelPlugin
 from dovetail.contracts.needs import AttentionCaps, unserved
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.attention.grouped import attended_groups
-from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weights import load_checkpoint
-from dovetail.runtime.hf_config import read_config
 from dovetail.testing.checks import check
 from dovetail.testing.conformance.attention_reference import attend
 from dovetail.testing.conformance.host_sync import HostSyncs
@@ -300,7 +299,7 @@ def _pooled(hidden: Tensor, pool: Pool) -> Tensor:
 
 def load_model(plugin: type[ModelPlugin], folder: Path, *, batch_invariant: bool = False) -> tuple[ModelConfig, Any]:
     """Build a model in its checkpoint's dtype, its parameters full of NaN, and load the checkpoint into it."""
-    config = translate(plugin.config_from_hf, read_config(folder))
+    config = ModelFolder(folder, weights=False).model_config(plugin.config_from_hf)
     with torch.inference_mode():
         dtype = getattr(torch, config.dtype)
         ctx = BuildContext(device=CPU, dtype=dtype, factory=PLAIN, batch_invariant=batch_invariant)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
@@ -48,7 +49,6 @@ from dovetail.text.detection.derive import (
     tools_of,
 )
 from dovetail.text.detection.formats import fit_reasoning, fit_tools
-from dovetail.text.tokenizer.files import TokenizerFiles
 
 logger = logging.getLogger("dovetail.text")
 ENOUGH = 0.5

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.errors import PluginError
@@ -24,7 +24,6 @@ from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S
 from dovetail.text.detection.candidates import DERIVED, ENOUGH, Candidates, MatchScore, Model
 from dovetail.text.detection.formats import fit_reasoning
-from dovetail.text.tokenizer.files import TokenizerFiles
 
 logger = logging.getLogger("dovetail.text")
 LABELS = {"reasoning_parser": "Reasoning parser", "tool_parser": "Tool-call parser"}
@@ -50,7 +49,7 @@ class Detection:
 
 def resolve_parsers(
     registry: Registry,
-    folder: Path,
+    files: TokenizerFiles,
     *,
     reasoning_parser: str | None,
     tool_parser: str | None,
@@ -63,7 +62,7 @@ def resolve_parsers(
 
     Args:
         registry: What is installed.
-        folder: The tokenizer's folder.
+        files: What the model's files say of its tokenizer and its replies.
         reasoning_parser: As the user gave it; anything but `auto` is returned as it is.
         tool_parser: As above.
         chat_template: The operator's template: a file, or a built-in name.
@@ -72,7 +71,7 @@ def resolve_parsers(
         timeout_s: What each parser may take to be imported, and to read a reply back; 0 for no limit.
 
     Raises:
-        ConfigError: The tokenizer's files or the template cannot be read.
+        ConfigError: The template cannot be read.
         PluginError: One is named, and cannot be used.
     """
     given = {"reasoning_parser": reasoning_parser, "tool_parser": tool_parser}
@@ -87,7 +86,7 @@ def resolve_parsers(
             if name not in (AUTO, None):  # one that cannot be used ends the start: no warning goes before it
                 device = (facts or {}).get("device", AUTO)
                 import_planned(by_name(registry, kind, name, device, {}), timeout_s)
-        for kind, found in detect(registry, folder, chat_template, wanted, timeout_s).items():
+        for kind, found in detect(registry, files, chat_template, wanted, timeout_s).items():
             names[kind] = found.name
             fix = "; name one to use it" if found.name is None else f"; {KINDS[kind].label} none turns it off"
             notes.append(f"{LABELS[kind]}: {found.name or 'none'} (auto: {found.why}{fix})")
@@ -96,7 +95,7 @@ def resolve_parsers(
 
 def detect(
     registry: Registry,
-    folder: Path,
+    files: TokenizerFiles,
     chat_template: str | None = None,
     kinds: Sequence[str] = tuple(LABELS),
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -105,15 +104,15 @@ def detect(
 
     Args:
         registry: What is installed.
-        folder: The tokenizer's folder.
+        files: What the model's files say of its tokenizer and its replies.
         chat_template: The operator's template: a file, or a built-in name.
         kinds: Which are asked for.
         timeout_s: What each parser may take to be imported, and to read a reply back; 0 for no limit.
 
     Raises:
-        ConfigError: The tokenizer's files or the template cannot be read.
+        ConfigError: The template cannot be read.
     """
-    model = Model(TokenizerFiles.read(folder), chat_template)
+    model = Model(files, chat_template)
     thinkers = Candidates(registry, "reasoning_parser", model, FormatSpec(), timeout_s)
     thinking = _found(registry, "reasoning_parser", model, thinkers)
     base = _spec_of(registry, thinking.name, model)

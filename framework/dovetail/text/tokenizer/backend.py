@@ -8,13 +8,13 @@ from pathlib import Path
 
 import tokenizers
 
+from dovetail.checkpoint.spm_model import FILE, FIX, spm_model
 from dovetail.errors import ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import check_is_file
 from dovetail.panics import is_panic
 from dovetail.text.tokenizer.gguf import backend_of
 from dovetail.text.tokenizer.spm import backend_of_model, check_table
-from dovetail.text.tokenizer.spm_model import FILE, FIX, spm_model
 
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 CONVERTIBLE = ("vocab.json", "vocab.txt", "tekken.json")

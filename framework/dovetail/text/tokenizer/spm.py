@@ -13,9 +13,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 
+from dovetail.checkpoint.spm_model import BPE, FILE, FIX, SpmModel
 from dovetail.errors import ModelError
 from dovetail.model_files import object_if_there
-from dovetail.text.tokenizer.spm_model import BPE, FILE, FIX, SpmModel
 
 NORMAL, CONTROL, USER = 1, 3, 4
 """Types of pieces."""

@@ -14,13 +14,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import tokenizers
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.errors import DovetailError, ModelError, RequestError
 from dovetail.panics import is_panic
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.backend import load_backend
 from dovetail.text.tokenizer.bounded import judged
 from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, pieces, shared
-from dovetail.text.tokenizer.files import TokenizerFiles
 from dovetail.text.tokenizer.fill_in import Infill
 from dovetail.text.tokenizer.vocabulary import VocabularyBytes
 
@@ -146,7 +146,16 @@ class Tokenizer:
         Raises:
             ModelError: There is none, or a file cannot be read; the message names the file and the fix.
         """
-        backend, files = load_backend(folder), TokenizerFiles.read(folder, model)
+        return cls.of_files(folder, TokenizerFiles.read(folder, model))
+
+    @classmethod
+    def of_files(cls, folder: Path, files: TokenizerFiles) -> Tokenizer:
+        """Load the tokenizer of a folder whose other files have been read.
+
+        Raises:
+            ModelError: As `load`.
+        """
+        backend = load_backend(folder)
         try:
             return cls(backend, files)
         except DovetailError:

@@ -1,4 +1,4 @@
-"""Reads what a model folder says of its tokenizer, and how replies end. Does not import tokenizers.
+"""Reads what a model folder says of its tokenizer, and how replies end. Imports no tokenizers.
 
 | file | what is taken from it |
 |---|---|
@@ -20,12 +20,12 @@ from typing import Any
 
 import msgspec
 
+from dovetail.checkpoint.spm_model import spm_model
 from dovetail.errors import ModelError
 from dovetail.gguf.config import generation_config
 from dovetail.gguf.reader import gguf_of
 from dovetail.gguf.texts import chat_templates, special_tokens
 from dovetail.model_files import MAX_ID, check_is_file, is_there, object_if_there, read_text
-from dovetail.text.tokenizer.spm_model import spm_model
 
 TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 """What every `tekken.json` of Mistral's means and only its library says."""
@@ -44,8 +44,18 @@ _SPECIAL_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
-    """What a model folder says about its tokenizer, besides the tokenizer itself."""
+    """What a model folder says about its tokenizer, besides the tokenizer itself.
 
+    Attributes:
+        folder: Where it was read; None: it was not.
+        tokenizer_config: As in `tokenizer_config.json`.
+        special_tokens_map: As in `special_tokens_map.json`.
+        generation_config: The model's `generation_config.json`.
+        model_config: Its `config.json`.
+        chat_templates: Sources by name; the model's own is `default`.
+    """
+
+    folder: Path | None = None
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     special_tokens_map: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
@@ -53,19 +63,21 @@ class TokenizerFiles:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path, model: Path | None = None) -> TokenizerFiles:
+    def read(cls, folder: Path, model: Path | None = None, config: Mapping[str, Any] | None = None) -> TokenizerFiles:
         """Read whatever is there.
 
         Args:
             folder: The tokenizer's.
             model: The model's, with its configuration; None: the same.
+            config: That configuration, where it has been read.
 
         Raises:
             ModelError: A file is not the JSON object, or the text, that it should be.
         """
-        generation, described = _of_model(folder if model is None else model)
+        generation, described = _of_model(folder if model is None else model, config)
         if (gguf := gguf_of(folder)) is not None:
             return cls(
+                folder=folder,
                 tokenizer_config=special_tokens(gguf),
                 generation_config=generation,
                 model_config=described,
@@ -73,14 +85,15 @@ class TokenizerFiles:
             )
         if is_there(folder / "tokenizer.json"):
             check_is_file(folder / "tokenizer.json")  # so that this is told before a process starts
-        config = object_if_there(folder / "tokenizer_config.json")
-        config = {**_of_older(folder), **{name: each for name, each in config.items() if each is not None}}
+        given = object_if_there(folder / "tokenizer_config.json")
+        own = {**_of_older(folder), **{name: each for name, each in given.items() if each is not None}}
         return cls(
-            tokenizer_config=config,
+            folder=folder,
+            tokenizer_config=own,
             special_tokens_map=object_if_there(folder / "special_tokens_map.json"),
             generation_config=generation,
             model_config=described,
-            chat_templates=_read_templates(folder, config),
+            chat_templates=_read_templates(folder, own),
         )
 
     def special_tokens(self) -> dict[str, str]:
@@ -131,27 +144,28 @@ class TokenizerFiles:
         own = None if token is None else id_of(token)
         return tuple(dict.fromkeys([*self.configured_ends(), *([] if own is None else [own])]))
 
+    def listed_id(self, token: str) -> int | None:
+        """Return the id of the `eos_token` as the files list it: in milliseconds, where loading takes a second.
 
-def end_ids(folder: Path, model: Path) -> tuple[int, ...]:
-    """Return the ids that end a reply, without loading the tokenizer where its files say them.
-
-    Args:
-        folder: The tokenizer's.
-        model: The model's.
-
-    Raises:
-        ModelError: As `TokenizerFiles.read`, `TokenizerFiles.end_ids` and `load_backend`.
-    """
-    files = TokenizerFiles.read(folder, model)
-
-    def id_of(token: str) -> int | None:
-        from dovetail.text.tokenizer.backend import FORMATS, load_backend
-
-        if (found := _listed_id(folder, files, token)) is not None:
-            return found
-        return load_backend(folder).token_to_id(token) if any((folder / name).is_file() for name in FORMATS) else None
-
-    return files.end_ids(id_of)
+        Args:
+            token: Its text.
+        """
+        if self.folder is None:
+            return None
+        if (gguf := gguf_of(self.folder)) is not None:
+            return gguf.token_id("eos")
+        path = self.folder / "tokenizer.json"
+        try:
+            listed = msgspec.json.decode(path.read_bytes(), type=_Listed).added_tokens if path.is_file() else []
+        except (OSError, msgspec.MsgspecError):
+            return None  # who loads the tokenizer says what is wrong with the file
+        pieces = spm_model(self.folder)
+        if pieces is not None and token in pieces.tokens:
+            return pieces.tokens.index(token)
+        entries = self.tokenizer_config.get("added_tokens_decoder") or {}
+        ids = [each.id for each in listed if each.content == token]
+        ids += [int(key) for key, entry in entries.items() if _token_text(entry) == token]
+        return next(iter(ids), None)
 
 
 class _Added(msgspec.Struct):
@@ -161,24 +175,6 @@ class _Added(msgspec.Struct):
 
 class _Listed(msgspec.Struct):
     added_tokens: list[_Added] = []
-
-
-def _listed_id(folder: Path, files: TokenizerFiles, token: str) -> int | None:
-    """Return the id of the `eos_token` as the files list it: in milliseconds, where loading takes a second."""
-    if (gguf := gguf_of(folder)) is not None:
-        return gguf.token_id("eos")
-    path = folder / "tokenizer.json"
-    try:
-        listed = msgspec.json.decode(path.read_bytes(), type=_Listed).added_tokens if path.is_file() else []
-    except (OSError, msgspec.MsgspecError):
-        return None  # who loads the tokenizer says what is wrong with the file
-    pieces = spm_model(folder)
-    if pieces is not None and token in pieces.tokens:
-        return pieces.tokens.index(token)
-    entries = files.tokenizer_config.get("added_tokens_decoder") or {}
-    ids = [each.id for each in listed if each.content == token]
-    ids += [int(key) for key, entry in entries.items() if _token_text(entry) == token]
-    return next(iter(ids), None)
 
 
 def _of_older(folder: Path) -> Mapping[str, Any]:
@@ -192,11 +188,12 @@ def _of_older(folder: Path) -> Mapping[str, Any]:
     return {"added_tokens_decoder": added, **pieces.special_tokens()}
 
 
-def _of_model(model: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _of_model(model: Path, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return what a model says of generation and of itself."""
     if (gguf := gguf_of(model)) is not None:
         return generation_config(gguf), {}
-    return object_if_there(model / "generation_config.json"), object_if_there(model / "config.json")
+    described = object_if_there(model / "config.json") if config is None else config
+    return object_if_there(model / "generation_config.json"), described
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""What the files of a checkpoint say, read without torch and without a tokenizer."""
