@@ -6,22 +6,23 @@ import asyncio
 import difflib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
 import dovetail
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
+from dovetail_server.addresses import Addresses, Routes
 from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
 from dovetail_server.asgi import BodyLimitMiddleware, Holder, RequestIdMiddleware
 from dovetail_server.auth import CALLER, OPEN, Auth, Keys, open_paths
+from dovetail_server.fallbacks import Cors, HeadRoute, no_route
 from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
 from dovetail_server.journal import MAX_JOURNAL_BYTES, Resumable
@@ -29,7 +30,6 @@ from dovetail_server.journal import PATH as RESUME_PATH
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
 from dovetail_server.peers.endpoints import why_not
-from dovetail_server.prefix import Prefix
 from dovetail_server.routes import (
     admin,
     batches,
@@ -44,6 +44,7 @@ from dovetail_server.routes import (
     metrics,
     models,
     parsing,
+    peer_info,
     playground,
     profile,
     render,
@@ -57,6 +58,9 @@ from dovetail_server.routes import (
 from dovetail_server.state import ServerState
 from dovetail_server.tenants.tenant import RATE_HEADERS
 
+if TYPE_CHECKING:
+    from dovetail_server.settings import ServeSettings
+
 FORM_BYTES = 1 << 16
 """What a form may have around its file."""
 MAX_NEAR = 128
@@ -64,6 +68,38 @@ MAX_NEAR = 128
 DESCRIPTION = (
     "OpenAI's and Anthropic's APIs, SGLang's native one. Errors are `{\"error\": {message, type, param, code}}`."
 )
+
+
+ROUTERS = (
+    generating.router,
+    render.router,  # before the routes that take any id in the place of its name
+    stored_completions.router,
+    responses.router,
+    message_batches.router,
+    messages.router,
+    embeddings.router,
+    rerank.router,
+    models.router,
+    score.router,
+    tokens.router,
+    parsing.router,
+    files.router,
+    batches.router,
+    info.router,
+    peer_info.router,
+    health.router,
+    metrics.router,
+    usage.router,
+    admin.router,
+    profile.router,
+    docs.router,
+)
+"""All routes but those of the playground, in the order in which they are looked at."""
+
+
+def routers(settings: ServeSettings) -> list[APIRouter]:
+    """Return what is served."""
+    return [*ROUTERS, *(() if settings.disable_playground else (playground.router,))]
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -86,41 +122,19 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     paths: list[tuple[str, set[str]]] = []
-    for router in (
-        generating.router,
-        render.router,  # before the routes that take any id in the place of its name
-        stored_completions.router,
-        responses.router,
-        message_batches.router,
-        messages.router,
-        embeddings.router,
-        rerank.router,
-        models.router,
-        score.router,
-        tokens.router,
-        parsing.router,
-        files.router,
-        batches.router,
-        info.router,
-        health.router,
-        metrics.router,
-        usage.router,
-        admin.router,
-        profile.router,
-        docs.router,
-        *(() if state.settings.disable_playground else (playground.router,)),
-    ):
+    for router in routers(state.settings):
         app.include_router(router)
         paths += [(route.path, route.methods or set()) for route in router.routes if isinstance(route, Route)]
         state.hooks.check_free(route.path_regex for route in router.routes if isinstance(route, Route))
     app.state.paths = paths
     for path, endpoint in state.hooks.routes.items():
         app.router.routes.append(PluginRoute(path, endpoint, include_in_schema=False))
+    app.router.routes.append(HeadRoute(app.router.routes))
+    app.router.default = no_route
     upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
     resume_bytes = state.settings.max_body_bytes + 2 * MAX_JOURNAL_BYTES
     app.add_middleware(Resumable, key=state.settings.resume_key)
     add_layers(app, state, {"/v1/files": upload_bytes, RESUME_PATH: resume_bytes})
-    app.add_middleware(AnthropicErrorMiddleware)
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)
     app.add_exception_handler(HTTPException, handle_http)
@@ -167,7 +181,7 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
     if settings.allow_origins:
         # A browser asks before it sends the key: those questions are answered here, for these origins only.
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=settings.allow_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
@@ -175,8 +189,10 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
             max_age=600,
         )
     app.add_middleware(RequestIdMiddleware, observers=state.hooks.observers)
-    if settings.root_path:
-        app.add_middleware(Prefix, root_path=settings.root_path)
+    app.add_middleware(AnthropicErrorMiddleware)
+    own = [route.path for route in app.routes if isinstance(route, Route)]
+    paths = [route.path for router in routers(settings) for route in router.routes if isinstance(route, Route)]
+    app.add_middleware(Addresses, routes=Routes([*own, *paths]), root_path=settings.root_path)
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
@@ -185,13 +201,12 @@ async def handle_error(request: Request, error: Exception) -> Response:
 
 
 def nearest_route(app: FastAPI, method: str, path: str) -> str | None:
-    """Return the route that was probably meant: a base address with `/v1` too many or too few, or a slip."""
+    """Return the route that was probably meant: `/v1` in front of one that is not below it, or a slip."""
     if len(path) > MAX_NEAR:
         return None
     paths = [known for known, methods in app.state.paths if method in methods]
-    for meant in (f"/v1{path}", path.removeprefix("/v1")):
-        if meant in paths:
-            return meant
+    if (meant := path.removeprefix("/v1")) in paths:
+        return meant
     return next(iter(difflib.get_close_matches(path, paths, n=1, cutoff=0.8)), None)
 
 
@@ -200,6 +215,8 @@ async def handle_http(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     headers = getattr(error, "headers", None)
     path = request.scope["path"]
+    if status in (404, 405) and "sec-websocket-key" in request.headers:  # a server without a library for them
+        return errors.to_reply(errors.no_websocket(path))
     if status in (404, 405) and (why := why_not(path)) is not None:
         status, text, code = 404, f"{request.method} {path} is not supported: {why}", "unsupported_route"
     elif status == 404:

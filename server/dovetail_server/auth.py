@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.errors import RequestError
 from dovetail_server import playground
-from dovetail_server.errors import reply
-from dovetail_server.hosts import is_foreign
+from dovetail_server.errors import refuse_websocket, reply
+from dovetail_server.hosts import is_foreign, is_preflight
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.origin import ORIGIN
 from dovetail_server.settings import ServeSettings
@@ -36,11 +36,15 @@ PROBES = frozenset({"/readyz", "/health", "/health_generate", "/ping"})
 """What answers without a key, for probes that cannot send one; without it they tell no reasons."""
 BROWSED = ("/docs", "/docs/", "/openapi.json")
 """What people open in a browser, which sends a key as a password (`Basic`) only. Nothing here changes anything."""
+PLUGINS = "/x/"
+"""Routes of plugins, which may have an answer of their own for pages."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_KEY_BYTES = 4096
 TIMEOUT = re.compile(rb"\d{1,6}(\.\d{1,3})?")
 SHARED = Grant(limits=Limits())
 """What a key of `--api-key` has beside others: it does not pass them by its `priority`."""
+KEY_HEADERS = frozenset((b"x-api-key", b"api-key"))
+"""Anthropic's, and that of Azure's clients."""
 HOW = "send it in the header Authorization: Bearer KEY, or x-api-key: KEY"
 
 
@@ -172,7 +176,7 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]], *, allow_basic: bool =
     """
     found: set[bytes] = set()
     for name, value in headers:
-        if name == b"x-api-key":
+        if name in KEY_HEADERS:
             found.add(value.strip())
         elif name == b"authorization":
             scheme, _, rest = value.strip().partition(b" ")
@@ -222,8 +226,11 @@ class Auth:
         caller = self.keys.identify(presented)
         if caller is None and path in self.open_paths:
             caller = NOBODY
-        if kind == "websocket" and is_foreign(scope["headers"], self.origins):
-            caller = None
+        if kind == "websocket" and is_foreign(scope["headers"], self.origins):  # which needs no permission either
+            await refuse_websocket(foreign_page(), scope, receive, send)
+            return
+        if scope.get("method") == "OPTIONS" and is_preflight(scope["headers"]) and not path.startswith(PLUGINS):
+            raise foreign_page()  # asked without a key, by a browser that shows the reply to whoever looks for why
         if caller is not None:
             state = scope.setdefault("state", {})
             state["caller"], state["owner"] = caller, caller.owner
@@ -234,10 +241,12 @@ class Auth:
             if kind == "http" and (origin := ORIGIN.get()) is not None:
                 origin.timeout_s = timeout_of(scope["headers"])
             await self.app(scope, receive, with_headers(send, caller.tenant) if kind == "http" else send)
-        elif kind == "websocket":  # also those of other sites' pages, which need no permission either
-            await send({"type": "websocket.close", "code": 1008, "reason": "invalid_api_key"})
         else:
             text = "this server needs an API key: " + HOW if presented is None else "the API key is not valid: " + HOW
+            if kind == "websocket":
+                error = RequestError(text, code="invalid_api_key", status=401)
+                await refuse_websocket(error, scope, receive, send)
+                return
             detail = ErrorDetail(message=text, type="authentication_error", code="invalid_api_key")
             ask = 'Basic realm="dovetail: any name, the API key as password"' if allow_basic else "Bearer"
             await reply(401, detail, {"www-authenticate": ask})(scope, receive, send)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, brief
 from dovetail.grammar.spec.refusals import LATER, OWNER_FULL
@@ -23,6 +24,7 @@ from dovetail.processing.refusals import input_too_long as input_too_long
 from dovetail.processing.refusals import prompt_too_long as prompt_too_long
 from dovetail.processing.refusals import unsupported as unsupported
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
+from dovetail_server.peers.endpoints import why_not
 from dovetail_server.peers.fields import ELSEWHERE, refusal
 
 logger = logging.getLogger("dovetail.server")
@@ -118,6 +120,20 @@ def model_not_found(name: str, served: list[str]) -> RequestError:
     """The `model` field names something else."""
     text = f"the model {name!r} does not exist here; served: {', '.join(served)}"
     return RequestError(text, param="model", code="model_not_found", status=404)
+
+
+def no_websocket(path: str) -> RequestError:
+    """A WebSocket was asked for where none is."""
+    why = why_not(path) or "send an HTTP request, whose reply comes as events with stream: true"
+    return RequestError(f"no WebSocket is served at {shortened(path)}: {why}", code="websocket_not_served", status=404)
+
+
+async def refuse_websocket(error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer the request for a WebSocket with an error; where the server in front has no way to, by a bare close."""
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await to_reply(error)(scope, receive, send)
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": describe(error)[1].code or ""})
 
 
 def reply(status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = None) -> Response:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.errors import RequestError
+from dovetail_server.errors import refuse_websocket
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
@@ -103,10 +104,10 @@ class Hosts:
                 name = host_of(scope["headers"], is_optional=scope.get("http_version") == "1.0")
                 if name is not None and scope["path"] not in self.exempt:
                     self.rules.check(name)
-            except RequestError:
+            except RequestError as error:
                 if scope["type"] == "http":
                     raise
-                await send({"type": "websocket.close", "code": 1008, "reason": "host_not_allowed"})
+                await refuse_websocket(error, scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -127,6 +128,11 @@ def is_foreign(headers: Headers, origins: frozenset[bytes]) -> bool:
     if site is not None:
         return site not in (b"same-origin", b"none")
     return origin is not None and not _is_own(origin, found.get(b"host", b""))
+
+
+def is_preflight(headers: Headers) -> bool:
+    """Tell whether an OPTIONS is a browser's question whether a page may send what it wants to."""
+    return {b"origin", b"access-control-request-method"} <= {name for name, _ in headers}
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import requests
 from gateway_process import ADMIN, KEY, OTHER, RESUME, Served, chat
+from spelled import ask, spellings, websocket
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
 pytestmark = pytest.mark.timeout(240)
@@ -110,6 +111,31 @@ def test_keys_are_asked_for_as_by_any_server(served: Served) -> None:
     assert requests.get(f"{served.base}/v1/models", headers={"x-api-key": OTHER}, timeout=30).status_code == 200
     assert served.post("/flush_cache", {}).status_code == 403
     assert requests.get(f"{served.base}/readyz", timeout=30).json() == {"status": "ok"}
+
+
+def test_addresses_are_read_before_keys_and_placing(served: Served) -> None:
+    """As a server does: what is meant is served and placed, a deployment is checked, no spelling opens a command."""
+    port, body = int(served.base.rpartition(":")[2]), chat(0, 0)
+    num_placed = served.num_placed()
+    for path in ("/chat/completions", "//v1/v1/chat/completions", "/openai/deployments/dovetail-demo/chat/completions"):
+        assert ask(port, "POST", path, body)[0] == 401, path
+        status, _, reply = ask(port, "POST", path, body, api_key=KEY)
+        assert (status, json.loads(reply)["object"]) == (200, "chat.completion"), path
+    assert served.num_placed() == num_placed + 3
+    status, _, reply = ask(port, "POST", "/openai/deployments/gpt-4o/chat/completions?api-version=1", body, api_key=KEY)
+    assert (status, json.loads(reply)["error"]["code"]) == (404, "model_not_found")
+    assert ask(port, "GET", "/models", api_key=KEY)[0] == 200
+    status, headers, reply = ask(port, "HEAD", "//v1/models", api_key=KEY)
+    assert (status, reply, int(headers["content-length"]) > 0) == (200, b"", True)
+    for path in ("/flush_cache", "/abort_request", "/start_profile", "/v1/workers", "/metrics"):
+        for spelled in spellings(path):
+            assert ask(port, "POST", spelled, {"abort_all": True})[0] in (400, 401, 404, 405), spelled
+            assert ask(port, "POST", spelled, {"abort_all": True}, api_key=KEY)[0] in (307, 400, 403, 404, 405), spelled
+    assert ask(port, "POST", "/%66lush_cache", {}, api_key=ADMIN)[0] == 200
+    status, error = websocket(port, "/v1/responses", **{"api-key": KEY})
+    assert (status, error["code"]) == (404, "websocket_not_served")
+    question = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    assert b"--allow-origins" in ask(port, "OPTIONS", "/v1/models", **question)[2]
 
 
 def test_files_and_batches_are_on_one_database(served: Served) -> None:

@@ -32,6 +32,8 @@ ROUTES = {
     "/model_info": {"get"},
     "/readyz": {"get"},
     "/server_info": {"get"},
+    "/props": {"get"},
+    "/info": {"get"},
     "/tokenize": {"post"},
     "/separate_reasoning": {"post"},
     "/parse_function_call": {"post"},

@@ -10,7 +10,6 @@ from starlette.routing import Mount
 
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
-from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
 from dovetail_server.app import FORM_BYTES, add_layers, handle_error, handle_http
 from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.gateway.relay import Relay
@@ -32,5 +31,4 @@ def create_app(state: GatewayState) -> Starlette:
     settings = state.settings
     upload_bytes = max(settings.max_body_bytes, settings.max_file_bytes + FORM_BYTES)
     add_layers(app, state, {"/v1/files": upload_bytes})
-    app.add_middleware(AnthropicErrorMiddleware)
     return app

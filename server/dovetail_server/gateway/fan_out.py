@@ -132,7 +132,7 @@ class FanOut:
     ) -> dict[Worker, tuple[int, bytes, str]]:
         """Send a request to several workers; status 0 and the reason where there is no answer."""
         body, query = await request.body(), request.scope["query_string"].decode("latin-1")
-        names = ("authorization", "x-api-key", "content-type")
+        names = ("authorization", "x-api-key", "api-key", "content-type")
         headers = {name: request.headers[name] for name in names if name in request.headers}
         path = request.scope["path"] + (f"?{query}" if query else "")
 

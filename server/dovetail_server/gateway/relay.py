@@ -20,7 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from dovetail_server.errors import ClientGoneError, ServiceError
+from dovetail_server.addresses import ASKED
+from dovetail_server.errors import ClientGoneError, ServiceError, no_websocket, refuse_websocket
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.outlet import HOP, Outlet, UnreachableError, reason
 from dovetail_server.gateway.prompts import beginning
@@ -68,6 +69,9 @@ class Relay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] == "websocket":
+            await refuse_websocket(no_websocket(scope["path"]), scope, receive, send)
+            return
         request = Request(scope, receive)
         is_whole = request.method == "POST" and scope["path"] in PLACED | WHOLE
         try:
@@ -181,7 +185,8 @@ class Relay:
         self, request: Request, outlet: Outlet, worker: Worker, body: bytes | AsyncIterator[bytes] | None
     ) -> None:
         query = request.scope["query_string"].decode("latin-1")
-        url = URL(worker.url + quote(request.scope["path"]) + (f"?{query}" if query else ""), encoded=True)
+        path = request.scope.get(ASKED) or request.scope["path"]
+        url = URL(worker.url + quote(path) + (f"?{query}" if query else ""), encoded=True)
         headers = [(name, value) for name, value in request.headers.items() if name not in HOP | {"origin"}]
         headers.append(("x-request-id", request.scope["state"]["request_id"]))
         if self.state.resume_key is not None and request.scope["path"] in PLACED and isinstance(body, bytes):

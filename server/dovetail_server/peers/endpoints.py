@@ -1,4 +1,4 @@
-"""Paths of SGLang, vLLM, OpenAI and Ollama that this server does not serve, each with the reason and the way out."""
+"""Paths of other servers and of OpenAI that are not served here, each with the reason and the way out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATHS: dict[str, str] = {
         "/dump_expert_distribution_record /dumper/{} /set_trace_level /slow_down /freeze_gc /configure_logging",
         PROFILE,
     ),
-    **_all("/encode /pooling /v2/embed", EMBEDS),
+    **_all("/encode /pooling /v2/embed /embed /embedding /predict", EMBEDS),
     **_all("/v1/audio/transcriptions /v1/audio/translations /v1/audio/speech /v1/realtime", SPEECH),
     **_all("/v1/images/generations /v1/images/edits /v1/images/variations /v1/videos", SPEECH),
     **_all(
@@ -70,7 +70,12 @@ PATHS: dict[str, str] = {
     **_all("/invocations", "send the body to its own route, /v1/chat/completions"),
     **_all("/v1/chat/completions/batch", "send several requests, or a file to /v1/batches"),
     **_all("/abort_requests", "POST /abort_request ends one request, or all"),
-    **_all("/load", "GET /v1/loads has the load"),
+    **_all("/load /slots", "GET /v1/loads has the load"),
+    **_all("/completion", "send it to /v1/completions"),
+    **_all("/generate_stream", "POST /generate with stream: true"),
+    **_all("/api/v0/models /api/v1/models /v1/internal/model/info", "GET /v1/models names what is served"),
+    **_all("/api/v0/chat/completions /api/v1/chat", "send it to /v1/chat/completions"),
+    **_all("/api/version", "GET /version"),
     **_all("/ready", "GET /readyz tells whether it should get traffic"),
     **_all("/api/chat /api/generate /api/embed /api/embeddings", OLLAMA),
     **_all("/api/tags /api/ps /api/show /api/pull /api/push /api/create /api/copy /api/delete", STORE),

@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
-from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
 from dovetail_server.app import add_layers, handle_error, handle_http
 from dovetail_server.auth import Keys
 from dovetail_server.gateway.kept import HeldReply, KeptStream
@@ -36,6 +35,7 @@ from dovetail_server.journal import JOURNAL_HEADER, KEY_HEADER, PATH
 from dovetail_server.openai.models import DEFAULT_MODEL
 from dovetail_server.ray.call import Call, Head
 from dovetail_server.routes.health import answer
+from dovetail_server.served import DEPLOYMENT, check_deployment
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant
 
@@ -108,14 +108,15 @@ class FrontState:
         Raises:
             RequestError: It names none of several, or one that is not here.
         """
+        names = [name for served in self.models for name in served.names]
+        check_deployment(names)
         if len(self.models) == 1:
             return self.models[0]  # the replica says what is wrong with a name
-        name = None
+        name = DEPLOYMENT.get()
         try:
-            name = named(body).model if body else None
+            name = name or (named(body).model if body else None)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return self.models[0]  # which says what is wrong with the body
-        names = [name for served in self.models for name in served.names]
         if name is None or name == DEFAULT_MODEL:
             raise RequestError(f"model is missing; served: {', '.join(names)}", param="model", code="missing_field")
         for served in self.models:
@@ -162,7 +163,6 @@ def create_app(state: FrontState) -> Starlette:
     )
     app.state.server = state
     add_layers(app, state, {})
-    app.add_middleware(AnthropicErrorMiddleware)
     return app
 
 
@@ -204,8 +204,9 @@ class Relay:
             ServiceError: No replica answers.
             ClientGoneError: Nobody reads the reply.
         """
-        if scope["type"] != "http":
-            raise RequestError("websockets are not served under Ray", code="not_found", status=404)
+        if scope["type"] == "websocket":
+            await errors.refuse_websocket(errors.no_websocket(scope["path"]), scope, receive, send)
+            return
         if scope["path"] in EVERYWHERE or scope["path"] == PATH:
             text = f"{scope['path']} is not served under Ray, which gives a request to one replica of its own choice"
             raise RequestError(f"{text}; Ray's own metrics tell the load of each", code="unsupported_route", status=404)
