@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from families import make_checkpoint
 from parity import check_logits, prompt, recorded, reference, run
 from safetensors.torch import load_file, save_file
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 
 from dovetail.errors import ModelError, PluginError
 from dovetail.plugins import Registry, make_plan
@@ -22,6 +27,7 @@ from dovetail.testing.conformance.model_runtime import decode_syncs
 from dovetail.testing.engine import make_core
 from dovetail_models.transformers import TransformersModel
 from dovetail_models.transformers.decoder import experts_way
+from dovetail_models.transformers.mixers import EmptyCache, fold_requests
 from dovetail_models.transformers.probe import KNOWN, make
 
 WEIGHTS = "model.safetensors"
@@ -240,3 +246,55 @@ def test_a_decode_step_of_dense_modules_can_be_captured(kind: str, tmp_path: Pat
     """It reads nothing back to the host; whether a GPU captures it, `tests/gpu/test_cuda.py` asks."""
     make_checkpoint(tmp_path, kind)
     assert decode_syncs(TransformersModel, tmp_path) == []
+
+
+def test_mamba_2_folds_alike_however_a_prompt_is_cut() -> None:
+    """A copy of a state has the bytes of any other prefill; with time steps as trained models have them."""
+    mixer = GraniteMoeHybridMambaLayer(tiny_config("granitemoehybrid"), 0).eval()
+    rates = torch.linspace(0.001, 0.1, mixer.num_heads)
+    inputs = torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        mixer.dt_bias.copy_(rates + torch.log(-torch.expm1(-rates)))
+        empty = EmptyCache()
+        mixer(inputs, cache_params=empty)
+        fold_requests(mixer, "cache_params", 0, lambda: batch)
+        states = []
+        for cuts in ([128], [64, 128], [16, 112, 128], [48, 64, 80, 128]):
+            rows = {name: torch.zeros(1, *tensor.shape) for name, tensor in empty.found.items()}
+            for begin, end in zip([0, *cuts], cuts, strict=False):
+                batch: Any = one_chunk(end, end - begin, rows)
+                mixer(inputs[:, begin:end])
+            states.append(rows)
+    for other in states[1:]:
+        assert all(torch.equal(tensor, other[name]) for name, tensor in states[0].items())
+
+
+def one_chunk(length: int, num_new: int, rows: dict[str, torch.Tensor]) -> Any:
+    """A step of one request's chunk, with its states."""
+    store = SimpleNamespace(rows=lambda index: rows, wants=lambda index, save: False)
+    return SimpleNamespace(
+        states=store, num_decode=0, num_requests=1, rows=torch.zeros(1, dtype=torch.int64), q_lens_cpu=[num_new],
+        seq_lens_cpu=[length], saves=(),
+    )  # fmt: skip
+
+
+CODE = """
+import sys
+from dovetail_models.transformers import TransformersModel
+from families import config_of
+config = config_of("qwen3_5_text")
+TransformersModel.config_from_hf({**config.to_dict(), "architectures": ["Qwen3_5ForCausalLM"]})
+print("probed")
+import fla
+"""
+
+
+def test_packages_that_happen_to_be_installed_change_nothing(tmp_path: Path) -> None:
+    """Transformers would call kernels of `fla`; whoever imports it for something else still can."""
+    (tmp_path / "fla").mkdir()
+    (tmp_path / "fla" / "__init__.py").write_text("print('imported')\n")
+    code = CODE
+    folders = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": folders}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["probed", "imported"]

@@ -110,6 +110,9 @@ class EmptyCache(LayerCache):
 def fold_requests(module: nn.Module, parameter: str, index: int, batch: Callable[[], ForwardBatch]) -> None:
     """Let a mixer run over a step's tokens: `[1, T, H]` to `[1, T, H]`, each request from its own state.
 
+    Mamba 2 is called for one chunk of its at a time. Given several, transformers makes their states of products of all
+    their decays, so that a state's last bits depend on where a prompt was cut, and a copy differed from what was cold.
+
     Args:
         module: The mixer; its `forward` is replaced.
         parameter: What that calls the cache.
@@ -119,9 +122,12 @@ def fold_requests(module: nn.Module, parameter: str, index: int, batch: Callable
     inner = module.forward
 
     def fold(inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        cache = LayerCache(state)
-        out: Tensor = inner(inputs, **{parameter: cache})
-        return out, cache.state
+        outputs = []
+        for piece in inputs.split(getattr(module, "chunk_size", inputs.shape[1]), dim=1):
+            cache = LayerCache(state)
+            outputs.append(inner(piece, **{parameter: cache}))
+            state = cache.state
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state
 
     def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return recur(index, hidden_states[0], batch(), fold)[None]

@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from dovetail.contracts.cache import FULL, Chunk, Full, Reach, Recurrent, Window
 from dovetail.contracts.config import LayerSpec
 from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, interval
+from dovetail_models.transformers.reference_only import reference_only
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def probe(config: Any) -> Found:
 
 def make(config: Any, attention: str) -> Any:
     """Make a model on the meta device. Experts go one by one: products of all at once want widths of whole 16 bytes."""
-    with torch.device("meta"):
+    with torch.device("meta"), reference_only():  # the first to import the model's code
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention)
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
