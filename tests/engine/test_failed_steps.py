@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +24,7 @@ from dovetail.engine.request import StepPlan
 from dovetail.executor.local import step_error
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarOption, SamplingParams, Submit
+from dovetail.runtime.start.probe import NOTHING
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
@@ -358,3 +364,67 @@ def test_plans_say_what_they_write(model: Path) -> None:
     while core.has_work:
         core.step()
     assert [(plan.number, [start for _, _, start in plan.writes]) for plan in plans] == [(1, [0]), (2, [9]), (3, [10])]
+
+
+WRITES = {
+    "row changes": ("dovetail.runtime.device.device_state", "write_changes"),
+    "row changes on their way": ("dovetail.runtime.device.device_state", "to_device"),
+    "stop ids": ("dovetail.runtime.device.row_params.RowParams", "_set_stop_ids"),
+    "biases": ("dovetail.runtime.device.row_params.RowParams", "_set_bias"),
+    "counts": ("dovetail.runtime.device.penalties", "upload"),
+    "inputs": ("dovetail.runtime.graphs.batch", "to_device"),
+    "next tokens": ("dovetail.runtime.device.device_state.DeviceState", "set_next"),
+}
+"""What a step writes to the device beside the model."""
+
+
+def demanding() -> list[tuple[list[int], SamplingParams]]:
+    """`mixed`, and among them requests with banned stop ids, and with biases."""
+    more: list[dict[str, Any]] = [{}, {"min_tokens": 6, "stop_token_ids": (5, 9)}, {"logit_bias": {3: 2.0, 7: -1.5}}]
+    return [(ids, msgspec.structs.replace(params, **more[i % 3])) for i, (ids, params) in enumerate(mixed())]
+
+
+@cache
+def served_whole(model: Path) -> Any:
+    """What `demanding` requests get where nothing fails."""
+    return serve(start(model, False), demanding())
+
+
+@OVERLAPPED
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_a_write_that_fails_once_leaves_nothing_behind(
+    model: Path, overlap: bool, write: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step after it is as any other: everybody gets the tokens of an undisturbed run."""
+    want = served_whole(model)
+    core = start(model, overlap)
+    where, name = WRITES[write]
+    owner = resolve_name(where.replace(".RowParams", ":RowParams").replace(".DeviceState", ":DeviceState"))
+    inner, fails = getattr(owner, name), calls(number)
+    seen: list[bool] = []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        seen.append(fails())
+        if seen[-1]:
+            raise out_of_memory()
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, failing)
+    assert serve(core, demanding()) == want
+    assert any(seen)
+    counts = core.executor.stepper._counts  # type: ignore[attr-defined]
+    assert sorted(counts._free) == list(range(len(counts.said)))
+
+
+def test_pages_that_could_not_be_zeroed_are_with_the_next_step(model: Path) -> None:
+    """Whoever reads them next reads zeros, although the step that was to zero them failed."""
+    runner: Any = start(model, False).executor.runner  # type: ignore[attr-defined]
+    stepper, pool = runner.stepper, runner.pool
+    memory = pool.pools[0]._memory["kv"]
+    memory[:, 3:5].fill_(math.nan)
+    Failing(pool, "zero_pages", out_of_memory, calls(1))
+    with pytest.raises(torch.OutOfMemoryError):
+        stepper.take(replace(NOTHING, zeroed=np.array([[0, 0], [3, 4]], dtype=np.int32)))
+    stepper.take(NOTHING)
+    assert not memory.any()

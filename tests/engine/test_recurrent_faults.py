@@ -11,11 +11,13 @@ import pytest
 import torch
 from example_models import Example, prompt, run
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import Request
 from dovetail.messages import Finish, SamplingParams, Submit
+from dovetail.runtime.memory.plan import fold_bytes
 
 EXAMPLE = Example("recurrent", "RecurrentForCausalLM")
 LONG = prompt(200, 3)
@@ -201,3 +203,73 @@ def test_a_clean_row_is_begun_with(folder: Path) -> None:
             own[0] = math.nan
     [found] = run(core, [prompt(20, 2)], 10)
     assert found == EXAMPLE.right(folder, prompt(20, 2), found)
+
+
+@OVERLAPPED
+def test_states_that_do_not_fit_at_once_are_loaded_by_smaller_steps(folder: Path, overlap: bool) -> None:
+    """A load that fails is not tried again by every step after it, with theirs: all are served, as undisturbed."""
+    prompts = [prompt(9, n) for n in range(4)]
+    want, _ = drive(start(folder, overlap), prompts, 6)
+    core = start(folder, overlap)
+    runner: Any = core.executor.runner  # type: ignore[attr-defined]
+    states, most = runner.pool.states[1], []
+    inner = states.load
+
+    def load(copies: list[int], rows: list[int]) -> None:
+        most.append(len(rows))
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.95 GiB.")
+        inner(copies, rows)
+
+    states.load = load
+    for handle, given in enumerate(prompts, 1):  # all at once
+        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        core.handle(Submit(rid="", handle=handle, prompt_ids=given, params=params))
+    tokens: dict[int, list[int]] = {n: [] for n in range(1, 5)}
+    for _ in range(200):
+        if not core.has_work:
+            break
+        for delta in core.step().deltas:
+            tokens[delta.handle] += delta.ids
+            assert delta.finish is None or delta.finish.reason == "length", delta.finish
+    assert max(most) == 4
+    assert list(tokens.values()) == want
+
+
+class Allocated(TorchDispatchMode):
+    """The largest tensor that was made inside, in numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, Tensor)}
+        if isinstance(out, Tensor) and out.untyped_storage().data_ptr() not in given:
+            self.largest = max(self.largest, out.numel())
+        return out
+
+
+def test_loading_states_takes_no_memory(folder: Path) -> None:
+    """Those of 63 requests of a large model would take 3 GiB, which nobody has planned."""
+    core = start(folder, False)
+    runner: Any = core.executor.runner  # type: ignore[attr-defined]
+    states = runner.pool.states[1]
+    for name, copies in states._copies.items():
+        copies.copy_(torch.randn(copies.shape))
+        copies[:, 0] = 0
+        states._rows[name].fill_(5.0)
+    with Allocated() as made:
+        states.load([0, 2, 0, 1], [3, 1, 0, 2])
+    assert made.largest <= 4
+    for name, rows in states._rows.items():
+        assert torch.equal(rows[:, [3, 1, 0, 2]], states._copies[name][:, [0, 2, 0, 1]])
+
+
+def test_the_plan_counts_what_folding_takes(folder: Path) -> None:
+    """A recurrent layer gathers the states of all rows that decode, and writes their successors."""
+    config = start(folder, False).executor.runner.config  # type: ignore[attr-defined]
+    state = next(spec.state for spec in config.layers if spec.state)
+    numbers = sum(math.prod(tensor.shape) for tensor in state)
+    assert fold_bytes(config, 4, 64) == 4 * 64 * 4 * numbers

@@ -44,10 +44,14 @@ class StatePool:
         return self._of_layer[index]
 
     def load(self, copies: Sequence[int], rows: Sequence[int]) -> None:
-        """Put copies into device rows."""
-        source, target = (torch.tensor(list(ids), dtype=torch.int64).to(self._device) for ids in (copies, rows))
+        """Put copies into device rows. Nothing is allocated for them: 64 states of a model may take 3 GiB."""
+        pairs = list(zip(copies, rows, strict=True))
+        fresh = torch.tensor([row for copy, row in pairs if copy == ZEROS], dtype=torch.int64).to(self._device)
         for name, own in self._rows.items():
-            own.index_copy_(1, target, self._copies[name].index_select(1, source))
+            own.index_fill_(1, fresh, 0)
+            for copy, row in pairs:
+                if copy != ZEROS:
+                    own[:, row].copy_(self._copies[name][:, copy])
 
     def save(self, index: int, copy: int, state: Mapping[str, Tensor]) -> None:
         """Keep a copy of layer `index`'s state `[1, …]` of one request."""

@@ -69,6 +69,7 @@ class Stepper:
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
         self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler(model)
         self._processors = processors
+        self._to_zero: dict[int, list[int]] = {}
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> InFlightStep:
@@ -85,12 +86,18 @@ class Stepper:
         return launched
 
     def take(self, step: StepInput) -> None:
-        """Take what a step says of rows and pages, and send it to the device."""
+        """Take what a step says of rows and pages, and send it to the device.
+
+        Pages that could not be zeroed are with the next step: nobody has read or written them before.
+        """
         self._state.apply(step)
+        for group, page in step.zeroed.T.tolist():
+            self._to_zero.setdefault(group, []).append(page)
         self._pooler.apply(step)
         self._processors.apply_step(step)
-        for group in np.unique(step.zeroed[0]).tolist() if step.zeroed.size else ():
-            self._pool.zero_pages(group, step.zeroed[1, step.zeroed[0] == group].tolist())
+        for group in list(self._to_zero):
+            self._pool.zero_pages(group, self._to_zero[group])
+            del self._to_zero[group]
         self._state.flush()
 
     @torch.inference_mode()

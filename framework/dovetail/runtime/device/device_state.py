@@ -94,22 +94,28 @@ class DeviceState:
         return places
 
     def flush(self) -> None:
-        """Send what has changed to the device."""
-        admits = self.params.drain()
+        """Send what has changed to the device.
+
+        If that fails, the step does, and its requests begin again. What the host knows of rows is sent with the next
+        step then, as a row may have been left by somebody else. States are loaded for requests of this step alone:
+        those of a step that failed never come back.
+        """
+        loads, self._loads = self._loads, []
+        admits = self.params.unsent()
         if self._entries or self._cleared or admits:
             # An entry that has changed twice is sent twice, and as what it is by now.
             places = np.concatenate(self._entries) if self._entries else NO_LONGS
             changes = pack(places, self.pages.reshape(-1)[places], self._cleared, admits)
-            self._entries, self._cleared = [], []
             sent = to_device(torch.from_numpy(changes.packed), self.device)
             write_changes(sent, changes, self._tables, self.next_ids, self.seq_lens, self.params)
-        for groups, copies, rows in self._loads:
+            self._entries, self._cleared = [], []
+            self.params.sent()
+        for groups, copies, rows in loads:
             if self.states is None:
                 raise ValueError("the step loads states, and the model has none")
             for group in np.unique(groups).tolist():
                 mine = groups == group
                 self.states.load(group, copies[mine].tolist(), rows[mine].tolist())
-        self._loads = []
 
     def positions(self, rows: Tensor) -> Tensor:
         """Return the place of the next token of rows `[R]` among those that they generate: `[R]` int64."""

@@ -36,14 +36,14 @@ class TokenCounts:
             if self._is_fixed:
                 raise ValueError(f"all {len(self.said)} slots are taken: one for each row was expected to suffice")
             self._grow()
-        slot = self._free.pop()
+        slot = self._free[-1]  # taken when it is written: if that fails, the step does, and the slot stays free
         self.said[slot].zero_()
         self.read[slot].zero_()
         if prompt_ids:
             self.read[slot].index_fill_(0, upload(prompt_ids, torch.int64, self.read.device), True)
         if said_ids:
             self.add([slot] * len(said_ids), upload(said_ids, torch.int64, self.said.device))
-        return History(self, slot)
+        return History(self, self._free.pop())
 
     def release(self, slot: int) -> None:
         """Take a slot back."""

@@ -141,11 +141,11 @@ class RowParams:
             self._facts_rows, self._facts_version = rows, self.version
         return self._facts
 
-    def drain(self) -> list[Admit]:
-        """Return who has taken a row since the last call, to be written to the device; stop ids and biases are sent."""
+    def unsent(self) -> list[Admit]:
+        """Return who has taken a row since `sent`, to be written to the device; stop ids and biases are sent."""
         if not self._changed:
             return []
-        admits, self._changed = list(self._changed.values()), {}
+        admits = list(self._changed.values())
         banning = [admit for admit in admits if self.rows[admit.row].is_banning]
         if banning:
             self._set_stop_ids(banning)
@@ -153,6 +153,10 @@ class RowParams:
             if 0 < len(admit.params.logit_bias) <= MAX_BIAS:
                 self._set_bias(admit.row, admit.params.logit_bias)
         return admits
+
+    def sent(self) -> None:
+        """Note that the device knows of everybody."""
+        self._changed = {}
 
     def _set_bias(self, row: int, bias: Mapping[int, float]) -> None:
         self.bias_ids[row, : len(bias)] = upload(list(bias), torch.int32, self._device)

@@ -6,6 +6,8 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
   and either gate and up, the activated gate, the product and the output `T (4 I + H)` (3 I where that is fused), or the
   projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
   plus one token per row.
+- *States*: of a recurrent layer, those of the R rows that decode, four times (`layers/recurrent.py`): gathered, the
+  layer's own copy, their successors, and what the next layer gathers while these are still written.
 - *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
   (`runtime/sampling/sampler.py`, `runtime/sampling/draw.py`: the logits, their adjusted copy, scores, the race, its
   noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
@@ -46,6 +48,7 @@ MIN_COPIES = 2
 NUM_SPARE = 3
 """Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 SAMPLER_COPIES = 6
+STATE_COPIES = 4
 GRAPH_ROWS = 256
 """Rows of the largest batch that is captured."""
 BUCKET_SUM = 7
@@ -326,6 +329,13 @@ def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
     return tokens * item_bytes * (3 * config.hidden_size + max(4 * config.intermediate_size, attention))
 
 
+def fold_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
+    """Estimate what a recurrent layer needs beside its states while so many rows decode; see the top of this file."""
+    groups = [group for group in config.cache_groups if isinstance(group.reach, Recurrent)]
+    largest = max((group_token_bytes(group, item_bytes) // len(group.writers) for group in groups), default=0)
+    return STATE_COPIES * rows * largest
+
+
 def _attention_width(spec: LayerSpec) -> int:
     """Numbers per token of projections, their rotated copy and the attended heads; see the top of this file."""
     keys = spec.num_qo_heads + spec.num_kv_heads
@@ -460,7 +470,7 @@ def _bytes_for(plan: MemoryPlan, num: int) -> int:
 
 def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
     sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
-    return activation_bytes(config, item_bytes, tokens) + sampling
+    return activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows) + sampling
 
 
 def _uncached_notes(settings: EngineSettings, plan: MemoryPlan) -> tuple[str, ...]:

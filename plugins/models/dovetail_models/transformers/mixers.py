@@ -123,7 +123,7 @@ def fold_requests(module: nn.Module, parameter: str, index: int, batch: Callable
 
     def fold(inputs: Tensor, state: State) -> tuple[Tensor, State]:
         outputs = []
-        for piece in inputs.split(getattr(module, "chunk_size", inputs.shape[1]), dim=1):
+        for piece in torch.split(inputs, getattr(module, "chunk_size", inputs.shape[1]), dim=1):
             cache = LayerCache(state)
             outputs.append(inner(piece, **{parameter: cache}))
             state = cache.state
