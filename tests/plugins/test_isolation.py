@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 
+import dovetail.text
 from dovetail.errors import PluginError
 from dovetail.plugins import Registry, adapters, kinds, load, make_plan
 from dovetail.plugins.adapters import missing_adapters
@@ -81,6 +85,68 @@ def test_what_a_plugin_changed_is_named(
         (line,) = load_parser(site, patch)
     assert line == f"reasoning_parser 'acme' of acme 1.2 changed {changed} of Dovetail itself"
     assert line in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("patch", "changed"),
+    [("fold = print", "fold"), ("Reader.feed = lambda *a: []", "Reader.feed"), ("TABLE['x'] = 1", "TABLE")],
+)
+def test_what_a_plugin_is_the_first_to_import_is_watched_too(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, patch: str, changed: str
+) -> None:
+    """The module is held as its own code left it, before the plugin goes on."""
+    name = f"first_{changed.replace('.', '_').lower()}"
+    code = "TABLE = {'a': 1}\ndef fold(): ...\nclass Reader:\n    def feed(self): ...\n"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setattr(dovetail.text, "__path__", [*dovetail.text.__path__, str(tmp_path)])
+    (line,) = load_parser(site, f"import dovetail.text.{name} as first; first.{patch}")
+    assert line == f"reasoning_parser 'acme' of acme 1.2 changed dovetail.text.{name}.{changed} of Dovetail itself"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import json; json.dumps = repr", "changed json.dumps, which all code"),
+        ("import sys; sys.setrecursionlimit(1234)", "left another recursion limit behind"),
+        ("import sys, io; sys.stdout = io.StringIO()", "left another standard output behind"),
+        ("import signal; signal.signal(signal.SIGUSR2, print)", "left a handler of SIGUSR2 behind"),
+        ("import torch; torch.set_default_dtype(torch.float64)", "left torch's default dtype torch.float64 behind"),
+    ],
+)
+def test_what_all_code_of_a_process_shares_is_watched(
+    site: FakeSite, caplog: pytest.LogCaptureFixture, code: str, said: str
+) -> None:
+    """A start names the plugin that changes it."""
+    before = json.dumps, sys.getrecursionlimit(), sys.stdout, signal.getsignal(signal.SIGUSR2)
+    try:
+        (line,) = load_parser(site, code)
+    finally:
+        json.dumps, sys.stdout = before[0], before[2]
+        sys.setrecursionlimit(before[1])
+        signal.signal(signal.SIGUSR2, before[3])
+        torch.set_default_dtype(torch.float32)
+    assert line.startswith(f"reasoning_parser 'acme' of acme 1.2 {said}")
+    assert line in caplog.text
+
+
+def test_a_default_of_torch_that_a_plugin_sets_when_it_is_made_ends_the_start(site: FakeSite) -> None:
+    """Or every later request would fail and name nobody."""
+    files = {"acme_parser.py": PARSER.format(before="")}
+    site.add("acme", "1.2", {"dovetail.reasoning_parsers.v1": {"acme": "acme_parser:Parser"}}, files)
+    loaded = load(make_plan(Registry.scan(path=[str(site.root)]), reasoning_parser="acme"), "api")
+    loaded.check_torch()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(PluginError, match=r"^reasoning_parser 'acme' of acme 1.2 left torch's default dtype torch"):
+            loaded.check_torch()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_names_that_look_alike_are_one(site: FakeSite) -> None:
+    """Two forms of Unicode of one text: as with `_` and `-`, the two plugins are in each other's way."""
+    assert kinds.normalise("tool_parser", "caf\u00e9") == kinds.normalise("tool_parser", "cafe\u0301")
+    assert kinds.normalise("model", "Caf\u00e9") == kinds.normalise("model", "Cafe\u0301")
 
 
 def test_time_limit_lets_quick_code_pass() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.testing.child import ProcessState
+from dovetail.plugins.process_state import ProcessState
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks where Linux lists processes")
 

@@ -41,7 +41,9 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
         executor = GroupExecutor(settings, plugins, limit_s=limit_s)
     else:
         executor = LocalExecutor(settings, plugins)
-    return EngineCore(settings, plugins, executor, tokenizer, eos_ids=ends)
+    core = EngineCore(settings, plugins, executor, tokenizer, eos_ids=ends)
+    plugins.check_torch()
+    return core
 
 
 def _preload_grammars(plugins: LoadedPlugins) -> None:

@@ -230,6 +230,10 @@ def split_group(group: str) -> tuple[PluginKind | None, int | None]:
 def normalise(kind: str, name: str) -> str:
     """Return the form of `name` in which two names of `kind` are compared."""
     name = name.strip()
+    if not name.isascii():  # two spellings of one text look alike in every message
+        from unicodedata import normalize
+
+        name = normalize("NFKC", name)
     return name if kind == "model" else name.replace("_", "-").lower()
 
 

@@ -20,9 +20,10 @@ from dovetail.errors import DovetailError, PluginError, described
 from dovetail.plugins.adapters import adapt
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.kinds import KINDS, ROLES, normalise, split_qualified
-from dovetail.plugins.monkeypatches import CORE, detect_monkeypatches, snapshot
+from dovetail.plugins.monkeypatches import CORE, detect_monkeypatches, watching
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
+from dovetail.plugins.process_state import BEGINNING, ProcessState
 from dovetail.plugins.records import State
 from dovetail.plugins.scan import installed_version
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
@@ -134,12 +135,36 @@ class LoadedPlugins:
 
     def _import_watched(self, planned: PlannedPlugin) -> Any:
         own_module = planned.target.partition(":")[0]
-        before = snapshot(skip=own_module)
-        loaded = self._import(planned)
-        if changed := detect_monkeypatches(before, skip=own_module):
-            self.monkeypatches.append(f"{describe(planned)} changed {', '.join(changed)} of Dovetail itself")
-            logger.warning("%s", self.monkeypatches[-1])
+        state = ProcessState.now()
+        with watching(skip=own_module) as before:
+            loaded = self._import(planned)
+        changed = detect_monkeypatches(before, skip=own_module)
+        ours = [name for name in changed if name.partition(".")[0] in CORE]
+        if ours:
+            self._note(f"{describe(planned)} changed {', '.join(ours)} of Dovetail itself")
+        if others := [name for name in changed if name not in ours]:
+            self._note(f"{describe(planned)} changed {', '.join(others)}, which all code of the process goes through")
+        if left := state.shared_differences(ProcessState.now()):
+            self._note(f"{describe(planned)} left {', '.join(left)} behind, which all code of the process shares")
         return loaded
+
+    def _note(self, line: str) -> None:
+        self.monkeypatches.append(line)
+        logger.warning("%s", line)
+
+    def check_torch(self) -> None:
+        """Refuse to serve with other defaults of torch than it begins with, once everything is made.
+
+        Raises:
+            PluginError: A plugin has set one, when it was imported or made; who may have is named.
+        """
+        left = BEGINNING.torch_differences(ProcessState.now())
+        strangers = [describe(planned) for planned in self._planned if planned.distribution != DISTRIBUTION]
+        if left and strangers:
+            raise PluginError(
+                f"{' or '.join(strangers)} left {', '.join(left)} behind, of which requests of all others fail; a "
+                "plugin must undo what it sets for itself: report this to its author, or leave the plugin out"
+            )
 
 
 @contextmanager

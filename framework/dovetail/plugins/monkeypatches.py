@@ -2,18 +2,22 @@
 
 A plugin that patches the core works until the core changes, and breaks other plugins meanwhile. Nothing prevents it
 (a plugin is ordinary code), so it is shown. Compared are the attributes of every core module and of the classes
-defined there, by identity, and the contents of its constant tables.
+defined there, by identity, and the contents of its constant tables; a module that the plugin is the first to import is
+held as it is once its own code has run. The same holds for modules of Python that all code goes through (`SHARED`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from operator import is_
 from types import ModuleType
 from typing import Any
 
 CORE = ("dovetail", "dovetail_server")
+SHARED = ("json", "json.encoder", "json.decoder", "builtins", "os", "time", "socket", "threading", "random", "signal")
+"""Modules of Python whose public functions and classes nobody may replace."""
 _MACHINERY = ("__pydantic_", "__msgspec_", "__warningregistry__", "__annotat", "_abc_")
 """Attributes that Python, pydantic and msgspec make themselves, when they are first needed."""
 
@@ -34,10 +38,56 @@ def snapshot(skip: str = "") -> Snapshot:
     taken: Snapshot = {}
     for name, module in sys.modules.copy().items():
         if name.partition(".")[0] in CORE and name != skip and isinstance(module, ModuleType):
-            for owner, namespace in _owners(name, module):
-                held = namespace.copy()
-                taken[owner] = held, {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
+            _hold(taken, name, module)
+    for name in SHARED:
+        if (shared := sys.modules.get(name)) is not None:
+            public = {key: value for key, value in vars(shared).copy().items() if key[0] != "_" and callable(value)}
+            taken[name] = public, {}
     return taken
+
+
+def _hold(taken: Snapshot, name: str, module: ModuleType) -> None:
+    """Add a module of the core, and the classes defined there."""
+    for owner, namespace in _owners(name, module):
+        held = namespace.copy()
+        taken[owner] = held, {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
+
+
+@contextmanager
+def watching(skip: str = "") -> Iterator[Snapshot]:
+    """Take a snapshot, and add core modules that are first imported inside, each as its own code leaves it."""
+    before = snapshot(skip)
+    finder = _CoreImports(before, skip)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield before
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _CoreImports:
+    """Finds core modules as the other finders do, and holds them once they are executed."""
+
+    def __init__(self, taken: Snapshot, skip: str) -> None:
+        self._taken, self._skip = taken, skip
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name.partition(".")[0] not in CORE or name == self._skip:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None and hasattr(loader, "exec_module"):
+            inner = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                inner(module)
+                _hold(self._taken, name, module)
+
+            loader.exec_module = exec_module
+        return spec
 
 
 def detect_monkeypatches(before: Snapshot, skip: str = "") -> list[str]:

@@ -13,12 +13,9 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, invalidate_caches
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,8 +25,9 @@ from dovetail.forks import ForkServer, ForkStartError, GoneError, control_of, re
 from dovetail.plugins import load
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned
-from dovetail.plugins.monkeypatches import detect_monkeypatches, snapshot
+from dovetail.plugins.monkeypatches import detect_monkeypatches, watching
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
+from dovetail.plugins.process_state import ProcessState
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "numpy", "tokenizers")
 """Nothing of these may be imported by listing what is installed."""
@@ -246,9 +244,10 @@ def _foreign(top: str) -> tuple[str, ...]:
 
 
 def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, core: list[str], report: ChildReport) -> None:
-    before, state = snapshot(), ProcessState.now()
-    first = load(plan, role).get(planned.kind, planned.qualified)
-    _make(planned, first)
+    state = ProcessState.now()
+    with watching() as before:
+        first = load(plan, role).get(planned.kind, planned.qualified)
+        _make(planned, first)
     report.changed = detect_monkeypatches(before)
     report.left = state.differences(ProcessState.now())
     report.heavy_after_load = [name for name in HEAVY if name in sys.modules and name not in core]
@@ -258,50 +257,6 @@ def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, core: list[str], 
     except Exception as error:  # whatever a stranger's code raises is the finding
         report.second_error = f"{type(error).__name__}: {error}"
     report.changed = detect_monkeypatches(before)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """What all code of a process shares and a plugin must leave as it is when it is loaded."""
-
-    threads: frozenset[str]
-    children: frozenset[int]
-    signals: dict[str, str]
-    torch: dict[str, str]
-
-    @classmethod
-    def now(cls) -> ProcessState:
-        """Look at this process."""
-        children = {pid for path in Path("/proc/self/task").glob("*/children") for pid in _pids(path)}
-        handlers = {name.name: repr(signal.getsignal(name)) for name in signal.valid_signals() if hasattr(name, "name")}
-        return cls(frozenset(thread.name for thread in threading.enumerate()), frozenset(children), handlers, _torch())
-
-    def differences(self, later: ProcessState) -> list[str]:
-        """Say what is there that was not."""
-        found = [f"the thread {name!r}" for name in sorted(later.threads - self.threads)]
-        found += [f"the process {pid}" for pid in sorted(later.children - self.children)]
-        found += [f"a handler of {name}" for name, handler in later.signals.items() if handler != self.signals[name]]
-        return found + [f"torch's {what} {v}" for what, v in later.torch.items() if v != (self.torch or TORCH)[what]]
-
-
-TORCH = {"default dtype": "torch.float32", "default device": "cpu", "grad mode": "True"}
-"""How torch begins."""
-
-
-def _pids(path: Path) -> list[int]:
-    """Return the processes that a file lists; none if the thread whose it is has just ended."""
-    try:
-        return [int(pid) for pid in path.read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _torch() -> dict[str, str]:
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "get_default_dtype"):
-        return {}
-    values = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
-    return dict(zip(TORCH, map(str, values), strict=True))
 
 
 def _make(planned: PlannedPlugin, loaded: Any) -> None:
