@@ -51,7 +51,7 @@ class QuantizationConformance(Conformance):
     Attributes:
         config: A `quantization_config` of `config.json` that the plugin reads.
         has_experts: It reads experts, too; else it must refuse them.
-        inner: Width between an expert's two matrices, where a format cannot have 48 inputs.
+        inner: Width between an expert's two matrices, where a format cannot have 48 inputs; 64 without experts.
         stays_packed: Its matrices stay packed on CPU; else they are written out while they are read.
         quantises: It takes checkpoints without a `quantization_config`, and quantises them while they load.
     """
@@ -166,7 +166,7 @@ class QuantizationConformance(Conformance):
 
     def test_experts(self, tmp_path: Path) -> None:
         """Packed experts compute what their unpacked weights do, or are refused by name."""
-        tensors, plain = self._expert_checkpoint(num=3, hidden=64, inner=self.inner)
+        tensors, plain = self._expert_checkpoint(num=3, hidden=64, inner=self._inner())
         try:
             mine = self._load_experts(tmp_path / "q", tensors)
         except ModelError as error:
@@ -289,12 +289,16 @@ class QuantizationConformance(Conformance):
         _write(tensors, folder)
         read: Checkpoint | Path = folder
         if factory is None:
-            matrices = {"m.gate_up": 64, "m.down": self.inner}
+            matrices = {"m.gate_up": 64, "m.down": self._inner()}
             read, factory = self._read(folder, EXPERT_RULES, matrices, torch.float32)
         ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory)
-        holder = Holder(ctx, lambda at: at.experts("m", 3, 2, 64, self.inner, act="silu_and_mul"))
+        holder = Holder(ctx, lambda at: at.experts("m", 3, 2, 64, self._inner(), act="silu_and_mul"))
         load_weights(holder, EXPERT_RULES, read)
         return holder.m
+
+    def _inner(self) -> int:
+        """Of a format that has no experts nobody has said that it packs the width of theirs."""
+        return self.inner if self.has_experts else 64
 
     def _norm(self, width: int, dtype: torch.dtype) -> RMSNorm:
         norm = RMSNorm(width, 1e-6, BuildContext(device=CPU, dtype=dtype, factory=PLAIN))
