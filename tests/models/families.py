@@ -82,7 +82,6 @@ DECODERS: dict[str, dict[str, Any]] = {
         **{"num_hidden_layers": 4, "layers_block_type": ["mamba", "moe", "attention", "moe"], "mamba_num_heads": 4},
         **{"mamba_head_dim": 32, "n_groups": 1, "ssm_state_size": 16, "chunk_size": 16, "n_routed_experts": 4},
         **{"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32},
-        "time_step_min": 1e-30,  # transformers clamps time steps in prompts and not in decode: two answers to one text
     },
     "lfm2": CONV,
     "lfm2_moe": {**CONV, **MOE, "num_dense_layers": 1},
@@ -101,6 +100,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
     "solar_open": {**DEEPSEEK, "n_group": 1, "topk_group": 1},
     "minicpm3": DEEPSEEK,
+    "zamba2": {
+        **{"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "mamba_d_state": 16},
+        **{"mamba_headdim": 32, "n_mamba_heads": 4, "chunk_size": 16, "num_key_value_heads": 4, "num_mem_blocks": 1},
+        **{"attention_head_dim": 32, "mamba_ngroups": 1},
+    },
+    "roberta": {"is_decoder": True, "pad_token_id": 1, "max_position_embeddings": 300},
+    "xlm-roberta-xl": {"is_decoder": True, "pad_token_id": 1, "max_position_embeddings": 300},
     "opt": {"word_embed_proj_dim": 64, "ffn_dim": 96},
 }
 """Changes of `SIZES` by `model_type`."""

@@ -298,3 +298,12 @@ def test_packages_that_happen_to_be_installed_change_nothing(tmp_path: Path) -> 
     environment = {**os.environ, "PYTHONPATH": folders}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["probed", "imported"]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "nemotron_h", "zamba2"])
+def test_positions_and_time_steps_are_those_of_a_prompt(kind: str, tmp_path: Path) -> None:
+    """RoBERTa counts from behind its padding; Mamba 2 bounds its steps in prompts, and so does a decode step here."""
+    model = make_checkpoint(tmp_path, kind)
+    check_logits(tmp_path, model, chunk=7, num_new=16, model_impl="transformers")
+    config = TransformersModel.config_from_hf(json.loads((tmp_path / "config.json").read_text("utf-8")))
+    assert config.max_position_embeddings == (298 if kind == "roberta" else 256)

@@ -382,7 +382,10 @@ def test_states_are_planned_by_row_and_not_by_token() -> None:
     assert plan.page_bytes == full.page_bytes
     assert abs(plan.kv_bytes - plain.kv_bytes) < 0.01 * plain.kv_bytes
     assert plan.num_requests(4096) == full.num_pages // 256
-    assert planned(max_total_tokens=512, config=HYBRID_8B).groups[1].num_pages == 2
+    small = planned(max_total_tokens=512, config=HYBRID_8B)
+    assert small.groups[1].num_pages == min(small.max_running_requests // 4, small.num_pages)  # of memory that is left
+    few = planned(max_total_tokens=512, max_running_requests=4, config=HYBRID_8B)
+    assert (few.groups[1].num_pages, few.notes) == (2, small.notes)
     lines = {what: rest for what, _, rest in rows_of(plan)}
     assert f"states of {states.num_rows} rows and {states.num_pages} copies for the prefix" in lines["  recurrent"]
 

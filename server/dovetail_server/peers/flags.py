@@ -88,7 +88,7 @@ _free(
     "max-parallel-loading-workers gated-launch-port pp-max-micro-batch-size pp-async-batch-depth dcp-comm-backend "
     "dcp-kv-cache-interleave-size cp-kv-cache-interleave-size cp-strategy mooncake-ib-device numa-node "
     "numa-bind-nodes numa-bind-cpus",
-    "it is for several devices or hosts, and one device serves here",
+    "the ranks of --tensor-parallel-size are on one host and find each other; further hosts are servers of their own",
 )
 _idle(
     "disable-custom-all-reduce enable-nccl-nvls enable-symm-mem enable-mscclpp enable-torch-symm-mem pre-warm-nccl "
@@ -98,10 +98,10 @@ _idle(
     "enable-dp-attention-local-control-broadcast enable-shm-tensor-arena enable-quant-communications "
     "enforce-disable-flashinfer-allreduce-fusion enable-flashinfer-allreduce-fusion enable-aiter-allreduce-fusion "
     "disable-aiter-allreduce-fusion-in-prefill disable-aiter-allreduce-fusion-in-decode enable-scattered-sconv",
-    "it is about several devices, and one device serves here",
+    "how the ranks of --tensor-parallel-size exchange sums is chosen at the start",
 )
 _free(
-    "boundary-reduction flashinfer-allreduce-fusion-backend", "it is about several devices, and one device serves here"
+    "boundary-reduction flashinfer-allreduce-fusion-backend", "how the ranks of --tensor-parallel-size exchange sums is chosen at the start"
 )
 _off(
     "enable-dp-attention use-ray headless enable-prefill-cp enable-dsa-cache-layer-split enable-cp-decode-attn-tp "

@@ -45,6 +45,8 @@ COPIES_EACH = 2
 """Copies of a recurrent state for a request of that length, …"""
 MIN_COPIES = 2
 """… and those that there are at least: one that is gone on from, and one that is written."""
+ROWS_EACH = 4
+"""Running requests for which there is at least one copy, where memory allows."""
 NUM_SPARE = 3
 """Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 SAMPLER_COPIES = 6
@@ -412,7 +414,7 @@ def plan_memory(
     if not plan.groups:
         return dataclasses.replace(plan, notes=_uncached_notes(settings, plan))
     num, notes = _num_pages(settings, plan)
-    plan = dataclasses.replace(plan, groups=groups_for(plan, num), notes=tuple(notes))
+    plan = _with_copies(dataclasses.replace(plan, groups=groups_for(plan, num), notes=tuple(notes)))
     return _with_context(settings, plan)
 
 
@@ -461,6 +463,31 @@ def groups_for(plan: MemoryPlan, num: int) -> tuple[GroupPlan, ...]:
             wanted = min(num, max(least, -(-num * min(seen, typical) // typical)))
         groups.append(dataclasses.replace(group, num_pages=wanted))
     return tuple(groups)
+
+
+def _with_copies(plan: MemoryPlan) -> MemoryPlan:
+    """Give a small cache of many rows a copy of states for each few of them, out of what nobody needs.
+
+    Else requests that end one after another would write over each other's copies before anybody goes on from one.
+    """
+    states = [group for group in plan.groups if group.num_rows]
+    wanted = min(plan.max_running_requests // ROWS_EACH, plan.num_pages)
+    if not states or (lacking := wanted - min(group.num_pages for group in states)) <= 0:
+        return plan
+    more = max(0, min(lacking, plan.free_bytes // sum(group.page_bytes for group in states)))
+    groups = [
+        dataclasses.replace(group, num_pages=group.num_pages + more) if group.num_rows else group
+        for group in plan.groups
+    ]
+    notes = plan.notes
+    if more < lacking:
+        num = min(group.num_pages for group in groups if group.num_rows)
+        note = (
+            f"There is room for {num} copies of recurrent states beside up to {plan.max_running_requests} requests: "
+            "prefixes will seldom be found in the cache; raise --max-total-tokens, or lower --max-running-requests"
+        )
+        notes = (*notes, note)
+    return dataclasses.replace(plan, groups=tuple(groups), notes=notes)
 
 
 def _bytes_for(plan: MemoryPlan, num: int) -> int:

@@ -22,8 +22,9 @@ from dovetail.layers.attention import attend
 from dovetail.layers.base import Layer
 from dovetail.layers.linear import can_prepack, packed_linear, prepack
 from dovetail_models.transformers.loading import load
-from dovetail_models.transformers.mixers import cache_parameter, fold_requests
+from dovetail_models.transformers.mixers import bound_steps, cache_parameter, fold_requests
 from dovetail_models.transformers.plugin import config_of
+from dovetail_models.transformers.probe import first_place
 from dovetail_models.transformers.ropes import freeze_ropes
 
 NAME = "dovetail"
@@ -143,6 +144,9 @@ class TransformersDecoder(nn.Module):
             if type(module) is nn.Linear and module.weight is not tied:
                 parent, _, own = name.rpartition(".")
                 setattr(made.get_submodule(parent), own, Rows(module))
+        for module in made.modules():
+            bound_steps(module)
+        self._first_place = first_place(made)
         made.eval().requires_grad_(False)
         # Of a part of a larger model the prefix is its place in that: Llama 4's.
         prefix = made.base_model_prefix if hasattr(made, made.base_model_prefix) else "model"
@@ -154,7 +158,9 @@ class TransformersDecoder(nn.Module):
         """Map token ids `[T]` to final hidden states `[T, H]`."""
         self._step.batch = batch
         try:
-            out = self.body(input_ids=ids[None], position_ids=batch.positions[None], use_cache=False)
+            out = self.body(
+                input_ids=ids[None], position_ids=batch.positions[None] + self._first_place, use_cache=False
+            )
         finally:
             self._step.batch = None
         hidden: Tensor = out.last_hidden_state[0]

@@ -9,6 +9,7 @@ n requests, t tokens of each, H hidden size, C channels, K taps.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -133,3 +134,23 @@ def fold_requests(module: nn.Module, parameter: str, index: int, batch: Callable
         return recur(index, hidden_states[0], batch(), fold)[None]
 
     module.forward = forward
+
+
+def bound_steps(module: nn.Module) -> None:
+    """Bound a Mamba 2 mixer's time steps while it decodes, too.
+
+    Transformers bounds them in prompts alone (Nemotron-H, Zamba 2), and so gives two answers to one text. What is
+    bounded here is what the steps are made of, before their bias and softplus; in a prompt that changes nothing.
+    """
+    least, most = getattr(module, "time_step_limit", None) or (0.0, math.inf)
+    if least <= 0.0 and most == math.inf:
+        return
+
+    def bound(_: nn.Module, given: Any, out: Tensor) -> Tensor:
+        bias: Any = module.dt_bias
+        low, high = (torch.tensor(limit, dtype=torch.float32) for limit in (max(least, 1e-30), most))
+        low, high = (x.expm1().log().to(out.device) - bias.float() if x.isfinite() else x for x in (low, high))
+        rest, steps = torch.split(out, [out.shape[-1] - len(bias), len(bias)], dim=-1)
+        return torch.cat((rest, steps.float().clamp(low, high).to(out.dtype)), dim=-1)
+
+    module.in_proj.register_forward_hook(bound)  # type: ignore[union-attr]

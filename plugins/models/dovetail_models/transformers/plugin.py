@@ -42,7 +42,7 @@ class TransformersModel(ModelPlugin):
             layers=found.layers,
             norm_eps=0.0,
             hidden_act="",
-            max_position_embeddings=int(most),
+            max_position_embeddings=int(most) - found.first_place,
             tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
             rope=RopeConfig(),
             dtype=checkpoint_dtype(values if "dtype" in values or "torch_dtype" in values else plain(text.to_dict())),

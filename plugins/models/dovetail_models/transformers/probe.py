@@ -67,12 +67,14 @@ class Found:
         modules: Their modules' names, in the same order.
         num_layers: How many layers the model has.
         num_params: How many parameters.
+        first_place: The position of a request's first token.
     """
 
     layers: tuple[LayerSpec, ...]
     modules: tuple[str, ...]
     num_layers: int
     num_params: int
+    first_place: int
 
 
 class Unservable(Exception):
@@ -128,6 +130,7 @@ def probe(config: Any) -> Found:
         modules=tuple(names[id(call.module)] for call in record.calls),
         num_layers=max(num, seen),
         num_params=sum(param.numel() for param in model.parameters()),
+        first_place=first_place(model),
     )
 
 
@@ -170,6 +173,12 @@ def run(model: Any, num_tokens: int) -> None:
     places = torch.arange(num_tokens, device="meta")[None]
     with NoData(), torch.no_grad():  # type: ignore[no-untyped-call]
         model.base_model(input_ids=ids, position_ids=places, attention_mask=torch.ones_like(ids), use_cache=False)
+
+
+def first_place(model: nn.Module) -> int:
+    """Return the position of a request's first token: RoBERTa and its relatives count from behind that of padding."""
+    own = (module for module in model.modules() if hasattr(module, "create_position_ids_from_input_ids"))
+    return next((int(module.padding_idx) + 1 for module in own), 0)  # type: ignore[arg-type]
 
 
 def note_mixers(model: nn.Module, record: Record) -> None:
