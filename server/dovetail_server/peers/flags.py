@@ -101,7 +101,8 @@ _idle(
     "how the ranks of --tensor-parallel-size exchange sums is chosen at the start",
 )
 _free(
-    "boundary-reduction flashinfer-allreduce-fusion-backend", "how the ranks of --tensor-parallel-size exchange sums is chosen at the start"
+    "boundary-reduction flashinfer-allreduce-fusion-backend",
+    "how the ranks of --tensor-parallel-size exchange sums is chosen at the start",
 )
 _off(
     "enable-dp-attention use-ray headless enable-prefill-cp enable-dsa-cache-layer-split enable-cp-decode-attn-tp "

@@ -101,6 +101,7 @@ def write(folder: Path, kind: PluginKind, values: dict[str, str]) -> list[str]:
     targets = {
         "pyproject.toml": "pyproject.toml",
         "README.md": "README.md",
+        "ci.yml": ".github/workflows/plugin.yml",
         f"{kind.name}.py": f"{values['module']}.py",
         f"{kind.name}.test" if _has(f"{kind.name}.test") else "plugin.test": f"test_{values['module']}.py",
     }
@@ -112,7 +113,7 @@ def write(folder: Path, kind: PluginKind, values: dict[str, str]) -> list[str]:
             raise PluginError(f"{str(folder)!r} is not empty; give another --dir")
         folder.mkdir(parents=True, exist_ok=True)
         for template, name in targets.items():
-            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(fill(template, values), encoding="utf-8")
     except OSError as error:
         raise PluginError(f"{str(folder)!r}: {error.strerror}; give another --dir") from None
