@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.errors import ModelError, RequestError
@@ -113,7 +114,7 @@ class Parsers:
         self, template: ChatTemplate, folder: Path, names: tuple[str | None, str | None] = ("auto", "auto")
     ) -> None:
         registry = Registry.scan()
-        found = resolve_parsers(registry, folder, reasoning_parser=names[0], tool_parser=names[1])
+        found = resolve_parsers(registry, TokenizerFiles.read(folder), reasoning_parser=names[0], tool_parser=names[1])
         self.names = (found.reasoning_parser, found.tool_parser)
         self.template = template
         binders = (bound_reasoning, bound_tools)

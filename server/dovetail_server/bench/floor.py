@@ -15,7 +15,7 @@ from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
 from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.errors import ConfigError
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.weight_size import dense_numel, headers
+from dovetail.runtime.checkpoint.weight_size import TensorHeader, dense_numel
 from dovetail.runtime.hf_config import ITEM_BYTES
 from dovetail.runtime.memory.plan import group_token_bytes
 from dovetail_server.model_facts import config_of
@@ -132,16 +132,17 @@ def facts_of(folder: Path, dtype: str | None = None, quantised: str | None = Non
         quantised: The quantisation that it is served with, if any: one of a plain checkpoint makes other weights of it.
     """
     try:
-        model = ModelFolder.read(folder, weights=False)
+        model = ModelFolder(folder)
+        model = model if model.num_bytes else model.without_weights()
         hf, config = model.config, config_of(model)
-        numel = num_read(folder, config)
+        numel = num_read(model.headers, config)
     except (ConfigError, ValueError, TypeError, IndexError) as error:
         return str(error)
     dtype = dtype or config.dtype
     size = ITEM_BYTES[dtype]
     stored = None
     if "quantization_config" in hf:
-        stored = bytes_stored(folder, config, size)
+        stored = bytes_stored(model.headers, config, size)
         if stored is None:
             return "config.json has 'quantization_config': only a checkpoint's files tell how much a step reads of it"
         dtype = f"{dtype}, quantised ones as stored"
@@ -179,25 +180,23 @@ def reach_of(group: CacheGroup) -> int | None:
     return group.reach.size if isinstance(group.reach, Window | Chunk) else None
 
 
-def bytes_stored(folder: Path, config: ModelConfig, size: int) -> tuple[int, int] | None:
+def bytes_stored(headers: Sequence[TensorHeader] | None, config: ModelConfig, size: int) -> tuple[int, int] | None:
     """Count the bytes of a quantised checkpoint's files but the embedding table, which has numbers of `size` bytes.
 
     Returns:
         Of all but experts, and of experts: what a step reads if the numbers stay packed, and least if they do not. None
         where there are no files.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    found = [header for file in files for header in headers(file)]
-    if not found:
+    if not headers:
         return None
     tied = config.tie_word_embeddings
     table = 0 if tied else config.vocab_size * config.hidden_size * size
-    read = [header for header in found if not (tied and header.name.startswith("lm_head."))]
+    read = [header for header in headers if not (tied and header.name.startswith("lm_head."))]
     experts = sum(header.num_bytes for header in read if ".experts." in header.name)
     return sum(header.num_bytes for header in read) - table - experts, experts
 
 
-def num_read(folder: Path, config: ModelConfig) -> int | None:
+def num_read(headers: Sequence[TensorHeader] | None, config: ModelConfig) -> int | None:
     """Count the parameters that a decode step reads: all but the embedding table, unless it is the output layer too.
 
     Returns:
@@ -205,9 +204,7 @@ def num_read(folder: Path, config: ModelConfig) -> int | None:
     """
     tied = config.tie_word_embeddings
     table = 0 if tied else config.vocab_size * config.hidden_size
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        found = [header for file in files for header in headers(file)]
-        return sum(prod(h.shape) for h in found if not (tied and h.name.startswith("lm_head."))) - table
+    if headers:
+        return sum(prod(h.shape) for h in headers if not (tied and h.name.startswith("lm_head."))) - table
     is_known = config.num_params is not None or config.architecture in GATED
     return dense_numel(config) - table if is_known else None

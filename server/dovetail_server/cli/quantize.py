@@ -70,13 +70,12 @@ def write(wish: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     model = ModelFolder.read(wish.model)
-    hf = model.config
-    if method := quant_method(hf):
+    if method := quant_method(model.config):
         raise ConfigError(f"{wish.model}: is quantised already ({method}); give the checkpoint that it was made from")
     registry = Registry.scan()
     record = registry.resolve("model", model_plugin(registry, model.architecture))
     plugin = import_planned(as_planned(record))
-    done = quantize(wish.model, wish.out, wish.method, plugin, model.model_config(plugin.config_from_hf), hf)
+    done = quantize(model, wish.out, wish.method, plugin, model.model_config(plugin.config_from_hf))
     print(
         f"{wish.out}: {done.num} matrices in {wish.method}; {done.bytes_before / 2**20:,.1f} MiB became "
         f"{done.bytes_after / 2**20:,.1f} MiB. Left as they are: {len(done.plain)} modules, such as {done.plain[0]}."

@@ -75,7 +75,7 @@ def packed(method: str) -> Path:
     """The same with its weights in few bits."""
     plain, made = checkpoint("qwen3"), Path(tempfile.mkdtemp(dir="/tmp"))
     folder, model = ModelFolder.read(plain), plugins_of("Qwen3ForCausalLM", "").get("model", "Qwen3ForCausalLM")
-    quantize(plain, made, method, model, folder.model_config(model.config_from_hf), folder.config)
+    quantize(folder, made, method, model, folder.model_config(model.config_from_hf))
     return made
 
 

@@ -16,9 +16,10 @@ from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.errors import ModelError, PluginError
 from dovetail.gguf.reader import gguf_of
 from dovetail.layers.scratch import SCRATCH
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.gguf import GgufTensors
 from dovetail.runtime.checkpoint.mapped import MappedFiles
-from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers
+from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.hf_config import some
 
 NAMES = {
@@ -72,6 +73,18 @@ class Checkpoint:
         self._locks = {id(conversion): threading.Lock() for conversion in conversions}
         self.notes = tuple(dict.fromkeys(conversion.note for conversion in conversions if conversion.note))
         self.headers = list(self._headers(headers, by_source))
+
+    @classmethod
+    def of_folder(cls, folder: ModelFolder) -> Checkpoint:
+        """Return a folder's checkpoint as it stands.
+
+        Raises:
+            ModelError: It cannot be read.
+            ValueError: The folder is one whose weights are not read.
+        """
+        if folder.headers is None:
+            raise ValueError(f"{folder.path}: a folder that is read without weights has no checkpoint")
+        return cls(folder.path, folder.headers)
 
     def _headers(self, headers: Iterable[TensorHeader], by_source: Mapping[str, Conversion]) -> Iterator[TensorHeader]:
         """A conversion's results stand where its first source does."""
@@ -191,7 +204,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         ModelError: It cannot be read.
     """
-    return Checkpoint(folder, checkpoint_headers(folder))
+    return Checkpoint.of_folder(ModelFolder(folder))
 
 
 def _check_experts(conversion: Conversion, stands: Mapping[str, TensorHeader]) -> None:

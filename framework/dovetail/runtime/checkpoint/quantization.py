@@ -75,9 +75,7 @@ def converted(
     Raises:
         ModelError: The checkpoint cannot be read, or lacks tensors that belong to others.
     """
-    if folder.headers is None:
-        raise ValueError(f"{folder.path}: a folder that is read without weights has no checkpoint")
-    plain, rules = Checkpoint(folder.path, folder.headers), plugin.weight_map(config)
+    plain, rules = Checkpoint.of_folder(folder), plugin.weight_map(config)
     if chosen is not None and not rules and not quantization_config(folder.config):
         raise ModelError(
             f"--quantization: {config.architecture} is read by another library, which does not quantise it while it "

@@ -27,7 +27,8 @@ from dovetail.contracts.quantization import FileTensor
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Int4, Scaled, in_groups
 from dovetail.layers.words import nibbles_of
-from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.runtime.checkpoint.files import Checkpoint
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.partial import check_new, whole_folder
 from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
 from dovetail.runtime.checkpoint.weight_files import INDEX, PICKLED
@@ -55,32 +56,29 @@ class Written:
     bytes_after: int
 
 
-def quantize(
-    source: Path, out: Path, method: str, plugin: type[ModelPlugin], config: ModelConfig, hf: Mapping[str, Any]
-) -> Written:
+def quantize(source: ModelFolder, out: Path, method: str, plugin: type[ModelPlugin], config: ModelConfig) -> Written:
     """Write the checkpoint of `source` to the new folder `out`; nothing is left there if it fails.
 
     Args:
-        source: A folder with a plain checkpoint.
+        source: What a folder with a plain checkpoint says.
         out: Must not exist, or be empty.
         method: A key of `FORMATS`.
         plugin: The model's.
         config: Its facts.
-        hf: Its parsed `config.json`.
 
     Raises:
         ModelError: The folder cannot be written to, or the checkpoint holds nothing to quantise or numbers that are not
             finite.
     """
     check_new(out)
-    plain, rules = open_checkpoint(source), plugin.weight_map(config)
+    plain, rules = Checkpoint.of_folder(source), plugin.weight_map(config)
     if not rules:
         raise ModelError(
             f"{config.architecture} is read by another library; only models with a plugin can be quantised"
         )
     tensors = file_tensors(plain, rules, widths_of(plugin, config))
     packer = Packer.of(method, tensors)
-    beside = sorted(source.iterdir())  # before a part of `out` stands there, too
+    beside = sorted(source.path.iterdir())  # before a part of `out` stands there, too
     try:
         with whole_folder(out) as part:
             before, after = _write(plain, packer, part)
@@ -90,7 +88,7 @@ def quantize(
                 elif path.is_dir() and path.match(MODULES):
                     shutil.copytree(path, part / path.name)
             ignore = packer.ignored(tensors)
-            whole = {**hf, "quantization_config": packer.config(ignore)}
+            whole = {**source.config, "quantization_config": packer.config(ignore)}
             (part / "config.json").write_text(json.dumps(whole, indent=2), encoding="utf-8")
     except (OSError, SafetensorError) as error:  # a full disk is the second
         raise ModelError(f"{out}: cannot be written: {error}") from None

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 from dovetail.errors import PluginError
+from dovetail.plugins.clues import PARSERS
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.options import describe_options
@@ -49,11 +50,20 @@ def _print_record(record: PluginRecord) -> None:
         "loaded in": ", ".join(facts.roles or KINDS[record.kind].roles),
         "devices": ", ".join(facts.devices),
         "needs": ", ".join(facts.packages),
-        "auto": "" if facts.matches is None else f"a candidate for {facts.matches or 'everything'}",
+        "auto": _auto(record),
     }
     for key, value in lines.items():
         if value:
             print(f"{key:<13}{value}")
+
+
+def _auto(record: PluginRecord) -> str:
+    """Say when `auto` takes a plugin; empty where it never does."""
+    facts = record.facts
+    if record.kind in PARSERS:
+        opens = [f"what opens with {facts.opens!r}"] if facts.opens else []
+        return " and ".join([*([f"templates that fit {len(facts.clues)} clues"] if facts.clues else []), *opens])
+    return "" if facts.matches is None else f"a candidate for {facts.matches or 'everything'}"
 
 
 def _print_hooks(planned: PlannedPlugin, loaded: Any) -> None:
