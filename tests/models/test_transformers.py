@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "doge": ("it changes attention masks itself", {}),
     "jetmoe": ("it reads on the host what it has computed", {"kv_channels": 16, "num_local_experts": 4}),
     "codegen": (
-        "transformers itself cannot compute it with this config.json",
+        "transformers itself cannot compute a prompt with this config.json",
         {"rotary_dim": 64, "n_head": 4, "n_embd": 64},
     ),
     "rwkv": ("of its 2 layers only 0 look back in a way that is known here", {}),

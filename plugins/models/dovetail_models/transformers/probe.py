@@ -150,8 +150,8 @@ def inconsistent(config: Any, num_tokens: int) -> str:
     except Exception as error:  # of any code of transformers
         if ON_HOST in str(error):
             return ""
-        why = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else "its numbers do not go together"
-        return f"transformers itself cannot compute it with this config.json ({why})"
+        why = f" ({' '.join(str(error).split())[:200]})" if isinstance(error, ValueError) else ""
+        return f"transformers itself cannot compute a prompt with this config.json{why}"
     return ""
 
 
@@ -203,7 +203,7 @@ def note_mixer(
     if not isinstance(out, Tensor) or out.shape != hidden_states.shape or not cache.found:
         raise Unservable(f"its {type(module).__name__} keeps its state in another way than is known here")
     if any(call.module is module for call in record.calls):
-        raise Unservable("a layer is called twice")
+        raise Unservable("a layer of it looks back twice for a token")
     state = tuple(cache.found.values())
     reach = Recurrent(interval(module, state))
     record.calls.append(Call(module, LayerSpec(index=len(record.calls), reach=reach, state=state)))
@@ -233,7 +233,7 @@ def attend(
     if unknown:
         raise Unservable(f"its attention layers use {', '.join(unknown)}")
     if any(call.module is module for call in calls):
-        raise Unservable("a layer is called twice")
+        raise Unservable("a layer of it looks back twice for a token")
     if key.shape[2] != num_tokens or query.shape[2] != num_tokens:
         raise Unservable("its keys are not one for each token")
     if given.get("is_causal") is False:
