@@ -35,9 +35,9 @@ sys.exit(engine_main.main(sys.argv[1:]))
 PROMPT = [7 + i % 200 for i in range(500)]
 
 
-def engine(each_layer: str, hang_s: float) -> ProcessClient:
-    """The demo model, whose eight layers do something else first."""
-    client = make_engine(Restarts(hang_s=hang_s), chunked_prefill_size=512)
+def engine(each_layer: str, hang_s: float, num_ranks: int = 1) -> ProcessClient:
+    """The demo model, whose layers do something else first, on the first rank; its start has steps of 12 tokens."""
+    client = make_engine(Restarts(hang_s=hang_s), chunked_prefill_size=512, tensor_parallel_size=num_ranks)
     client.command = ("-c", BODY.format(each_layer))
     return client
 
@@ -49,11 +49,12 @@ async def ask(client: ProcessClient, max_tokens: int = 3) -> tuple[list[int], Fi
     return [i for delta in deltas for i in delta.ids], deltas[-1].finish
 
 
-def test_a_step_may_take_longer_than_the_limit() -> None:
-    """Eight layers of half a second each, with 1.5 s to get on: nothing is ended, and the reply comes."""
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_step_may_take_longer_than_the_limit(num_ranks: int) -> None:
+    """Eight layers of half a second each, with 2 s to get on: nothing is ended, no rank is blamed, the reply comes."""
 
     async def main() -> None:
-        client = engine("time.sleep(0.5 if tokens > 9 else 0)", 1.5)
+        client = engine("time.sleep(0.5 if tokens > 50 else 0)", 2.0, num_ranks)
         await client.start()
         try:
             began = time.monotonic()
@@ -73,7 +74,7 @@ def test_a_layer_that_never_returns_is_ended_within_the_limit(never: str, tmp_pa
     mark, at = tmp_path / "mark", tmp_path / "at"
     code = f"""
     mark = pathlib.Path({str(mark)!r})
-    if tokens > 9 and not mark.exists():
+    if tokens > 50 and not mark.exists():
         time.sleep(0.3)
         if layer == 5:
             mark.write_text(str(time.monotonic()))
