@@ -76,12 +76,13 @@ class Addresses:
         """Serve one connection's request."""
         if scope["type"] != "lifespan":
             path = scope["path"]
-            if self.root_path:
-                found = self._prefix.match(path)
-                path = path if found is None else path[found.end() :]
-                scope = {**scope, "path": path, "root_path": self.root_path}
+            if self.root_path and (found := self._prefix.match(path)):
+                path = path[found.end() :]
             meant, deployment = self.routes.meant_by(path)
-            if meant != path:
+            if self.root_path:
+                is_taken_off = not meant.startswith(f"{self.root_path}/")  # as with --root-path /v1
+                scope = {**scope, "path": meant, "root_path": self.root_path if is_taken_off else ""}
+            elif meant != path:
                 scope = {**scope, "path": meant}
             if deployment is not None:
                 scope[ASKED] = path

@@ -184,6 +184,14 @@ def test_below_a_proxys_prefix(make_harness: Any) -> None:
     assert json.loads(ask(harness.port, "POST", "/llm/v1/messages", {})[2])["type"] == "error"
 
 
+def test_a_proxys_prefix_may_be_that_of_the_routes(make_harness: Any) -> None:
+    """`--root-path /v1`: the router must not take it off once more; what is not below it is where it was."""
+    harness: Harness = make_harness(root_path="/v1", api_key=[USER])
+    for path in ("/v1/models", "/v1/v1/models", "/models", "/v1/get_model_info", "/v1/livez", "/v1/models/tiny"):
+        assert ask(harness.port, "GET", path, api_key=USER)[0] == 200, path
+        assert ask(harness.port, "GET", path)[0] == (200 if path == "/v1/livez" else 401), path
+
+
 def test_azures_clients(make_harness: Any) -> None:
     """The newest `openai`, in both forms: the deployment is a served name, the key comes in `api-key`."""
     import openai
