@@ -52,6 +52,14 @@ class SkipCancelled(logging.Filter):
         return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
+class SkipRefusedUpgrades(logging.Filter):
+    """Drops uvicorn's error after each WebSocket that was refused with a reply, whose access line says it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep everything else."""
+        return record.msg != "ASGI callable returned without completing handshake."
+
+
 class SkipStatic(logging.Filter):
     """Drops access lines of the page's and the documentation's files that were sent: a page load is fifty of them."""
 
@@ -108,11 +116,12 @@ def uvicorn_config(level: str, is_ready: Callable[[], bool]) -> dict[str, Any]:
             "hide_secrets": {"()": HideSecrets},
             "skip_static": {"()": SkipStatic},
             "skip_cancelled": {"()": SkipCancelled},
+            "skip_refused_upgrades": {"()": SkipRefusedUpgrades},
         },
         "handlers": handlers,
         "loggers": {
             "uvicorn": {"handlers": ["default"], "level": quiet.upper(), "propagate": False},
-            "uvicorn.error": {"filters": ["hide_secrets", "skip_cancelled"]},
+            "uvicorn.error": {"filters": ["hide_secrets", "skip_cancelled", "skip_refused_upgrades"]},
             "uvicorn.access": {
                 "handlers": ["access"],
                 "filters": ["hide_secrets"],

@@ -277,8 +277,8 @@ def test_a_preflight_names_the_flag(keys: dict[str, Any], make_harness: Any) -> 
     assert ask(make_harness(**keys).port, "OPTIONS", "/v1/models", origin="https://app.example")[0] in (401, 405)
 
 
-def test_websockets_are_refused_in_words(make_harness: Any) -> None:
-    """Each with its reason: the key, the name, the page, or that nothing is there; and no bare 403."""
+def test_websockets_are_refused_in_words(make_harness: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each with its reason: the key, the name, the page, or that nothing is there; no bare 403, no error in the log."""
     harness: Harness = make_harness(api_key=[USER], allowed_hosts=["llm.example"])
     key = {"authorization": f"Bearer {USER}"}
     for path in ("/v1/responses", "/nothing", "//v1/models"):
@@ -292,6 +292,8 @@ def test_websockets_are_refused_in_words(make_harness: Any) -> None:
     foreign = {**key, "Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
     status, error = websocket(harness.port, "/v1/responses", **foreign)
     assert (status, error["code"]) == (403, "origin_not_allowed")
+    harness.close()
+    assert "ERROR" not in capfd.readouterr().err
 
 
 def test_a_server_without_a_library_for_websockets_says_the_same(harness: Harness) -> None:
