@@ -14,7 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.glm4 import modeling_glm4
 from transformers.models.phi3 import modeling_phi3
 
-from dovetail.contracts.config import RopeConfig
+from dovetail.contracts.cache import CacheTensor, Recurrent
+from dovetail.contracts.config import LayerSpec, RopeConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.errors import ModelError
 from dovetail.layers import ops
@@ -69,7 +70,7 @@ def theirs(rope: dict[str, Any], length: int | None, layer_type: str | None = No
 
 def ours(rope: dict[str, Any]) -> RopeConfig:
     """Read from `config.json` as a plugin does."""
-    return dense_config(config(rope_parameters={"rope_theta": 5e3, **rope})).rope
+    return dense_config(config(rope_parameters={"rope_theta": 5e3, **rope}), rotates_parts=True).rope
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -152,13 +153,13 @@ def test_layers_have_the_embedding_of_their_type() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     types = ["sliding_attention", "full_attention", "sliding_attention"]
-    made = dense_config(config(rope_parameters=ropes, layer_types=types, sliding_window=8))
+    made = dense_config(config(rope_parameters=ropes, layer_types=types, sliding_window=8), rotates_parts=True)
     rotaries = Rotaries(made, CTX)
     assert len(rotaries.kinds) == 2
     found, positions = rotaries(torch.tensor([5, 250])), torch.tensor([5, 250])
     assert found[0] is found[2]
     for index, kind in enumerate(types):
-        flat = dense_config(config(rope_parameters=ropes[kind])).rope
+        flat = dense_config(config(rope_parameters=ropes[kind]), rotates_parts=True).rope
         want = Rotary(flat, DIM, POSITIONS, CTX)(positions)
         assert all(torch.equal(mine, right) for mine, right in zip(found[index], want, strict=True))
 
@@ -201,4 +202,17 @@ def test_a_whole_model_with_longrope_over_part_of_its_heads(context: int, tmp_pa
 class Phi3(Llama):
     """Llama with fused matrices in the checkpoint."""
 
+    rotates_parts = True
+
     architectures = ("Phi3ForCausalLM",)
+
+
+def test_layers_with_states_have_no_rope() -> None:
+    """A hybrid made of the scaffold's parts: its layers without heads need no width that can be rotated."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
+    config = dense_config({"architectures": ["X"], "num_hidden_layers": 2, "num_attention_heads": 4, **sizes})
+    state = LayerSpec(index=0, reach=Recurrent(4), state=(CacheTensor("s", (4, 4)),))
+    ropes = Rotaries(replace(config, layers=(state, config.layers[1])), CTX)(torch.arange(5))
+    plain = Rotaries(config, CTX)(torch.arange(5))
+    assert len(ropes) == 2
+    assert all(torch.equal(mine, own) for mine, own in zip(ropes[1], plain[1], strict=True))

@@ -14,7 +14,7 @@ from dovetail.config_file import field_aliases
 from dovetail.errors import ConfigError
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.peers import environment
-from dovetail_server.peers.flags import SHORT, find
+from dovetail_server.peers.flags import SHORT, TABLE, find
 from dovetail_server.settings import ServeSettings
 
 FOLDER = Path(__file__).parent / "peers"
@@ -195,3 +195,8 @@ def test_a_variable_that_a_user_relies_on_is_not_passed_over(monkeypatch: pytest
     monkeypatch.setenv("SGLANG_USE_MODELSCOPE", "true")
     with pytest.raises(ConfigError, match="HF_ENDPOINT"):
         read("m")
+
+
+def test_no_note_says_that_one_device_serves() -> None:
+    """Several may: `--tensor-parallel-size` divides a model among those of a host."""
+    assert not [name for name, flag in TABLE.items() if "one device" in flag.why]

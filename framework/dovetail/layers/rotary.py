@@ -46,12 +46,13 @@ class Rotaries(nn.Module):
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
-        ropes = [(config.rope_of(spec.index), rotated_width(spec)) for spec in config.layers]
+        # A layer that folds tokens into a state has no heads: it is handed what the first that attends is, and no more.
+        ropes = [None if spec.state else (config.rope_of(spec.index), rotated_width(spec)) for spec in config.layers]
         distinct: list[tuple[RopeConfig, int]] = []
         for rope in ropes:
-            if rope not in distinct:
+            if rope is not None and rope not in distinct:
                 distinct.append(rope)
-        self._kinds = [distinct.index(rope) for rope in ropes]
+        self._kinds = [0 if rope is None else distinct.index(rope) for rope in ropes]
         self.kinds = nn.ModuleList(
             Rotary(rope, dim, config.max_position_embeddings, ctx, config.context_len) for rope, dim in distinct
         )

@@ -298,3 +298,23 @@ def test_the_kit_names_a_quantisations_fault(fault: str) -> None:
     report = check_class(cls, select=test)  # type: ignore[arg-type]
     failures = {name: text for name, text in report.failures.items() if name.partition("[")[0] == test}
     assert any(message in text for text in failures.values()), report.text()
+
+
+class GroupsOf64(QuantizationConformance):
+    """A format without experts whose groups have 64 inputs."""
+
+    has_experts = False
+
+    def pack(self, weight: Tensor) -> Mapping[str, Tensor]:
+        assert weight.shape[1] % 64 == 0, tuple(weight.shape)
+        return {".weight": weight}
+
+    def unpack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors[".weight"]
+
+
+def test_experts_that_a_format_does_not_have_are_packed_in_a_width_that_it_can_have() -> None:
+    """Only to see them refused: 48 inputs are for those that have experts, and may say another width."""
+    kit = GroupsOf64()
+    _, plain = kit._expert_checkpoint(num=1, hidden=64, inner=kit._inner())
+    assert {tuple(tensor.shape) for tensor in plain.values()} == {(64, 64)}
