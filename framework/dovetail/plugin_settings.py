@@ -115,6 +115,11 @@ class PluginSettings(EngineSettings):
         description="Plugin that enforces structured outputs; `auto` chooses for each request; `none` for none.",
         json_schema_extra=flag("guided-decoding-backend", common=True),
     )
+    apis: Names = Field(
+        default_factory=list,
+        description="APIs to serve, by plugin name, comma-separated, such as `openai,ollama`.",
+        json_schema_extra=flag(),
+    )
     logits_processors: Names = Field(
         default_factory=list,
         description="Logits processors that requests may ask for, by plugin name, comma-separated, such as "

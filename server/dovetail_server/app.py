@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,10 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import dovetail
+from dovetail.contracts.api import Api
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.addresses import Addresses, Routes
-from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
+from dovetail_server.api_errors import ApiErrors
 from dovetail_server.asgi import BodyLimitMiddleware, Holder, RequestIdMiddleware
 from dovetail_server.auth import CALLER, OPEN, Auth, Keys, open_paths
 from dovetail_server.fallbacks import Cors, HeadRoute, no_route
@@ -71,7 +72,6 @@ DESCRIPTION = (
 
 
 ROUTERS = (
-    generating.router,
     render.router,  # before the routes that take any id in the place of its name
     stored_completions.router,
     responses.router,
@@ -94,12 +94,12 @@ ROUTERS = (
     profile.router,
     docs.router,
 )
-"""All routes but those of the playground, in the order in which they are looked at."""
+"""All routes but those of APIs and the playground, in the order in which they are looked at."""
 
 
-def routers(settings: ServeSettings) -> list[APIRouter]:
+def routers(settings: ServeSettings, apis: Sequence[Api]) -> list[APIRouter]:
     """Return what is served."""
-    return [*ROUTERS, *(() if settings.disable_playground else (playground.router,))]
+    return [generating.router_of(apis), *ROUTERS, *(() if settings.disable_playground else (playground.router,))]
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -122,7 +122,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     paths: list[tuple[str, set[str]]] = []
-    for router in routers(state.settings):
+    for router in routers(state.settings, state.apis):
         app.include_router(router)
         paths += [(route.path, route.methods or set()) for route in router.routes if isinstance(route, Route)]
         state.hooks.check_free(route.path_regex for route in router.routes if isinstance(route, Route))
@@ -167,6 +167,9 @@ class Layered(Holder, Protocol):
     keys: Keys
     """Who may come in."""
 
+    apis: Sequence[Api]
+    """Those whose routes generate here."""
+
     @property
     def hooks(self) -> ApiHooks:
         """Whose observers are told of requests."""
@@ -189,9 +192,9 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
             max_age=600,
         )
     app.add_middleware(RequestIdMiddleware, observers=state.hooks.observers)
-    app.add_middleware(AnthropicErrorMiddleware)
+    app.add_middleware(ApiErrors, apis=state.apis)
     own = [route.path for route in app.routes if isinstance(route, Route)]
-    paths = [route.path for router in routers(settings) for route in router.routes if isinstance(route, Route)]
+    paths = [route.path for router in routers(settings, state.apis) for route in router.routes if isinstance(route, Route)]
     app.add_middleware(Addresses, routes=Routes([*own, *paths]), root_path=settings.root_path)
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dovetail.contracts.replies import Failure
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, brief
 from dovetail.grammar.spec.refusals import LATER, OWNER_FULL
 from dovetail.messages import OUT_OF_MEMORY, POISON
@@ -160,6 +161,12 @@ def describe(error: BaseException) -> tuple[int, ErrorDetail, dict[str, str]]:
     logger.error("request failed, error id %s", incident, exc_info=error)
     text = f"internal error {incident}; the server's log has the details under this id"
     return 500, ErrorDetail(message=text, type="server_error", code="internal_error"), {}
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return an error as APIs are told of it."""
+    status, detail, _ = describe(error)
+    return Failure(status=status, message=detail.message, kind=detail.type, param=detail.param, code=detail.code)
 
 
 def to_reply(error: BaseException, *, is_admin: bool = False) -> Response:

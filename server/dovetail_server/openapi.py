@@ -7,7 +7,7 @@ work to `bodies/` and msgspec.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -20,6 +20,8 @@ from dovetail_server.state import get_free_state
 
 REF = "#/components/schemas/"
 F = TypeVar("F", bound=Callable[..., Any])
+PLACES: dict[str, Literal["prefix", "any"]] = {}
+"""Where a gateway sends what comes on a path: see `contracts.api.Route`."""
 _bodies: dict[str, type[BaseModel]] = {}
 _replies: dict[str, type[msgspec.Struct]] = {}
 
@@ -55,14 +57,18 @@ def json_route(
     error: type[msgspec.Struct] = ErrorBody,
     methods: tuple[str, ...] = ("POST",),
     tags: tuple[str, ...] = (),
+    place: Literal["prefix", "any"] | None = None,
 ) -> Callable[[F], F]:
     """Register a route with the schemas of its body or multipart form, and of its reply.
 
     `other_reply` is what clients of another API get. One that `may_list` answers several prompts or choices with a list
     of replies. One that `streams` generates: when
     the queue is full it answers 429 before it reads the body; one that `follows` streams what was begun elsewhere.
-    Errors have the body `error`.
+    Errors have the body `error`. `place` is as of `contracts.api.Route`, for a route whose body a gateway may hold;
+    None: it is passed on piece by piece.
     """
+    if place is not None:
+        PLACES[path] = place
     extra: dict[str, Any] = {}
     content: dict[str, Any] = {"application/json": {}}
     for kind, model in (("application/json", body), ("multipart/form-data", form)):

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from dovetail.contracts.api import Route
+from dovetail.contracts.requests import Request
 from dovetail.errors import RequestError
 from dovetail_server.density import MAX_OBJECTS, check_density
 from dovetail_server.errors import from_validation, shortened
@@ -46,6 +48,15 @@ def decoded(raw: bytes, most_objects: int = MAX_OBJECTS) -> Any:
             f"{path or 'the body'} holds a NUL character, which no text may", param=path, code="invalid_value"
         )
     return data
+
+
+def of_route(raw: bytes, route: Route) -> list[Request]:
+    """Return the requests that a body makes on a route that generates.
+
+    Raises:
+        RequestError: See `parse`; or the API does not serve what it asks for.
+    """
+    return route.requests(decoded(raw) if route.body is None else parse(raw, route.body))
 
 
 def validated(data: Any, model: type[M]) -> M:

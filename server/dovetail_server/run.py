@@ -99,7 +99,7 @@ async def run(
         engine.cache_watch = hooks.observers
         engine_start = tasks.start("engine start", start_engine(engine, phases), is_awaited=True)
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
-        server = await asyncio.to_thread(build_http, settings, engine, hooks, phases, tasks)
+        server = await asyncio.to_thread(build_http, settings, engine, hooks, phases, tasks, plan)
         server.state.registry = registry
         http = tasks.start("http", server.serve(sockets=[listener]), is_awaited=True)
         start_up = get_ready(server.state, registry, plan, model, engine_start, phases)
@@ -165,15 +165,21 @@ async def watch_engine(server: HttpServer) -> None:
 
 
 def build_http(
-    settings: ServeSettings, engine: EngineClient, hooks: ApiHooks, phases: Phases, tasks: Supervisor
+    settings: ServeSettings,
+    engine: EngineClient,
+    hooks: ApiHooks,
+    phases: Phases,
+    tasks: Supervisor,
+    plan: PluginPlan,
 ) -> HttpServer:
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         with imports.for_good():
+            from dovetail_server.apis.loaded import apis_of
             from dovetail_server.app import build_routes, create_app
             from dovetail_server.lifecycle import HttpServer
             from dovetail_server.state import ServerState
-        state = ServerState(settings, engine, hooks, tasks)
+        state = ServerState(settings, engine, hooks, tasks, apis_of(plan))
         app = create_app(state)
         build_routes(app)
         return HttpServer(app, state)

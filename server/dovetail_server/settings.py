@@ -33,6 +33,12 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         description="YAML or TOML file with any of these settings; flags and environment variables win over it.",
         json_schema_extra=flag(common=True),
     )
+    apis: Names = Field(
+        default_factory=lambda: ["openai", "anthropic", "sglang"],
+        description="APIs to serve, by plugin name, comma-separated: those that generate; an installed one more, such "
+        "as `ollama`, is added to the three built-in ones by naming all.",
+        json_schema_extra=flag(),
+    )
     host: str = Field(
         "127.0.0.1",
         description="Address to listen on; 0.0.0.0 for every interface.",

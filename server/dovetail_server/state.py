@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from dovetail import __version__
+from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
+from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.bodies.context import ReadingContext
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
@@ -33,9 +37,12 @@ class ServerState(ReadingContext):
         engine: EngineClient,
         hooks: ApiHooks | None = None,
         tasks: Supervisor | None = None,
+        apis: Sequence[Api] = BUILT_IN,
     ) -> None:
         """Start without text tools: requests are refused until `ready_with` is called."""
         super().__init__(settings, engine, hooks, tasks)
+        self.apis = apis
+        """Those whose routes generate here."""
         self.metrics = Metrics(
             settings.metrics_style,
             self.served_names[0],
@@ -76,6 +83,24 @@ class ServerState(ReadingContext):
             ServiceError: The database or the folder cannot be used.
         """
         return (await self.storage.get()).responses
+
+    def facts(self) -> ServerFacts:
+        """Return what APIs may show of the server; the engine has started."""
+        info, text = self.info, self.text
+        return ServerFacts(
+            version=__version__,
+            models=tuple(self.served_names),
+            created=self.created,
+            architecture=info.architecture,
+            dtype=info.dtype,
+            weight_bytes=info.weight_bytes,
+            context_len=info.context_len,
+            vocab_size=info.vocab_size,
+            quantization=self.settings.quantization or "",
+            template=text.template.source,
+            calls_tools=text.tools is not None,
+            thinks=text.reasoning is not None,
+        )
 
     def _open_service(self) -> BatchService:
         """Import, create and migrate: only here, so that a server without files loads no database."""

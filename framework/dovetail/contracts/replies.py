@@ -193,7 +193,6 @@ class Reply:
         created: Seconds since 1970.
         began: When it began, as `time.perf_counter` counts.
         fingerprint: Of the server, its model and settings.
-        request_id: Of the HTTP request; None for a line of a batch.
         requests: What it answers.
         choices: In order, those of a prompt together.
         tokenizer: The model's.
@@ -206,7 +205,6 @@ class Reply:
     created: int
     began: float
     fingerprint: str
-    request_id: str | None
     requests: Sequence[Request]
     choices: Sequence[ChoiceView]
     tokenizer: ReplyTokenizer
@@ -276,6 +274,12 @@ class Writer(ABC):
     def whole(self) -> bytes:
         """Return the whole reply, JSON; all choices have ended."""
 
+    @classmethod
     @abstractmethod
-    def failed(self, failure: Failure) -> bytes:
-        """Return how a stream ends that has begun and cannot go on."""
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
+        """Return how a stream ends that has begun and cannot go on: on a gateway, nobody has a writer any more.
+
+        Args:
+            failure: Why.
+            request_id: Of the HTTP request.
+        """

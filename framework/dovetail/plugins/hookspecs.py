@@ -116,6 +116,17 @@ def dovetail_speculators(registry: KindRegistry) -> None:
 
 
 @hookspec
+def dovetail_apis(registry: KindRegistry) -> None:
+    """Register APIs.
+
+    Called as `dovetail_models` is.
+
+    Args:
+        registry: As for `dovetail_models`.
+    """
+
+
+@hookspec
 def dovetail_logits_processors(registry: KindRegistry) -> None:
     """Register logits processors.
 

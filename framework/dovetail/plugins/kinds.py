@@ -203,6 +203,18 @@ KINDS: dict[str, PluginKind] = {
             watched=("dovetail.runtime.sampling.sampler", "dovetail.runtime.sampling.processors"),
         ),
         PluginKind(
+            name="api",
+            group="dovetail.apis",
+            roles=("api",),
+            contract="dovetail.contracts.api:Api",
+            label="--apis",
+            kit=f"{_KIT}.api:ApiConformance",
+            about="The API {name} for Dovetail",
+            setting="apis",
+            many=True,
+            hook="dovetail_apis",
+        ),
+        PluginKind(
             name="hooks",
             group="dovetail.hooks",
             roles=("api",),

@@ -28,7 +28,8 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer.tokenizer import Tokenizer, check_text
 
-PARSERS = ("reasoning_parser", "tool_parser")
+ELSEWHERE = ("reasoning_parser", "tool_parser", "api")
+"""Kinds of plugins that another process which reads bodies needs, too."""
 BYTES_PER_TOKEN = 32
 """No tokenizer packs ordinary text so tightly: a prompt of more bytes per token of context cannot fit."""
 MIN_PROMPT_BYTES = 1 << 16
@@ -142,7 +143,7 @@ class Processor:
             ConfigError: See `load`.
         """
         plan = plugins.plan
-        parsers = tuple(planned for planned in plan.plugins if planned.kind in PARSERS)
+        parsers = tuple(planned for planned in plan.plugins if planned.kind in ELSEWHERE)
         made = cls._of(
             ProcessorSetup(
                 folder=str(model.tokenizer_path),

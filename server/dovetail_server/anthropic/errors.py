@@ -1,13 +1,12 @@
-"""Errors as Anthropic's clients read them, on its routes: one layer around everything that answers there."""
+"""Errors as Anthropic's clients read them."""
 
 from __future__ import annotations
 
 import msgspec
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.contracts.replies import Failure
 from dovetail_server.anthropic.schema import AnthropicError, AnthropicErrorDetail, UnsupportedThread
-from dovetail_server.openai.errors import ErrorBody, ErrorDetail
+from dovetail_server.openai.errors import ErrorDetail
 
 PREFIX = "/v1/messages"
 TYPES = {
@@ -47,59 +46,8 @@ def error_body(status: int, detail: ErrorDetail, request_id: str | None) -> Anth
     )
 
 
-def is_here(path: str) -> bool:
-    """Tell whether a path is one of Anthropic's routes."""
-    return path == PREFIX or path.startswith(f"{PREFIX}/")
-
-
-class AnthropicErrorMiddleware:
-    """Writes errors of Anthropic's routes in its words, and names the request in its header."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        """Wrap `app`, which answers with this server's own errors and `x-request-id`."""
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection's request."""
-        if scope["type"] != "http" or not is_here(scope["path"]):
-            await self.app(scope, receive, send)
-            return
-        await self.app(scope, receive, _Translator(send))
-
-
-class _Translator:
-    """Passes replies on; an error is held back until it is whole."""
-
-    def __init__(self, send: Send) -> None:
-        self.send = send
-        self.start: Message | None = None
-        self.body = b""
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            if "x-request-id" in headers:
-                headers["request-id"] = headers["x-request-id"]
-            if message["status"] >= 400:
-                self.start = message
-                return
-        elif self.start is not None:
-            self.body += message.get("body", b"")
-            if not message.get("more_body", False):
-                await self._send_error(self.start)
-            return
-        await self.send(message)
-
-    async def _send_error(self, start: Message) -> None:
-        body = self.body
-        try:
-            error = msgspec.json.decode(body, type=ErrorBody).error
-        except msgspec.DecodeError:
-            pass  # not one of our errors: it goes out as it is
-        else:
-            headers = MutableHeaders(scope=start)
-            start["status"] = status_of(start["status"], error.code)
-            body = msgspec.json.encode(error_body(start["status"], error, headers.get("request-id")))
-            headers["content-length"] = str(len(body))
-        await self.send(start)
-        await self.send({"type": "http.response.body", "body": body})
+def told(failure: Failure, request_id: str | None) -> tuple[int, AnthropicError]:
+    """Return Anthropic's status and body for an error."""
+    detail = ErrorDetail(message=failure.message, type=failure.kind, param=failure.param, code=failure.code)
+    status = status_of(failure.status, failure.code)
+    return status, error_body(status, detail, request_id)

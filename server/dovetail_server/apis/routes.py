@@ -1,8 +1,12 @@
-"""The routes that generate, as data: what reads a body, what writes the reply, and what a gateway may do with it."""
+"""The built-in APIs: the routes that generate, as data."""
 
 from __future__ import annotations
 
-from dovetail.contracts.api import Route
+from collections.abc import Sequence
+
+from dovetail.contracts.api import Api, Route
+from dovetail.contracts.replies import Failure
+from dovetail_server.anthropic.errors import told
 from dovetail_server.anthropic.schema import AnthropicError, MessageReply, MessagesRequest
 from dovetail_server.apis.chat.reply import ChatWriter
 from dovetail_server.apis.chat.request import read as read_chat
@@ -62,4 +66,36 @@ MESSAGES = Route(
     tag="messages",
     error=AnthropicError,
 )
-ROUTES = {route.name: route for route in (CHAT, COMPLETIONS, GENERATE, MESSAGES)}
+
+
+class OpenAI(Api):
+    """OpenAI's chat and text completions."""
+
+    def routes(self) -> Sequence[Route]:
+        """Return them."""
+        return CHAT, COMPLETIONS
+
+
+class Anthropic(Api):
+    """Anthropic's messages."""
+
+    owns = ("/v1/messages",)
+
+    def routes(self) -> Sequence[Route]:
+        """Return them."""
+        return (MESSAGES,)
+
+    def failed(self, failure: Failure, request_id: str | None) -> tuple[int, AnthropicError]:
+        """Return an error as Anthropic has it."""
+        return told(failure, request_id)
+
+
+class SGLang(Api):
+    """SGLang's native `/generate`."""
+
+    def routes(self) -> Sequence[Route]:
+        """Return them."""
+        return (GENERATE,)
+
+
+BUILT_IN: tuple[Api, ...] = (OpenAI(), Anthropic(), SGLang())

@@ -27,7 +27,7 @@ from dovetail_server.native.score import ScoreRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
 from dovetail_server.openai.responses import ResponsesRequest
-from dovetail_server.reading import parse
+from dovetail_server.reading import of_route, parse
 from dovetail_server.responses.job import reply as reply_of
 from dovetail_server.serving import embeddings, rerank, run, score
 from dovetail_server.serving.job import make_job
@@ -137,7 +137,7 @@ async def prepare_generating(state: ReadingContext, route: Route, raw: bytes) ->
     if not state.bodies.takes(len(raw)):
         with suppress(InlineCostError):
             return await asyncio.to_thread(
-                lambda: reply_to(state, route, route.requests(parse(read_line(raw), route.body)), is_rendered=False)
+                lambda: reply_to(state, route, of_route(read_line(raw), route), is_rendered=False)
             )
     outcome = await elsewhere(state, route, raw)
     with not_beside_prompts():

@@ -24,6 +24,8 @@ from dovetail.grammar.compile.memory import address_space, most_own_bytes, retur
 from dovetail.process_limits import lower
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.threads import set_threads
+from dovetail_server.apis.loaded import apis_of
+from dovetail_server.bodies.tasks import add_routes
 from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, Refusal, WorkerStart, is_short, too_costly
 from dovetail_server.bodies.work import do, part_of
 from dovetail_server.responses.references import Answer
@@ -88,6 +90,7 @@ class Worker:
     def __init__(self, start: WorkerStart) -> None:
         """Load."""
         self._text = Processor.of_start(start.processor)
+        add_routes(apis_of(start.processor.setup.plan))
         self._served = start.served
         self._num_threads = start.num_threads
         installed()

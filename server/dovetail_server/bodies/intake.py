@@ -13,7 +13,7 @@ from dovetail.contracts.api import Route
 from dovetail.contracts.requests import Ids, Request
 from dovetail.text.inline import InlineCostError
 from dovetail_server.bodies.request import IN_THREAD, elsewhere, not_beside_prompts, raw_body
-from dovetail_server.reading import parse
+from dovetail_server.reading import of_route
 from dovetail_server.serving.job import Job, make_job
 from dovetail_server.serving.sse import cancel_on_disconnect
 
@@ -39,13 +39,12 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
         ClientGoneError: The client left before.
     """
     raw = await raw_body(http)
-    request_id = http.scope["state"].get("request_id")
     if not state.bodies.takes(len(raw)):
         requests = await _read(raw, route)
         state.check_ready()
 
         def work() -> Job:
-            return make_job(state, route, requests, request_id=request_id)
+            return make_job(state, route, requests)
 
         with suppress(InlineCostError):
             if is_quick(requests, len(raw)):
@@ -55,7 +54,7 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
     outcome = await elsewhere(http, state, route, raw)
 
     def finish() -> Job:
-        return make_job(state, route, outcome.read_requests(), request_id=request_id, is_rendered=True)
+        return make_job(state, route, outcome.read_requests(), is_rendered=True)
 
     with not_beside_prompts():
         return await cancel_on_disconnect(http, asyncio.to_thread(finish))
@@ -63,7 +62,7 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
 
 async def _read(raw: bytes, route: Route) -> list[Request]:
     def work() -> list[Request]:
-        return route.requests(parse(raw, route.body))
+        return of_route(raw, route)
 
     return await asyncio.to_thread(work) if len(raw) > IN_THREAD else work()
 

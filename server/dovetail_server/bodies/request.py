@@ -76,8 +76,7 @@ def json_body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     async def read_plain(request: Request) -> M:
         raw = await raw_body(request)
         if len(raw) > MAX_PLAIN:
-            text = f"the body has {len(raw)} bytes; what this route takes fits in {MAX_PLAIN}"
-            raise RequestError(text, code="body_too_large", status=413)
+            raise body_too_large(len(raw), MAX_PLAIN)
         return await read(raw, model, most_objects=PLAIN_OBJECTS)
 
     return read_plain
@@ -163,6 +162,12 @@ async def worked(request: Request, state: ReadingContext, task: RawTask) -> byte
     if not state.bodies.takes(len(raw)):
         return await asyncio.to_thread(task.run, raw, state.served_names)
     return (await elsewhere(request, state, task, raw)).reply or b""
+
+
+def body_too_large(num_bytes: int, most: int) -> RequestError:
+    """Return the refusal of a body by its size."""
+    text = f"the body has {num_bytes} bytes; what this route takes fits in {most}"
+    return RequestError(text, code="body_too_large", status=413)
 
 
 def check_content_type(content_type: str, raw: bytes) -> None:

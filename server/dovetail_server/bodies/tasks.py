@@ -9,13 +9,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from dovetail.contracts.api import Route
+from dovetail.contracts.api import Api, Route
 from dovetail.errors import RequestError
 from dovetail.processing.processor import Processor
 from dovetail_server.anthropic.batches import to_lines
 from dovetail_server.anthropic.schema import CountTokensRequest
+from dovetail_server.apis.loaded import generating
 from dovetail_server.apis.messages.count import count_tokens
-from dovetail_server.apis.routes import ROUTES
+from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.bodies.wire import MAX_BESIDE
 from dovetail_server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
 from dovetail_server.native.score import ScoreRequest
@@ -170,7 +171,7 @@ PARSE_CALLS = Task(
 )
 MESSAGE_BATCH = RawTask(name="message_batch", run=to_lines)
 _ALL: tuple[Task[Any] | RawTask | Route, ...] = (
-    *ROUTES.values(),
+    *generating(BUILT_IN),
     RESPONSES,
     COUNT_TOKENS,
     INPUT_TOKENS,
@@ -186,3 +187,8 @@ _ALL: tuple[Task[Any] | RawTask | Route, ...] = (
     MESSAGE_BATCH,
 )
 TASKS = {task.name: task for task in _ALL}
+
+
+def add_routes(apis: Sequence[Api]) -> None:
+    """Have this process read bodies of these APIs, too."""
+    TASKS.update((route.name, route) for route in generating(apis))

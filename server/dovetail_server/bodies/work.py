@@ -20,6 +20,7 @@ from dovetail_server.openai.batches import decode_line
 from dovetail_server.reading import check_name, decoded, validated
 from dovetail_server.responses.job import ReadItems
 from dovetail_server.responses.references import Answer
+from dovetail_server.served import served_name
 
 Asking = Callable[[Question], Answer]
 TOKENIZER = Tokenizer.__module__
@@ -76,10 +77,10 @@ def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[s
         return Outcome(reply=task.run(take(), served))
     data: Any = decoded(read_line(take()) if job.is_line else take())
     if isinstance(task, Route):
-        body = validated(data, task.body)
-        check_name(body, served)
+        body = data if task.body is None else validated(data, task.body)
         requests = task.requests(body)
         del data, body
+        served_name(requests[0].model, served)
         return Outcome.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
     request = validated(data, task.model)
     check_name(request, served)

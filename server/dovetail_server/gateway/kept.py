@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from dovetail_server.journal import END, MAX_JOURNAL_BYTES, PREFIX
-from dovetail_server.serving.sse import error_event, final_error_event
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
@@ -27,8 +26,6 @@ logger = logging.getLogger("dovetail.server")
 MAX_EVENT_BYTES = 64 << 20
 MAX_REPLY_BYTES = 32 << 20
 """Of a reply that is no stream: a larger one is sent as it comes."""
-CHAT_LIKE = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
-"""Whose streams end with `data: [DONE]`."""
 
 
 class Holder(Protocol):
@@ -45,11 +42,12 @@ class Holder(Protocol):
 class KeptStream:
     """The events and the journal of one stream."""
 
-    def __init__(self, holder: Holder, path: str, body: bytes) -> None:
-        """Begin; `path` and `body` are those of the request."""
+    def __init__(self, holder: Holder, path: str, body: bytes, ends: Callable[[Exception], bytes]) -> None:
+        """Begin; `path` and `body` are those of the request, `ends` writes the end of a stream that cannot go on."""
         self.holder = holder
         self.path = path
         self._body = body
+        self._ends = ends
         self.name: str | None = None
         """Of the journal; None where there is none, or no more."""
         self.rest = bytearray()
@@ -102,8 +100,7 @@ class KeptStream:
         from dovetail_server.errors import ServiceError
 
         error = ServiceError(f"{why}; try again", code="stream_lost", retry_after_s=1)
-        ends = final_error_event if self.path in CHAT_LIKE else error_event
-        return END + ends(error) if self.rest else ends(error)
+        return END + self._ends(error) if self.rest else self._ends(error)
 
     def _note(self, line: bytes) -> None:
         if self.name is None:

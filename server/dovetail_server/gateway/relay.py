@@ -32,23 +32,6 @@ if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState
 
 logger = logging.getLogger("dovetail.server")
-PLACED = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/invocations"}
-)
-"""Routes that read a prompt and write a text: their worker is chosen by prefix."""
-WHOLE = frozenset(
-    (
-        *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify"),
-        *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/parse_function_call", "/separate_reasoning"),
-        *(
-            "/v1/chat/completions/render",
-            "/v1/completions/render",
-            "/v1/responses/compact",
-            "/v1/messages/count_tokens",
-        ),
-    )
-)
-"""Routes whose bodies are small enough to be held, and which change nothing: any worker will do, the least busy one."""
 ELSEWHERE = frozenset({"draining", "starting", "engine_dead", "no_worker"})
 """Codes of a 503 after which another worker may do better."""
 BACKGROUND = b'"background"'
@@ -73,7 +56,7 @@ class Relay:
             await refuse_websocket(no_websocket(scope["path"]), scope, receive, send)
             return
         request = Request(scope, receive)
-        is_whole = request.method == "POST" and scope["path"] in PLACED | WHOLE
+        is_whole = request.method == "POST" and self.state.places.is_held(scope["path"])
         try:
             if not is_whole:
                 await self._through(request, send)
@@ -84,7 +67,7 @@ class Relay:
                 return
         except ClientDisconnect:
             raise ClientGoneError("the client left before the end of its request") from None
-        text = beginning(body) if scope["path"] in PLACED else None
+        text = beginning(body) if self.state.places.has_prefix(scope["path"]) else None
         outlet = Outlet(self.state, request, send, is_asked_again=True)
         async with self._placed(text) as chosen:
             await self._deliver(request, outlet, body, chosen)
@@ -189,7 +172,8 @@ class Relay:
         url = URL(worker.url + quote(path) + (f"?{query}" if query else ""), encoded=True)
         headers = [(name, value) for name, value in request.headers.items() if name not in HOP | {"origin"}]
         headers.append(("x-request-id", request.scope["state"]["request_id"]))
-        if self.state.resume_key is not None and request.scope["path"] in PLACED and isinstance(body, bytes):
+        resumes = self.state.places.resumes(request.scope["path"])
+        if self.state.resume_key is not None and resumes and isinstance(body, bytes):
             headers.append((KEY_HEADER, self.state.resume_key))
         if outlet.num_sent and outlet.etag is not None:
             headers += [("range", f"bytes={outlet.num_sent}-"), ("if-range", outlet.etag)]
@@ -207,7 +191,7 @@ class Relay:
                 raise UnreachableError("it says that it is stopping or starting")
             is_stream = JOURNAL_HEADER in reply.headers and reply.content_type == "text/event-stream"
             if is_stream and isinstance(body, bytes):
-                await Stream(self.state, outlet, request.scope["path"], headers, body).run(worker, reply)
+                await Stream(self.state, outlet, request, headers, body).run(worker, reply)
             elif outlet.has_begun and reply.status != (206 if outlet.num_sent else 200):
                 raise ServiceError(f"worker {worker.tag} has another file there ({reply.status})", code="reply_lost")
             else:

@@ -13,9 +13,11 @@ import uvicorn
 from starlette.types import Scope
 
 from dovetail.supervisor import Supervisor
+from dovetail_server.apis.loaded import named_apis
 from dovetail_server.auth import Keys
 from dovetail_server.gateway.fleet import Fleet
 from dovetail_server.gateway.placement import Placement
+from dovetail_server.gateway.places import Places
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant
@@ -44,6 +46,9 @@ class GatewayState:
         """… and whose they are."""
         self.num_kept_bytes = 0
         """Of the journals of all streams, and of the replies that are held."""
+        self.apis = named_apis(settings)
+        self.places = Places(self.apis)
+        """What may be done with the routes of the workers."""
         self.resume_key = None if settings.resume_key is None else settings.resume_key.get_secret_value()
         """With it workers keep journals of their streams."""
         self.has_started = False

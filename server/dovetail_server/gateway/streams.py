@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import aiohttp
+from starlette.requests import Request
 
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.kept import KeptStream
@@ -37,12 +38,13 @@ class Stream:
     """One stream, on its way from one worker after the other to its client."""
 
     def __init__(
-        self, state: GatewayState, outlet: Outlet, path: str, headers: list[tuple[str, str]], body: bytes
+        self, state: GatewayState, outlet: Outlet, request: Request, headers: list[tuple[str, str]], body: bytes
     ) -> None:
         """Begin; `headers` are those of the request as they are sent to workers, with the resume key."""
         self.state = state
         self.outlet = outlet
-        self.kept = KeptStream(state, path, body)
+        path, request_id = request.scope["path"], request.scope["state"]["request_id"]
+        self.kept = KeptStream(state, path, body, state.places.ending(path, request_id))
         self._headers = headers
 
     async def run(self, worker: Worker, reply: aiohttp.ClientResponse) -> None:

@@ -23,12 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
+from dovetail_server.apis.loaded import named_apis
 from dovetail_server.app import add_layers, handle_error, handle_http
 from dovetail_server.auth import Keys
 from dovetail_server.gateway.kept import HeldReply, KeptStream
 from dovetail_server.gateway.outlet import HOP
 from dovetail_server.gateway.prompts import beginning
-from dovetail_server.gateway.relay import PLACED
+from dovetail_server.gateway.places import Places
 from dovetail_server.gateway.streams import STILL
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.journal import JOURNAL_HEADER, KEY_HEADER, PATH
@@ -90,6 +91,9 @@ class FrontState:
         """… and whose they are."""
         self.num_kept_bytes = 0
         """Of the journals of all streams, and of the replies that are held."""
+        self.apis = named_apis(settings)
+        self.places = Places(self.apis)
+        """What may be done with the routes of the replicas."""
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     def handle(self, served: Served) -> Any:
@@ -216,7 +220,8 @@ class Relay:
         except ClientDisconnect:
             raise errors.ClientGoneError("the client left before the end of its request") from None
         served = self.state.model_of(body) if request.method == "POST" else self._by_path(scope["path"])
-        call = self._call(request, body, prompt=beginning(body) if scope["path"] in PLACED else None)
+        prompt = beginning(body) if self.state.places.has_prefix(scope["path"]) else None
+        call = self._call(request, body, prompt=prompt)
         await self._deliver(served, call, send)
 
     def _by_path(self, path: str) -> Served:
@@ -227,7 +232,7 @@ class Relay:
     def _call(self, request: Request, body: bytes, path: str | None = None, prompt: str | None = None) -> Call:
         headers = [(n, v) for n, v in request.scope["headers"] if n.decode("latin-1") not in DROPPED]
         headers += [NO_HOST, (b"x-request-id", request.scope["state"]["request_id"].encode())]
-        if prompt is not None:
+        if prompt is not None and self.state.places.resumes(path or request.scope["path"]):
             headers.append((KEY_HEADER.encode(), self.state.resume_key.encode()))
         query = request.scope["query_string"]
         return Call(request.method, path or request.scope["path"], query, headers, body, prompt)
@@ -315,7 +320,8 @@ class Stream:
     def __init__(self, state: FrontState, served: Served, call: Call, send: Send) -> None:
         """Begin."""
         self.state, self.served, self.call, self._send = state, served, call, send
-        self.kept = KeptStream(state, call.path, call.body)
+        request_id = dict(call.headers)[b"x-request-id"].decode()
+        self.kept = KeptStream(state, call.path, call.body, state.places.ending(call.path, request_id))
 
     async def run(self, head: Head, pieces: Pieces) -> None:
         """Send a reply's events, and those that another replica makes where this one ends."""

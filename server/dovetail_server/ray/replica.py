@@ -13,6 +13,7 @@ from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.processing.prepare import prepare
 from dovetail.supervisor import Supervisor
 from dovetail_server import preflight
+from dovetail_server.apis.loaded import apis_of
 from dovetail_server.app import create_app
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.ray.call import Call, Head
@@ -61,7 +62,7 @@ class Server:
         engine.cache_watch = hooks.observers
         phases = Phases()
         started = self.tasks.start("engine start", start_engine(engine, phases), is_awaited=True)
-        self.state = state = ServerState(self.settings, engine, hooks, self.tasks)
+        self.state = state = ServerState(self.settings, engine, hooks, self.tasks, apis_of(self.plan))
         state.registry = self.registry
         self._app = create_app(state)
         try:

@@ -19,7 +19,7 @@ from dovetail_server.state import ServerState, get_ready_state
 router = APIRouter(tags=["openai"])
 
 
-@json_route(router, "/v1/embeddings", body=EmbeddingRequest, reply=Embeddings)
+@json_route(router, "/v1/embeddings", body=EmbeddingRequest, reply=Embeddings, place="any")
 async def create_embeddings(
     request: Request,
     body: Annotated[EmbeddingRequest, Depends(prompt_body(EMBEDDINGS))],

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.contracts.api import Route
-from dovetail_server.apis.routes import ROUTES
+from dovetail.contracts.api import Api, Route, View
+from dovetail.errors import RequestError
+from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.bodies.intake import job_of
+from dovetail_server.bodies.request import MAX_PLAIN, PLAIN_OBJECTS, body_too_large, raw_body
 from dovetail_server.openai.errors import ErrorBody
 from dovetail_server.openapi import json_route
+from dovetail_server.reading import decoded
 from dovetail_server.routes.files import owner_of
 from dovetail_server.serving import run
 from dovetail_server.serving.sse import cancel_on_disconnect, start
@@ -23,8 +28,6 @@ if TYPE_CHECKING:
     from dovetail_server.state import ServerState
     from dovetail_server.storage.completions import CompletionKeeper
 
-router = APIRouter()
-
 
 async def answer(request: Request, route: Route) -> Response:
     """Answer a request, whole or as a stream."""
@@ -33,7 +36,8 @@ async def answer(request: Request, route: Route) -> Response:
     if job.reply.is_kept:
         job.keeper = await keeper_of(request, state, job)
     if job.reply.request.stream:
-        return await start(request, run.stream(job), run.ending(job), job.writer)
+        ends = run.ending(route.writer, request.scope["state"].get("request_id"))
+        return await start(request, run.stream(job), ends, job.writer)
     return Response(await cancel_on_disconnect(request, run.reply(job)), media_type="application/json")
 
 
@@ -55,8 +59,20 @@ async def keeper_of(request: Request, state: ServerState, job: Job) -> Completio
     )
 
 
-def add(route: Route) -> None:
-    """Add a route to those of the application."""
+def router_of(apis: Sequence[Api]) -> APIRouter:
+    """Return the routes of some APIs as the application takes them."""
+    router = APIRouter()
+    for api in apis:
+        for route in api.routes():
+            if isinstance(route, Route):
+                add_route(router, route)
+            else:
+                add_view(router, route)
+    return router
+
+
+def add_route(router: APIRouter, route: Route) -> None:
+    """Add a route that generates."""
 
     async def endpoint(request: Request) -> Response:
         return await answer(request, route)
@@ -74,5 +90,24 @@ def add(route: Route) -> None:
     )(endpoint)
 
 
-for each in ROUTES.values():
-    add(each)
+def add_view(router: APIRouter, view: View) -> None:
+    """Add a route that shows something."""
+
+    async def endpoint(request: Request) -> Response:
+        state: ServerState = request.app.state.server
+        state.check_ready()
+        raw = await raw_body(request) if view.method == "POST" else b""
+        if len(raw) > MAX_PLAIN:
+            raise body_too_large(len(raw), MAX_PLAIN)
+        body = decoded(raw, PLAIN_OBJECTS) if raw else {}
+        if not isinstance(body, dict):
+            raise RequestError("the body must be a JSON object", code="invalid_json")
+        shown = await asyncio.to_thread(view.show, state.facts(), body)
+        return Response(msgspec.json.encode(shown), media_type="application/json")
+
+    endpoint.__name__, endpoint.__doc__ = view.name, view.about
+    json_route(router, view.path, methods=(view.method,), tags=(view.tag,))(endpoint)
+
+
+router = router_of(BUILT_IN)
+"""Those that are built in, for the documentation."""

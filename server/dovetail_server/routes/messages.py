@@ -18,7 +18,9 @@ router = APIRouter(tags=["messages"])
 State = Annotated[ServerState, Depends(get_ready_state)]
 
 
-@json_route(router, "/v1/messages/count_tokens", body=CountTokensRequest, reply=TokenCount, error=AnthropicError)
+@json_route(
+    router, "/v1/messages/count_tokens", body=CountTokensRequest, reply=TokenCount, error=AnthropicError, place="any"
+)
 async def count_tokens(request: Request, state: State) -> Response:
     """Count the tokens of a prompt."""
     return await finished(request, state, COUNT_TOKENS)

@@ -23,13 +23,13 @@ router = APIRouter(tags=["native"])
 State = Annotated[ServerState, Depends(get_ready_state)]
 
 
-@json_route(router, "/separate_reasoning", body=SeparateReasoningRequest, reply=SeparatedReasoning)
+@json_route(router, "/separate_reasoning", body=SeparateReasoningRequest, reply=SeparatedReasoning, place="any")
 async def separate(request: Request, state: State) -> Response:
     """Split a finished output into reasoning and text."""
     return await finished(request, state, SEPARATE_REASONING)
 
 
-@json_route(router, "/parse_function_call", body=ParseFunctionCallRequest, reply=ParsedCalls)
+@json_route(router, "/parse_function_call", body=ParseFunctionCallRequest, reply=ParsedCalls, place="any")
 async def parse(request: Request, state: State) -> Response:
     """Find the tool calls in a finished output."""
     return await finished(request, state, PARSE_CALLS)

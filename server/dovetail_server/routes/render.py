@@ -59,7 +59,9 @@ def add(route: Route, about: str) -> None:
 
     endpoint.__name__, endpoint.__doc__ = f"render_{route.name}", about
     path, error = f"{route.path}/render", route.error or ErrorBody
-    json_route(router, path, body=route.body, reply=Rendered, may_list=route.renders_list, error=error)(endpoint)
+    json_route(router, path, body=route.body, reply=Rendered, may_list=route.renders_list, error=error, place="any")(
+        endpoint
+    )
 
 
 add(CHAT, "Return the token ids of a conversation.")
@@ -67,7 +69,7 @@ add(COMPLETIONS, "Return the token ids of one or several prompts, as a list.")
 add(MESSAGES, "Return the token ids of a conversation in the form of Anthropic's API.")
 
 
-@json_route(router, "/v1/responses/render", body=ResponsesRequest, reply=Rendered)
+@json_route(router, "/v1/responses/render", body=ResponsesRequest, reply=Rendered, place="any")
 async def render_response(request: Request, state: State) -> Response:
     """Return the token ids of a response's prompt, with the responses that it continues."""
 

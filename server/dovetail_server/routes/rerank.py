@@ -21,9 +21,9 @@ M = TypeVar("M", RerankRequest, ClassifyRequest)
 State = Annotated[ServerState, Depends(get_ready_state)]
 
 
-@json_route(router, "/v1/rerank", body=RerankRequest, reply=Reranked)
-@json_route(router, "/v2/rerank", body=RerankRequest, reply=Reranked)
-@json_route(router, "/rerank", body=RerankRequest, reply=Reranked)
+@json_route(router, "/v1/rerank", body=RerankRequest, reply=Reranked, place="any")
+@json_route(router, "/v2/rerank", body=RerankRequest, reply=Reranked, place="any")
+@json_route(router, "/rerank", body=RerankRequest, reply=Reranked, place="any")
 async def rerank_documents(
     request: Request, body: Annotated[RerankRequest, Depends(prompt_body(RERANK))], state: State
 ) -> Response:
@@ -31,8 +31,8 @@ async def rerank_documents(
     return await _answered(request, RERANK, body, state)
 
 
-@json_route(router, "/v1/classify", body=ClassifyRequest, reply=Classes)
-@json_route(router, "/classify", body=ClassifyRequest, reply=Classes)
+@json_route(router, "/v1/classify", body=ClassifyRequest, reply=Classes, place="any")
+@json_route(router, "/classify", body=ClassifyRequest, reply=Classes, place="any")
 async def classify_texts(
     request: Request, body: Annotated[ClassifyRequest, Depends(prompt_body(CLASSIFY))], state: State
 ) -> Response:

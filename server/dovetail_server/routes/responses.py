@@ -36,7 +36,7 @@ ResponseId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
 Include = Annotated[list[Includable] | None, Query(max_length=32)]
 
 
-@json_route(router, "/v1/responses", body=ResponsesRequest, reply=ResponseObject, streams=True)
+@json_route(router, "/v1/responses", body=ResponsesRequest, reply=ResponseObject, streams=True, place="prefix")
 async def create_response(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Answer items, whole, as a stream or in the background; the reply is kept unless `store` is false."""
     owner = owner_of(request)
@@ -53,14 +53,14 @@ async def create_response(request: Request, state: Annotated[ServerState, Depend
     return Response(await cancel_on_disconnect(request, reply(job)), media_type="application/json")
 
 
-@json_route(router, "/v1/responses/input_tokens", body=InputTokensRequest, reply=InputTokens)
+@json_route(router, "/v1/responses/input_tokens", body=InputTokensRequest, reply=InputTokens, place="any")
 async def count_input_tokens(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Count the tokens of a prompt, with the responses that it continues."""
     reply = await cancel_on_disconnect(request, count(state, await raw_body(request), owner_of(request)))
     return Response(reply, media_type="application/json")
 
 
-@json_route(router, "/v1/responses/compact", body=CompactRequest, reply=CompactedResponse)
+@json_route(router, "/v1/responses/compact", body=CompactRequest, reply=CompactedResponse, place="any")
 async def compact_conversation(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Make a conversation shorter: the user's messages stay, the model sums up the rest."""
     return json_reply(await cancel_on_disconnect(request, compact(state, await raw_body(request), owner_of(request))))

@@ -21,8 +21,8 @@ from dovetail_server.state import ServerState, get_ready_state
 router = APIRouter(tags=["native"])
 
 
-@json_route(router, "/v1/score", body=ScoreRequest, reply=Scores, other_reply=PairScores)
-@json_route(router, "/score", body=ScoreRequest, reply=Scores, other_reply=PairScores)
+@json_route(router, "/v1/score", body=ScoreRequest, reply=Scores, other_reply=PairScores, place="any")
+@json_route(router, "/score", body=ScoreRequest, reply=Scores, other_reply=PairScores, place="any")
 async def score_items(
     request: Request,
     body: Annotated[ScoreRequest, Depends(prompt_body(SCORE))],

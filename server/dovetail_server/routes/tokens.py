@@ -19,15 +19,15 @@ router = APIRouter(tags=["native"])
 State = Annotated[ServerState, Depends(get_ready_state)]
 
 
-@json_route(router, "/v1/tokenize", body=TokenizeRequest, reply=Tokenized)
-@json_route(router, "/tokenize", body=TokenizeRequest, reply=Tokenized)
+@json_route(router, "/v1/tokenize", body=TokenizeRequest, reply=Tokenized, place="any")
+@json_route(router, "/tokenize", body=TokenizeRequest, reply=Tokenized, place="any")
 async def tokenize(request: Request, state: State) -> Response:
     """Return the token ids of a text, of several, or of a conversation as the model sees it."""
     return await finished(request, state, TOKENIZE)
 
 
-@json_route(router, "/v1/detokenize", body=DetokenizeRequest, reply=Detokenized)
-@json_route(router, "/detokenize", body=DetokenizeRequest, reply=Detokenized)
+@json_route(router, "/v1/detokenize", body=DetokenizeRequest, reply=Detokenized, place="any")
+@json_route(router, "/detokenize", body=DetokenizeRequest, reply=Detokenized, place="any")
 async def detokenize(request: Request, state: State) -> Response:
     """Return the text of token ids; of several lists, several texts."""
     return await finished(request, state, DETOKENIZE)

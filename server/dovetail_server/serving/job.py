@@ -50,7 +50,6 @@ def make_job(
     route: Route,
     requests: Sequence[Request],
     *,
-    request_id: str | None = None,
     is_rendered: bool = False,
 ) -> Job:
     """Check, render and tokenize what has not been, and put the job together; CPU work.
@@ -59,7 +58,6 @@ def make_job(
         state: The server's.
         route: Whose writer answers.
         requests: Read by it.
-        request_id: Of the HTTP request.
         is_rendered: Another process has made prompts of token ids.
 
     Raises:
@@ -75,7 +73,6 @@ def make_job(
         created=time_ns() // 10**9,
         began=generation.began,
         fingerprint=state.fingerprint,
-        request_id=request_id,
         requests=requests,
         choices=generation.choices,
         tokenizer=state.text.tokenizer,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
-from dovetail.contracts.replies import Failure
+from dovetail.contracts.replies import Writer
 from dovetail_server import errors
 from dovetail_server.serving.choice import Step
 from dovetail_server.serving.common import check_not_aborted
@@ -62,12 +62,10 @@ def check_not_given_up(job: Job, last: Step) -> None:
         check_not_aborted(last.choice)
 
 
-def ending(job: Job) -> partial[bytes]:
-    """Return what writes the end of a job's stream after an error."""
-    return partial(_failed, job)
+def ending(writer: type[Writer], request_id: str | None) -> Callable[[Exception], bytes]:
+    """Return what writes the end of a stream after an error."""
 
+    def failed(error: Exception) -> bytes:
+        return writer.failed(errors.failure_of(error), request_id)
 
-def _failed(job: Job, error: Exception) -> bytes:
-    status, detail, _ = errors.describe(error)
-    failure = Failure(status=status, message=detail.message, kind=detail.type, param=detail.param, code=detail.code)
-    return job.writer.failed(failure)
+    return failed

@@ -98,7 +98,8 @@ class ChatWriter(Writer):
         )
         return encode(completion)
 
-    def failed(self, failure: Failure) -> bytes:
+    @classmethod
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
         """Return an event with the error, and the end."""
         return error_event(failure) + DONE
 

@@ -63,7 +63,8 @@ class CompletionWriter(Writer):
         choices = [fold.whole(at) for at, fold in enumerate(kept)]
         return encode(Completion(**head_of(self.reply), choices=choices, usage=usage_of(self.reply)))
 
-    def failed(self, failure: Failure) -> bytes:
+    @classmethod
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
         """Return an event with the error, and the end."""
         return error_event(failure) + DONE
 

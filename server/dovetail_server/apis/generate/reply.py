@@ -52,7 +52,8 @@ class GenerateWriter(Writer):
             return encode(self._generated(self.reply.choices[0], has_index=False))
         return encode([self._generated(choice, has_index=False) for choice in self.reply.choices])
 
-    def failed(self, failure: Failure) -> bytes:
+    @classmethod
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
         """Return an event with the error, and the end."""
         return error_event(failure) + DONE
 

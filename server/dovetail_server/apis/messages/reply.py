@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
-from dovetail_server.anthropic.errors import error_body, status_of
+from dovetail_server.anthropic.errors import told
 from dovetail_server.anthropic.schema import DeltaUsage, MessageReply, MessageUsage, StopReason, ThinkingTokens
 from dovetail_server.apis.messages.blocks import BlockBuilder
 from dovetail_server.apis.parts import report_field
-from dovetail_server.openai.errors import ErrorDetail
 
 U = TypeVar("U", bound=DeltaUsage)
 encode = msgspec.json.Encoder().encode
@@ -62,10 +61,10 @@ class MessagesWriter(Writer):
         self._builder.finish()
         return encode(self._message(self._builder.blocks, *self._ending()))
 
-    def failed(self, failure: Failure) -> bytes:
+    @classmethod
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
         """Return an event with the error."""
-        detail = ErrorDetail(message=failure.message, type=failure.kind, param=failure.param, code=failure.code)
-        body = error_body(status_of(failure.status, failure.code), detail, self.reply.request_id)
+        _, body = told(failure, request_id)
         return b"event: error\ndata: %b\n\n" % encode(body)
 
     def _message(self, blocks: Sequence[Any], reason: StopReason | None, sequence: str | None) -> MessageReply:

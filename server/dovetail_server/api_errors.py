@@ -1,0 +1,71 @@
+"""Errors in the words of the API on whose paths they come: one layer around everything that answers there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dovetail.contracts.api import Api
+from dovetail.contracts.replies import Failure
+from dovetail_server.openai.errors import ErrorBody
+
+
+class ApiErrors:
+    """Writes errors on the paths that an API owns in its words, and names the request in its header."""
+
+    def __init__(self, app: ASGIApp, apis: Sequence[Api]) -> None:
+        """Wrap `app`, which answers with this server's own errors and `x-request-id`."""
+        self.app = app
+        self._owners = [(path, api) for api in apis for path in api.owns]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        if scope["type"] == "http":
+            for path, api in self._owners:
+                if scope["path"].startswith(path) and scope["path"][len(path) :][:1] in ("", "/"):
+                    send = _Translator(send, api)
+                    break
+        await self.app(scope, receive, send)
+
+
+class _Translator:
+    """Passes replies on; an error is held back until it is whole."""
+
+    def __init__(self, send: Send, api: Api) -> None:
+        self.send = send
+        self.api = api
+        self.start: Message | None = None
+        self.body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            if "x-request-id" in headers:
+                headers["request-id"] = headers["x-request-id"]
+            if message["status"] >= 400:
+                self.start = message
+                return
+        elif self.start is not None:
+            self.body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._send_error(self.start)
+            return
+        await self.send(message)
+
+    async def _send_error(self, start: Message) -> None:
+        body = self.body
+        try:
+            error = msgspec.json.decode(body, type=ErrorBody).error
+        except msgspec.DecodeError:
+            pass  # not one of our errors: it goes out as it is
+        else:
+            headers = MutableHeaders(scope=start)
+            failure = Failure(start["status"], error.message, error.type, error.param, error.code)
+            start["status"], told = self.api.failed(failure, headers.get("x-request-id"))
+            body = msgspec.json.encode(told)
+            headers["content-length"] = str(len(body))
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": body})
