@@ -194,7 +194,9 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
     app.add_middleware(RequestIdMiddleware, observers=state.hooks.observers)
     app.add_middleware(ApiErrors, apis=state.apis)
     own = [route.path for route in app.routes if isinstance(route, Route)]
-    paths = [route.path for router in routers(settings, state.apis) for route in router.routes if isinstance(route, Route)]
+    paths = [
+        route.path for router in routers(settings, state.apis) for route in router.routes if isinstance(route, Route)
+    ]
     app.add_middleware(Addresses, routes=Routes([*own, *paths]), root_path=settings.root_path)
 
 

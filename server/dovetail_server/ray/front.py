@@ -28,8 +28,8 @@ from dovetail_server.app import add_layers, handle_error, handle_http
 from dovetail_server.auth import Keys
 from dovetail_server.gateway.kept import HeldReply, KeptStream
 from dovetail_server.gateway.outlet import HOP
-from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.places import Places
+from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.streams import STILL
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.journal import JOURNAL_HEADER, KEY_HEADER, PATH

@@ -32,6 +32,7 @@ HERE = Path(__file__).parent
 sys.path[:] = [
     str(HERE.parent),
     str(HERE.parents[1] / "server"),
+    str(HERE.parents[1] / "models"),
     *[p for p in sys.path if Path(p or ".").resolve() != HERE],
 ]
 KINDS = ("templates", "tokenizers", "gguf", "configs")

@@ -14,9 +14,10 @@ from typing import Any
 from server_tiny import write_model
 
 from dovetail import imports
+from dovetail.contracts.requests import Chat
 from dovetail.errors import RequestError
-from dovetail.processing.input import Conversation, chat_prompt
 from dovetail.processing.processor import Processor
+from dovetail.processing.prompts import chat_prompt
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.derive import derive
@@ -80,7 +81,7 @@ def read(path: Path) -> float:
     for messages in CONVERSATIONS:
         began = time.thread_time()
         try:
-            ids, _ = chat_prompt(text, Conversation(messages=messages))
+            ids, _ = chat_prompt(text, Chat(messages=messages), template_kwargs={})
             tokenizer.decode(ids[:200], skip_special_tokens=False)
         except (InlineCostError, RequestError) as error:
             if "\n" in str(error).strip() and "raise_exception" not in template.source:
