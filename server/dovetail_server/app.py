@@ -167,8 +167,9 @@ class Layered(Holder, Protocol):
     keys: Keys
     """Who may come in."""
 
-    apis: Sequence[Api]
-    """Those whose routes generate here."""
+    @property
+    def apis(self) -> Sequence[Api]:
+        """Those whose routes generate here."""
 
     @property
     def hooks(self) -> ApiHooks:
