@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from spelled import ask, spellings, websocket
 
 from dovetail_server.addresses import Routes
-from dovetail_server.app import ROUTERS
+from dovetail_server.apis.routes import BUILT_IN
+from dovetail_server.app import routers
 from dovetail_server.ray.call import Call, Head
 from dovetail_server.ray.front import FrontState, Served, create_app
 from dovetail_server.routes import admin, profile
 from dovetail_server.settings import ServeSettings
 
 USER, ADMIN = "a-key-of-a-user", "the-key-of-the-admin"
-ALL = Routes([route.path for router in ROUTERS for route in router.routes] + ["/openapi.json"])
+ALL = Routes(
+    [route.path for router in routers(ServeSettings(), BUILT_IN) for route in router.routes] + ["/openapi.json"]
+)
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 

@@ -20,6 +20,7 @@ from gateway_process import ADMIN, KEY, OTHER, RESUME, Served
 
 import dovetail
 from dovetail_server.gateway.kept import KeptStream
+from dovetail_server.serving.sse import error_event
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
 pytestmark = pytest.mark.timeout(240)
@@ -430,7 +431,7 @@ def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
 def stream_of(limit: int = 1 << 30) -> tuple[KeptStream, SimpleNamespace]:
     settings = SimpleNamespace(max_queued_bytes=limit)
     state = SimpleNamespace(num_kept_bytes=0, settings=settings)
-    stream = KeptStream(cast(Any, state), "/v1/completions", b"{}")
+    stream = KeptStream(cast(Any, state), "/v1/completions", b"{}", error_event)
     stream.name = "name"
     return stream, state
 
