@@ -193,7 +193,7 @@ class Reply:
         created: Seconds since 1970.
         began: When it began, as `time.perf_counter` counts.
         fingerprint: Of the server, its model and settings.
-        requests: What it answers.
+        requests: What it answers: one, but for batches of several that want different things.
         choices: In order, those of a prompt together.
         tokenizer: The model's.
         sends_usage: What the operator has streams do where a request does not say: end with the tokens used.
@@ -210,11 +210,6 @@ class Reply:
     tokenizer: ReplyTokenizer
     sends_usage: bool = False
     is_kept: bool = False
-
-    @property
-    def request(self) -> Request:
-        """The first of the requests: the only one but for batches of several that want different things."""
-        return self.requests[0]
 
     @property
     def tokens(self) -> Tokens:

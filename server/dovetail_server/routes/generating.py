@@ -35,7 +35,7 @@ async def answer(request: Request, route: Route) -> Response:
     job = await job_of(request, state, route)
     if job.reply.is_kept:
         job.keeper = await keeper_of(request, state, job)
-    if job.reply.request.stream:
+    if job.reply.requests[0].stream:
         ends = run.ending(route.writer, request.scope["state"].get("request_id"))
         return await start(request, run.stream(job), ends, job.writer)
     return Response(await cancel_on_disconnect(request, run.reply(job)), media_type="application/json")
@@ -54,7 +54,7 @@ async def keeper_of(request: Request, state: ServerState, job: Job) -> Completio
         store=service.completions,
         owner=owner_of(request),
         id=job.reply.id,
-        metadata=job.reply.request.keeps or {},
+        metadata=job.reply.requests[0].keeps or {},
         messages=await asyncio.to_thread(messages_of, await request.body()),
     )
 

@@ -54,7 +54,7 @@ def add(route: Route, about: str) -> None:
 
     async def endpoint(request: Request, state: State) -> Response:
         job = await job_of(request, state, route)
-        found = rendered(job.generation, job.reply.model, job.reply.request.stream)
+        found = rendered(job.generation, job.reply.model, job.reply.requests[0].stream)
         return answer(found if route.renders_list else found[0])
 
     endpoint.__name__, endpoint.__doc__ = f"render_{route.name}", about

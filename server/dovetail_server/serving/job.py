@@ -97,7 +97,6 @@ def make_generation(
     Raises:
         RequestError: A request cannot be served as it is.
     """
-    state.text.tasks.check("generate")
     state.check_choices(sum(len(request.prompts) * (request.candidates or request.n) for request in requests))
     choices: list[Choice] = []
     preparation = Preparation(state.text, requests[0])
@@ -119,7 +118,7 @@ def add_choices(
     """
     service = service_of(preparation.request)
     request = preparation.request if is_rendered else preparation.rendered(keeps=not service["cache_salt"])
-    per_prompt = request.candidates or request.n
+    text, per_prompt = state.text, request.candidates or request.n
     has_one_call = request.tools is not None and not request.tools.parallel
     count = len(request.prompts) * per_prompt
     first, first_prompt = len(choices), choices[-1].prompt_index + 1 if choices else 0
@@ -127,11 +126,12 @@ def add_choices(
         prepared = preparation.ready(prompt)
         for k in range(per_prompt):
             at = len(choices)
+            name = choice_rid(rid, at - first, count)
             choices.append(
                 Choice(
                     index=at,
-                    submit=prepared.submit(choice_rid(rid, at - first, count), prompt.ids, k, **service),
-                    output=prepared.output(state.text, track_offsets=request.tracks_offsets),
+                    submit=prepared.submit(name, prompt.ids, k, **service),
+                    output=prepared.output(text, track_offsets=request.tracks_offsets),
                     request=request,
                     prompt=prompt,
                     prompt_index=first_prompt + p,

@@ -29,14 +29,14 @@ class ChatWriter(Writer):
     def __init__(self, reply: Reply) -> None:
         """Read the wishes."""
         super().__init__(reply)
-        wishes = reply.request.reply
+        wishes = reply.requests[0].reply
         self._is_legacy: bool = wishes.get("is_legacy", False)
         self._has_ids: bool = wishes.get("has_ids", False)
         self._names_ids: bool = wishes.get("names_ids", False)
         self._hides_reasoning: bool = wishes.get("hides_reasoning", False)
         self._has_usage: bool = wishes.get("has_usage", False)
         self._ends_with_usage: bool = wishes.get("ends_with_usage", reply.sends_usage)
-        self._has_rows = reply.request.logprobs is not None
+        self._has_rows = reply.requests[0].logprobs is not None
         self._head = head_of(reply)
         self._chunks = ChatChunks(
             self._head, has_usage=self._ends_with_usage or self._has_usage, is_legacy=self._is_legacy

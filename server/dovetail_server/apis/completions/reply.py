@@ -27,7 +27,7 @@ class CompletionWriter(Writer):
     def __init__(self, reply: Reply) -> None:
         """Read the wishes."""
         super().__init__(reply)
-        wishes = reply.request.reply
+        wishes = reply.requests[0].reply
         self._has_usage: bool = wishes.get("has_usage", False)
         self._ends_with_usage: bool = wishes.get("ends_with_usage", reply.sends_usage)
         self._folds = [ChoiceFold(choice, reply) for choice in reply.choices]
@@ -56,7 +56,7 @@ class CompletionWriter(Writer):
 
     def whole(self) -> bytes:
         """Return the full reply: of each prompt's candidates the most likely."""
-        n, kept = self.reply.request.n, list[ChoiceFold]()
+        n, kept = self.reply.requests[0].n, list[ChoiceFold]()
         for _, group in groupby(self._folds, lambda fold: fold.choice.prompt_index):
             own = list(group)
             kept += own if len(own) == n else sorted(own, key=lambda fold: -fold.mean_logprob)[:n]

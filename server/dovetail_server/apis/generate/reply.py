@@ -27,8 +27,8 @@ class GenerateWriter(Writer):
         """Read the wishes."""
         super().__init__(reply)
         self._rows: list[list[TokenLogprob]] = [[] for _ in reply.choices]
-        self._is_single = len(reply.choices) == 1 and not reply.request.reply["is_batch"]
-        self._text_of = reply.tokenizer.token_text if reply.request.reply["shows_text"] else None
+        self._is_single = len(reply.choices) == 1 and not reply.requests[0].reply["is_batch"]
+        self._text_of = reply.tokenizer.token_text if reply.requests[0].reply["shows_text"] else None
 
     def step(self, steps: Sequence[StepView]) -> bytes:
         """Return a chunk for each choice that went on."""

@@ -26,7 +26,7 @@ class MessagesWriter(Writer):
         """Begin without content."""
         super().__init__(reply)
         self._choice = reply.choices[0]
-        self._builder = BlockBuilder(reply.request.reply.get("omits", False))
+        self._builder = BlockBuilder(reply.requests[0].reply.get("omits", False))
 
     def open(self) -> bytes:
         """Return the message without its content."""
@@ -93,7 +93,7 @@ class MessagesWriter(Writer):
         if isinstance(matched, str):
             return "stop_sequence", matched
         if reason == "length":
-            is_clamped = self._choice.max_tokens < (self.reply.request.limit or 0)
+            is_clamped = self._choice.max_tokens < (self.reply.requests[0].limit or 0)
             return "model_context_window_exceeded" if is_clamped else "max_tokens", None
         return "tool_use" if reason == "tool_calls" else "end_turn", None
 
