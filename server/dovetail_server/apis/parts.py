@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
 from dovetail.contracts.replies import ChoiceView, Failure, Reply
-from dovetail_server.openai.common import StructuredOutput, Usage
+from dovetail_server.openai.common import Usage
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 
 DONE = b"data: [DONE]\n\n"
-PARAMETERS = "function/parameters"
-"""Where the chat API has the schema of a tool, in the tool."""
-_IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
 encode = msgspec.json.Encoder().encode
 
 
@@ -32,22 +28,6 @@ def usage_of(reply: Reply) -> Usage:
     """Return the tokens used, in OpenAI's words."""
     tokens = reply.tokens
     return Usage.of(tokens.prompt, tokens.completion, tokens.cached, tokens.reasoning)
-
-
-def report_field(choice: ChoiceView, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:
-    """Return what a full reply says of a choice's grammar; nothing where it has none.
-
-    Args:
-        choice: It.
-        parameters: Where the schema of a tool stands in the tool, as the request wrote it: places point into that.
-    """
-    made = choice.structured_output
-    if made is None:
-        return msgspec.UNSET
-    if parameters != PARAMETERS:
-        for part in (made, *made.get("tools", ())):
-            part["ignored"] = [_IN_TOOL.sub(rf"\g<1>{parameters}", place) for place in part["ignored"]]
-    return StructuredOutput(**made)
 
 
 def report_rider(choice: ChoiceView) -> bytes:

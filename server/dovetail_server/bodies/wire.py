@@ -150,9 +150,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         reply: The reply's body.
         light: The request's body without what the prompts were made of.
         prompts: Ids, packed, and the rest of each.
-        tail: See `Prompts`, as the others.
         is_batch: See `Prompts`.
-        items: See `Prompts`.
+        items: Of a response or a conversation to be compacted: what is stored, JSON.
         requests: Requests without their prompts, JSON, each that differs once; …
         packed: … and their prompts.
         cpu_s: Processor time that it took.
@@ -164,7 +163,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reply: bytes | None = None
     light: bytes = b""
     prompts: list[tuple[memoryview, str, int]] = []
-    tail: str = ""
     is_batch: bool = False
     items: bytes = b""
     requests: bytes = b""
@@ -176,7 +174,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def of(cls, found: Prompts, light: bytes) -> Outcome:
         """Pack prompts."""
         packed = [(memoryview(array.array(ID, p.ids)).cast("B"), p.text, p.second) for p in found.prompts]
-        return cls(light=light, prompts=packed, tail=found.tail, is_batch=found.is_batch, items=found.items)
+        return cls(light=light, prompts=packed, is_batch=found.is_batch)
 
     @classmethod
     def of_requests(cls, rendered: Sequence[Request], *, light: bytes = b"", items: bytes = b"") -> Outcome:
@@ -206,7 +204,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def read_prompts(self) -> Prompts:
         """Unpack them; takes a while for many."""
         prompts = [Prompt(shared(unpacked(ids)), text, second) for ids, text, second in self.prompts]
-        return Prompts(prompts=prompts, tail=self.tail, is_batch=self.is_batch, items=self.items)
+        return Prompts(prompts=prompts, is_batch=self.is_batch)
 
 
 def unpacked(ids: memoryview) -> array.array[int]:

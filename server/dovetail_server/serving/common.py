@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
-from dovetail.identity import time_ns, token_hex
+from dovetail.contracts.replies import ChoiceView
+from dovetail.identity import token_hex
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
-from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage, same_field
+from dovetail_server.openai.common import StructuredOutput, Usage, same_field
 from dovetail_server.openai.response_objects import InputDetails, OutputDetails, ResponseUsage
 from dovetail_server.origin import ORIGIN
 from dovetail_server.serving.choice import Choice
-
-if TYPE_CHECKING:
-    from dovetail_server.serving.context import ServingContext
 
 PARAMETERS = "function/parameters"
 """Where the chat API has the schema of a tool, in the tool."""
@@ -27,16 +25,6 @@ _IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
 def new_id(prefix: str) -> str:
     """Return a fresh identifier such as `chatcmpl-…`."""
     return f"{prefix}{token_hex(16)}"
-
-
-def reply_head(state: ServingContext, request_id: str, model: str) -> dict[str, Any]:
-    """Return the fields that a reply and all its chunks carry."""
-    return {"id": request_id, "created": time_ns() // 10**9, "model": model, "system_fingerprint": state.fingerprint}
-
-
-def rid_of(request: ServiceFields, prefix: str) -> str:
-    """Return the identifier the client chose, or a fresh one."""
-    return same_field(request, "rid", "request_id") or new_id(f"{prefix}-")
 
 
 class Service(TypedDict):
@@ -58,16 +46,11 @@ def service_of(request: Any) -> Service:
     caller, origin = CALLER.get(), ORIGIN.get()
     return {
         "priority": caller.tenant.allowed(request.priority or 0),
-        "cache_salt": salt_of(request),
+        "cache_salt": salted(same_field(request, "cache_salt", "extra_key") or ""),
         "owner": caller.owner,
         "weight": caller.tenant.grant.weight,
         "timeout_s": None if origin is None else origin.timeout_s,
     }
-
-
-def salt_of(request: Any) -> str:
-    """Return what keeps a request's texts apart from others'; empty for nothing."""
-    return salted(same_field(request, "cache_salt", "extra_key") or "")
 
 
 def salted(salt: str) -> str:
@@ -82,15 +65,6 @@ def salted(salt: str) -> str:
 def choice_rid(rid: str, index: int, num_choices: int) -> str:
     """Return the engine's identifier of a choice; the request's own where it is the only one."""
     return rid if num_choices == 1 else f"{rid}#{index}"
-
-
-def usage_wishes(state: ServingContext, request: ServiceFields) -> tuple[bool, bool]:
-    """Return whether a stream ends with its usage, and whether every chunk carries it."""
-    options = request.stream_options
-    wants = None if options is None else options.include_usage
-    if wants is None:
-        wants = state.settings.stream_response_default_include_usage
-    return wants, bool(options and options.continuous_usage_stats)
 
 
 def usage_of(choices: Sequence[Choice]) -> Usage:
@@ -122,24 +96,17 @@ def check_not_aborted(choice: Choice) -> None:
         raise errors.aborted(choice.abort_message, choice.abort_code, choice.grammar_param)
 
 
-def report_field(choice: Choice, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:
+def report_field(choice: ChoiceView, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:
     """Return what a full reply says of a choice's grammar; nothing where it has none.
 
     Args:
         choice: It.
         parameters: Where the schema of a tool stands in the tool, as the request wrote it: places point into that.
     """
-    report = choice.grammar_report
-    if report is None:
+    made = choice.structured_output
+    if made is None:
         return msgspec.UNSET
-    made = report.as_dict()
     if parameters != PARAMETERS:
         for part in (made, *made.get("tools", ())):
             part["ignored"] = [_IN_TOOL.sub(rf"\g<1>{parameters}", place) for place in part["ignored"]]
     return StructuredOutput(**made)
-
-
-def report_rider(choice: Choice) -> bytes:
-    """As `report_field`, as part of a stream's last chunk of the choice."""
-    report = choice.grammar_report
-    return b"" if report is None else b',"structured_output":' + msgspec.json.encode(report.as_dict())
