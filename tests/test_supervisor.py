@@ -28,7 +28,7 @@ ALLOWED = {
     "dovetail_server/serving/generation.py": {"create_task": 1},
     "dovetail_server/serving/sse.py": {"ensure_future": 5},
     # A stranger's observer runs beside the event loop; what it raises is logged and counted, and its queue is bounded.
-    "dovetail_server/observers.py": {"Thread": 1},
+    "dovetail_server/observe/observers.py": {"Thread": 1},
     # The engine's own thread and processes are watched by their client.
     "dovetail/engine/wire.py": {"Thread": 2},
     "dovetail/client/inprocess.py": {"Thread": 1},

@@ -19,16 +19,16 @@ import dovetail
 from dovetail.contracts.api import Api
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
-from dovetail_server.addresses import Addresses, Routes
-from dovetail_server.api_errors import ApiErrors
-from dovetail_server.asgi import BodyLimitMiddleware, Holder, RequestIdMiddleware
-from dovetail_server.auth import CALLER, OPEN, Auth, Keys, open_paths
-from dovetail_server.fallbacks import Cors, HeadRoute, no_route
+from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute
-from dovetail_server.hosts import HostRules, Hosts
-from dovetail_server.journal import MAX_JOURNAL_BYTES, Resumable
-from dovetail_server.journal import PATH as RESUME_PATH
-from dovetail_server.openai.errors import ErrorDetail
+from dovetail_server.http.addresses import Addresses, Routes
+from dovetail_server.http.api_errors import ApiErrors
+from dovetail_server.http.asgi import BodyLimitMiddleware, Holder, RequestIdMiddleware
+from dovetail_server.http.auth import CALLER, OPEN, Auth, Keys, open_paths
+from dovetail_server.http.fallbacks import Cors, HeadRoute, no_route
+from dovetail_server.http.hosts import HostRules, Hosts
+from dovetail_server.http.journal import MAX_JOURNAL_BYTES, Resumable
+from dovetail_server.http.journal import PATH as RESUME_PATH
 from dovetail_server.openapi import complete
 from dovetail_server.peers.endpoints import why_not
 from dovetail_server.routes import (

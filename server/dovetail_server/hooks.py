@@ -18,8 +18,8 @@ from starlette.types import Scope
 from dovetail.errors import ConfigError, PluginError
 from dovetail.plugins.contexts import HealthCheck, RouteSet
 from dovetail.plugins.loader import describe
-from dovetail_server.auth import check_admin
-from dovetail_server.observers import Observers
+from dovetail_server.http.auth import check_admin
+from dovetail_server.observe.observers import Observers
 
 if TYPE_CHECKING:
     from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan

@@ -17,9 +17,9 @@ import uvicorn
 from starlette.types import ASGIApp, Scope
 
 from dovetail.supervisor import LAST_RESORT_S
-from dovetail_server.connections import Connections
-from dovetail_server.logs import uvicorn_config
-from dovetail_server.protocol import BoundedHttp
+from dovetail_server.http.connections import Connections
+from dovetail_server.http.protocol import BoundedHttp
+from dovetail_server.observe.logs import uvicorn_config
 from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dovetail.plugins import PluginPlan, Registry
     from dovetail.processing.processor import Processor
     from dovetail.runtime.checkpoint.folder import ModelFolder
-    from dovetail_server.auth import Keys
+    from dovetail_server.http.auth import Keys
     from dovetail_server.lifecycle import HttpServer
     from dovetail_server.state import ServerState
 

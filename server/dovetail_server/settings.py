@@ -16,9 +16,9 @@ from dovetail.config_file import read_config
 from dovetail.plugin_settings import ENV_PREFIX, Names
 from dovetail.processing.text_settings import TextSettings
 from dovetail.settings import flag
+from dovetail_server.key_settings import KeySettings
 from dovetail_server.peers.arguments import file_value
 from dovetail_server.setting_types import Hosts, Origins
-from dovetail_server.tenants.settings import KeySettings
 
 
 class ServeSettings(KeySettings, TextSettings, BaseSettings):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.plugin_settings import Given
-from dovetail_server.auth import Caller
+from dovetail_server.http.auth import Caller
 
 HIDDEN = "**********"
 """In place of a secret, as pydantic writes it."""

@@ -13,11 +13,11 @@ from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.bodies.context import ReadingContext
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
+from dovetail_server.observe.slow_log import SlowLog
+from dovetail_server.reading.context import ReadingContext
 from dovetail_server.settings import ServeSettings
-from dovetail_server.slow_log import SlowLog
 from dovetail_server.storage.lazy import LazyStorage
 from dovetail_server.tenants.tenant import Tenant
 

@@ -28,7 +28,7 @@ from dovetail.processing.plan import plan_plugins
 from dovetail.testing.folder import unread_model
 from dovetail.testing.site import FakeSite
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.observers import Observers
+from dovetail_server.observe.observers import Observers
 from dovetail_server.run import engine_settings
 from dovetail_server.settings import ServeSettings
 

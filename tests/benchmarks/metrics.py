@@ -11,8 +11,8 @@ from time import perf_counter
 
 from dovetail.contracts.observers import HttpEnd, RequestEnd, RequestStart
 from dovetail_server.metrics.exposition import Metrics
-from dovetail_server.observers import Observers
-from dovetail_server.token_timer import TokenTimer
+from dovetail_server.observe.observers import Observers
+from dovetail_server.observe.token_timer import TokenTimer
 
 TOKENS = 100_000
 

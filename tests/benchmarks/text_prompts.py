@@ -102,7 +102,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.text.tokenizer.cuts import pieces
     from dovetail.text.tokenizer.tokenizer import check_text
     from dovetail_server.openai.completions import CompletionRequest
-    from dovetail_server.reading import decoded, validated
+    from dovetail_server.reading.parse import decoded, validated
 
     source, took = Source(folder), {}
     tokenizer, vocab_size = source.tokenizer, source.tokenizer.vocab_size

@@ -16,7 +16,7 @@ from dovetail.engine import process
 from dovetail.engine.process import Restarts
 from dovetail.errors import EngineDeadError, EngineError
 from dovetail.messages import SamplingParams, Submit
-from dovetail_server.observers import Observers
+from dovetail_server.observe.observers import Observers
 
 SCRIPTED_AND_REAL = [False, pytest.param(True, marks=pytest.mark.full)]
 

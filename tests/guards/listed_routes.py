@@ -73,7 +73,7 @@ def others() -> Iterator[str]:
 
     from dovetail_server import routes as package
     from dovetail_server.gateway.fan_out import FanOut
-    from dovetail_server.journal import PATH
+    from dovetail_server.http.journal import PATH
 
     told = {route for route, _ in operations()}
     found = set()

@@ -20,9 +20,9 @@ from pydantic import SecretStr
 
 from dovetail.errors import ConfigError
 from dovetail.utils import wait_for_server
-from dovetail_server.auth import PROBES, Auth, Keys, owner_name, presented_key
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
+from dovetail_server.http.auth import PROBES, Auth, Keys, owner_name, presented_key
 from dovetail_server.run import announce, forget_secrets
 from dovetail_server.startup import Phases
 

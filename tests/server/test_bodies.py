@@ -24,11 +24,11 @@ from server_tiny import TEMPLATE, write_model
 
 from dovetail.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
-from dovetail_server.bodies import tasks
-from dovetail_server.bodies.child import NICE
-from dovetail_server.bodies.turns import Turns
-from dovetail_server.bodies.wire import LARGE, Job
-from dovetail_server.bodies.work import do
+from dovetail_server.reading import tasks
+from dovetail_server.reading.child import NICE
+from dovetail_server.reading.turns import Turns
+from dovetail_server.reading.wire import LARGE, Job
+from dovetail_server.reading.work import do
 
 JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"

@@ -20,8 +20,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 from dovetail.errors import RequestError
 from dovetail_server.batches.execute import prepare
-from dovetail_server.bodies import pool
-from dovetail_server.bodies.work import part_of
+from dovetail_server.reading import pool
+from dovetail_server.reading.work import part_of
 
 CHAT = "/v1/chat/completions"
 MOST_S = 0.2

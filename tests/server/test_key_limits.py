@@ -21,10 +21,10 @@ from harness import Harness
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.messages import BACKGROUND
-from dovetail_server.auth import CALLER, Keys, owner_name
 from dovetail_server.cli.hash_key import main as hash_key
 from dovetail_server.errors import ServiceError, to_reply
 from dovetail_server.gateway.fan_out import FanOut
+from dovetail_server.http.auth import CALLER, Keys, owner_name
 from dovetail_server.serving.common import service_of
 from dovetail_server.tenants.keys_file import Limits, PriorityRange, key_hash, read_keys_file
 from dovetail_server.tenants.tenant import Grant, Tenant, duration

@@ -13,7 +13,7 @@ from harness import Harness
 from dovetail.engine.process import ProcessClient
 from dovetail.errors import EngineError
 from dovetail.plugins import Registry, make_plan
-from dovetail_server.logs import SHOWN, without_secrets
+from dovetail_server.observe.logs import SHOWN, without_secrets
 from dovetail_server.run import make_engine
 from dovetail_server.settings import ServeSettings
 

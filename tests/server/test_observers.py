@@ -13,9 +13,9 @@ from harness import Harness
 
 from dovetail.contracts.observers import HttpEnd, LoadStats, RequestObserver, StatLogger
 from dovetail.errors import PluginError
-from dovetail_server import observers as module
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.observers import Observers
+from dovetail_server.observe import observers as module
+from dovetail_server.observe.observers import Observers
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -96,7 +96,7 @@ def test_one_that_is_far_behind_loses_events_and_is_told(
     """Memory stays bounded; what is lost is the newest, said once in the log, and counted for the observer."""
     monkeypatch.setattr(module, "MAX_WAITING", 10)
     module.logger.propagate = True
-    monkeypatch.setattr("dovetail_server.observers.logger.parent.propagate", True)
+    monkeypatch.setattr("dovetail_server.observe.observers.logger.parent.propagate", True)
     found = observed(blocked)
     for i in range(500):
         found.http_ended(http(i))

@@ -17,8 +17,8 @@ from dovetail.contracts.observers import ChoiceTimes, LoadStats, RequestEnd
 from dovetail.supervisor import Supervisor
 from dovetail_server.gateway.child import Child
 from dovetail_server.gateway.fleet import Worker
-from dovetail_server.logs import SkipCancelled, SkipStatic
 from dovetail_server.metrics.exposition import Metrics
+from dovetail_server.observe.logs import SkipCancelled, SkipStatic
 from dovetail_server.settings import ServeSettings
 
 LOAD: dict[str, Any] = dict.fromkeys(

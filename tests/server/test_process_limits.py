@@ -13,14 +13,14 @@ import pytest
 from harness import Harness
 
 from dovetail.forks import ForkServer, ForkStartError
-from dovetail_server.bodies.wire import LARGE
+from dovetail_server.reading.wire import LARGE
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x" * (LARGE + 1000)}]}
 UNDER_LIMITS = """
 import json, os, resource, signal
-from dovetail_server.bodies.child import set_limits
-from dovetail_server.bodies.wire import Job
+from dovetail_server.reading.child import set_limits
+from dovetail_server.reading.wire import Job
 from dovetail.grammar.compile.memory import address_space
 addresses = address_space()
 resource.setrlimit(resource.RLIMIT_AS, (addresses + {soft}, {hard}))

@@ -14,9 +14,9 @@ from harness import Harness
 from dovetail.contracts.observers import ChoiceTimes, HttpStart, RequestEnd, RequestObserver, RequestStart
 from dovetail.messages import Finish, Times, TokenDelta
 from dovetail_server.hooks import ApiHooks
+from dovetail_server.observe.slow_log import SlowLog
 from dovetail_server.serving import times as module
 from dovetail_server.serving.times import ChoiceClock
-from dovetail_server.slow_log import SlowLog
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

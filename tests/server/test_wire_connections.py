@@ -9,7 +9,7 @@ import pytest
 from harness import Harness
 from wire import Wire, request
 
-from dovetail_server.connections import Connections, most_connections, network_of, raise_file_limit
+from dovetail_server.http.connections import Connections, most_connections, network_of, raise_file_limit
 from dovetail_server.settings import ServeSettings
 
 

@@ -10,7 +10,7 @@ from harness import Harness
 from pydantic import SecretStr, ValidationError
 from wire import JSON_TYPE, Wire, still_answers
 
-from dovetail_server.hosts import HostRules
+from dovetail_server.http.hosts import HostRules
 from dovetail_server.settings import ServeSettings
 
 

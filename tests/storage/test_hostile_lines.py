@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dovetail_server.bodies.wire import LARGE
+from dovetail_server.reading.wire import LARGE
 
 from .conftest import CHAT, Api, line
 

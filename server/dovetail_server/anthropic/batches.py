@@ -16,8 +16,8 @@ from pydantic import Field
 
 from dovetail.errors import RequestError
 from dovetail_server.anthropic.errors import error_body, status_of
+from dovetail_server.error_body import ErrorBody, ErrorDetail
 from dovetail_server.openai.common import FreeForm, RequestModel
-from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 from dovetail_server.openai.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dovetail_server.storage.disk import PASSING
 
 if TYPE_CHECKING:
     from dovetail_server.batches.runner import Runner
-    from dovetail_server.bodies.context import ReadingContext
+    from dovetail_server.reading.context import ReadingContext
 
 logger = logging.getLogger("dovetail.server")
 MAX_AT_ONCE = 4

@@ -16,25 +16,25 @@ from dovetail.messages import BACKGROUND
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
-from dovetail_server.auth import CALLER
 from dovetail_server.batches.result import Result, decode_head, refusal, result_line
-from dovetail_server.bodies import responses as response_bodies
-from dovetail_server.bodies import tasks
-from dovetail_server.bodies.pool import DIED
-from dovetail_server.bodies.request import not_beside_prompts
-from dovetail_server.bodies.work import read_line
+from dovetail_server.http.auth import CALLER
 from dovetail_server.native.score import ScoreRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
 from dovetail_server.openai.responses import ResponsesRequest
-from dovetail_server.reading import of_route, parse
+from dovetail_server.reading import responses as response_bodies
+from dovetail_server.reading import tasks
+from dovetail_server.reading.parse import of_route, parse
+from dovetail_server.reading.pool import DIED
+from dovetail_server.reading.request import not_beside_prompts
+from dovetail_server.reading.work import read_line
 from dovetail_server.responses.job import reply as reply_of
 from dovetail_server.serving import embeddings, rerank, run, score
 from dovetail_server.serving.job import make_job
 
 if TYPE_CHECKING:
-    from dovetail_server.bodies.context import ReadingContext
-    from dovetail_server.bodies.wire import Outcome
+    from dovetail_server.reading.context import ReadingContext
+    from dovetail_server.reading.wire import Outcome
     from dovetail_server.serving.prompts import Prompts
 
 Pooled = EmbeddingRequest | RerankRequest | ScoreRequest | ClassifyRequest

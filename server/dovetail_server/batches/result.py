@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail_server import errors
-from dovetail_server.json_lines import one_line
-from dovetail_server.openai.errors import ErrorBody
+from dovetail_server.error_body import ErrorBody
+from dovetail_server.http.json_lines import one_line
 
 
 class Cached(msgspec.Struct):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import EngineDeadError
-from dovetail_server.auth import CALLER
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.lines import Leased, LineStore, at_once
 from dovetail_server.batches.pause import Pause, UnreadableError
@@ -23,12 +22,13 @@ from dovetail_server.batches.shares import FairQueue, quotas
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
-from dovetail_server.origin import ORIGIN, Origin
+from dovetail_server.http.auth import CALLER
+from dovetail_server.http.origin import ORIGIN, Origin
 from dovetail_server.storage.disk import PASSING, free_bytes, read_at
 from dovetail_server.storage.paths import StoragePaths
 
 if TYPE_CHECKING:
-    from dovetail_server.bodies.context import ReadingContext
+    from dovetail_server.reading.context import ReadingContext
 
 Advance = Callable[[Sequence[RowMapping]], Awaitable[None]]
 logger = logging.getLogger("dovetail.server")

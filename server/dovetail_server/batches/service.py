@@ -31,7 +31,7 @@ from dovetail_server.storage.process_lease import ProcessLease
 
 if TYPE_CHECKING:
     from dovetail.supervisor import Service
-    from dovetail_server.bodies.context import ReadingContext
+    from dovetail_server.reading.context import ReadingContext
 
 logger = logging.getLogger("dovetail.server")
 SWEEP_S = 60.0

@@ -67,7 +67,7 @@ def serve(settings: ServeSettings) -> int:
 
     from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
-    from dovetail_server.connections import raise_file_limit
+    from dovetail_server.http.connections import raise_file_limit
     from dovetail_server.startup import Phases
 
     log.setup(settings.log_level, form=settings.log_format)

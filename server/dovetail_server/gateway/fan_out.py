@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import dovetail
-from dovetail_server.auth import CALLER
 from dovetail_server.errors import ServiceError
 from dovetail_server.gateway.figures import merged, own
+from dovetail_server.http.auth import CALLER
 from dovetail_server.routes.health import answer
 from dovetail_server.shown import shown
 

@@ -2,7 +2,7 @@
 
 Of a stream that is its journal, told from its events; any other reply is held as a whole where it is not too large.
 
-What a server writes besides events is in `dovetail_server.journal`. Only whole events are passed on, so that it is
+What a server writes besides events is in `dovetail_server.http.journal`. Only whole events are passed on, so that it is
 known which ones the client has. A stream keeps its journal and the event that is coming: `MAX_JOURNAL_BYTES`, and all
 streams and held replies together `--max-queued-bytes`; one that would be over that goes on without, and ends with its
 server.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dovetail_server.journal import END, MAX_JOURNAL_BYTES, PREFIX
+from dovetail_server.http.journal import END, MAX_JOURNAL_BYTES, PREFIX
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings

@@ -12,7 +12,7 @@ import aiohttp
 import dovetail
 from dovetail.errors import ConfigError
 from dovetail_server.gateway.fleet import Fleet, Worker
-from dovetail_server.journal import KEY_HEADER, PATH
+from dovetail_server.http.journal import KEY_HEADER, PATH
 
 logger = logging.getLogger("dovetail.server")
 STARTING_S = 0.1

@@ -20,13 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from dovetail_server.addresses import ASKED
 from dovetail_server.errors import ClientGoneError, ServiceError, no_websocket, refuse_websocket
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.outlet import HOP, Outlet, UnreachableError, reason
 from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.streams import STILL, Stream
-from dovetail_server.journal import JOURNAL_HEADER, KEY_HEADER
+from dovetail_server.http.addresses import ASKED
+from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState

@@ -19,7 +19,6 @@ from pydantic import SecretStr
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
 from dovetail_server import preflight
-from dovetail_server.connections import raise_file_limit
 from dovetail_server.gateway.app import create_app
 from dovetail_server.gateway.child import Child, reserve_port
 from dovetail_server.gateway.division import count_gpus, divide
@@ -28,6 +27,7 @@ from dovetail_server.gateway.lookout import Lookout
 from dovetail_server.gateway.placement import check_installed
 from dovetail_server.gateway.server import GatewayServer
 from dovetail_server.gateway.state import GatewayState
+from dovetail_server.http.connections import raise_file_limit
 from dovetail_server.run import announce, forget_secrets, new_event_loop
 from dovetail_server.startup import Phases
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.kept import KeptStream
 from dovetail_server.gateway.outlet import reason
-from dovetail_server.journal import JOURNAL_HEADER, PATH
+from dovetail_server.http.journal import JOURNAL_HEADER, PATH
 from dovetail_server.serving.sse import COMMENT
 
 if TYPE_CHECKING:

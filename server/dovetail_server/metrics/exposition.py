@@ -23,7 +23,7 @@ from dovetail_server.metrics.series import OWN, STYLES, VLLM, Count, Gauge, Seri
 from dovetail_server.metrics.tally import Histogram, LatestLoad, Tally
 
 if TYPE_CHECKING:
-    from dovetail_server.auth import Keys
+    from dovetail_server.http.auth import Keys
 
 
 class Metrics(Collector):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 if TYPE_CHECKING:
-    from dovetail_server.auth import Keys
+    from dovetail_server.http.auth import Keys
 
 MAX_SHOWN = 1000
 """Keys with series of their own, those that came first; all others together are `other`."""

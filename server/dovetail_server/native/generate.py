@@ -23,6 +23,8 @@ from dovetail_server.openai.common import (
     Top,
 )
 
+ANY_MODEL = "unknown"
+"""What gateways name where a native request needs no model."""
 BATCH = Field(min_length=1, max_length=4096)
 
 

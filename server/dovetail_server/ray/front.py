@@ -25,18 +25,18 @@ from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.app import add_layers, handle_error, handle_http
-from dovetail_server.auth import Keys
 from dovetail_server.gateway.kept import HeldReply, KeptStream
 from dovetail_server.gateway.outlet import HOP
 from dovetail_server.gateway.places import Places
 from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.streams import STILL
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.journal import JOURNAL_HEADER, KEY_HEADER, PATH
+from dovetail_server.http.auth import Keys
+from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, PATH
+from dovetail_server.http.served import DEPLOYMENT, check_deployment
 from dovetail_server.openai.models import DEFAULT_MODEL
 from dovetail_server.ray.call import Call, Head
 from dovetail_server.routes.health import answer
-from dovetail_server.served import DEPLOYMENT, check_deployment
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant
 

@@ -16,7 +16,7 @@ from sqlalchemy.engine import RowMapping
 from dovetail.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
-from dovetail_server.auth import Keys
+from dovetail_server.http.auth import Keys
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.responses.items import OPEN, Item, missing, response_of_item, turn_items
 from dovetail_server.settings import ServeSettings

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail_server import errors
-from dovetail_server.bodies.request import json_body
 from dovetail_server.openai.batches import Batch, BatchList, BatchRequest
 from dovetail_server.openapi import json_route
+from dovetail_server.reading.request import json_body
 from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
 
 router = APIRouter(tags=["batches"])

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from dovetail.contracts.api import Api, Route, View
 from dovetail.errors import RequestError
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.bodies.intake import job_of
-from dovetail_server.bodies.request import MAX_PLAIN, PLAIN_OBJECTS, body_too_large, raw_body
-from dovetail_server.openai.errors import ErrorBody
+from dovetail_server.error_body import ErrorBody
 from dovetail_server.openapi import json_route
-from dovetail_server.reading import decoded
+from dovetail_server.reading.intake import job_of
+from dovetail_server.reading.parse import decoded
+from dovetail_server.reading.request import MAX_PLAIN, PLAIN_OBJECTS, body_too_large, raw_body
 from dovetail_server.routes.files import owner_of
 from dovetail_server.serving import run
 from dovetail_server.serving.sse import cancel_on_disconnect, start

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from dovetail_server.auth import CALLER, NOBODY
+from dovetail_server.http.auth import CALLER, NOBODY
 from dovetail_server.openapi import FAILURES
 from dovetail_server.state import ServerState, get_state
 

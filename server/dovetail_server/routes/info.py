@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 import dovetail
-from dovetail_server.auth import CALLER
+from dovetail_server.http.auth import CALLER
 from dovetail_server.metrics.series import hit_rate
 from dovetail_server.openapi import FAILURES
 from dovetail_server.shown import shown, shown_options

@@ -23,10 +23,10 @@ from dovetail_server.anthropic.batches import (
     MessageBatchRequest,
 )
 from dovetail_server.anthropic.schema import AnthropicError
-from dovetail_server.bodies.request import worked
-from dovetail_server.bodies.tasks import MESSAGE_BATCH
 from dovetail_server.openai.batches import BatchRequest
 from dovetail_server.openapi import failures, json_route
+from dovetail_server.reading.request import worked
+from dovetail_server.reading.tasks import MESSAGE_BATCH
 from dovetail_server.routes.files import PLAIN_ID, json_reply, owner_of
 from dovetail_server.state import ServerState, get_ready_state, get_state
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.schema import ModelInfo, ModelInfos
-from dovetail_server.auth import CALLER
+from dovetail_server.http.auth import CALLER
 from dovetail_server.openai.models import Model, ModelList
 from dovetail_server.openapi import json_route
 from dovetail_server.shown import shown

@@ -8,8 +8,6 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.bodies.request import finished
-from dovetail_server.bodies.tasks import PARSE_CALLS, SEPARATE_REASONING
 from dovetail_server.native.parsing import (
     ParsedCalls,
     ParseFunctionCallRequest,
@@ -17,6 +15,8 @@ from dovetail_server.native.parsing import (
     SeparateReasoningRequest,
 )
 from dovetail_server.openapi import json_route
+from dovetail_server.reading.request import finished
+from dovetail_server.reading.tasks import PARSE_CALLS, SEPARATE_REASONING
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["native"])

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from dovetail.contracts.api import Route
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
-from dovetail_server.bodies.intake import job_of
-from dovetail_server.bodies.request import raw_body
-from dovetail_server.bodies.responses import begin
-from dovetail_server.openai.errors import ErrorBody
+from dovetail_server.error_body import ErrorBody
 from dovetail_server.openai.render import Rendered
 from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.openapi import json_route
+from dovetail_server.reading.intake import job_of
+from dovetail_server.reading.request import raw_body
+from dovetail_server.reading.responses import begin
 from dovetail_server.routes.files import owner_of
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.sse import cancel_on_disconnect

@@ -9,8 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.errors import RequestError
-from dovetail_server.bodies.request import raw_body
-from dovetail_server.bodies.responses import begin, compact, count, not_background
 from dovetail_server.openai.response_objects import (
     CompactedResponse,
     InputTokens,
@@ -20,6 +18,8 @@ from dovetail_server.openai.response_objects import (
 )
 from dovetail_server.openai.responses import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
+from dovetail_server.reading.request import raw_body
+from dovetail_server.reading.responses import begin, compact, count, not_background
 from dovetail_server.responses.background import check_log
 from dovetail_server.responses.items import OPEN, decode_items, missing, turn_items
 from dovetail_server.responses.job import final_error_event, reply

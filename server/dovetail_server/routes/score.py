@@ -8,11 +8,11 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.bodies.request import prepared, prompt_body
-from dovetail_server.bodies.tasks import SCORE
 from dovetail_server.native.score import ScoreRequest, Scores
 from dovetail_server.openai.rerank import PairScores
 from dovetail_server.openapi import json_route
+from dovetail_server.reading.request import prepared, prompt_body
+from dovetail_server.reading.tasks import SCORE
 from dovetail_server.serving import rerank, score
 from dovetail_server.serving.rerank import is_pair
 from dovetail_server.serving.sse import cancel_on_disconnect

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.bodies.request import json_body
 from dovetail_server.openai.chat import (
     ChatCompletion,
     CompletionDeleted,
@@ -19,6 +18,7 @@ from dovetail_server.openai.chat import (
 from dovetail_server.openai.response_objects import ItemList
 from dovetail_server.openapi import json_route
 from dovetail_server.peers.endpoints import why_not
+from dovetail_server.reading.request import json_body
 from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
 from dovetail_server.routes.responses import page_of
 from dovetail_server.state import ServerState

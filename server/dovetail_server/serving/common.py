@@ -11,10 +11,10 @@ import msgspec
 from dovetail.contracts.replies import ChoiceView
 from dovetail.identity import token_hex
 from dovetail_server import errors
-from dovetail_server.auth import CALLER
+from dovetail_server.http.auth import CALLER
+from dovetail_server.http.origin import ORIGIN
 from dovetail_server.openai.common import StructuredOutput, Usage, same_field
 from dovetail_server.openai.response_objects import InputDetails, OutputDetails, ResponseUsage
-from dovetail_server.origin import ORIGIN
 from dovetail_server.serving.choice import Choice
 
 PARAMETERS = "function/parameters"

@@ -13,10 +13,10 @@ from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import EngineInfo
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
-from dovetail_server.auth import CALLER, Keys
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.origin import ORIGIN
-from dovetail_server.served import served_name
+from dovetail_server.http.auth import CALLER, Keys
+from dovetail_server.http.origin import ORIGIN
+from dovetail_server.http.served import served_name
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant, share_of
 

@@ -22,12 +22,12 @@ from dovetail.errors import RequestError
 from dovetail.messages import TokenDelta
 from dovetail.messages.seeds import derive_seed
 from dovetail_server import errors
-from dovetail_server.auth import NOBODY
-from dovetail_server.journal import JOURNAL, Journal
-from dovetail_server.origin import ORIGIN
-from dovetail_server.request_log import log_request
+from dovetail_server.http.auth import NOBODY
+from dovetail_server.http.journal import JOURNAL, Journal
+from dovetail_server.http.origin import ORIGIN
+from dovetail_server.http.request_log import log_request
+from dovetail_server.observe.token_timer import EVERY, EXACT, TokenTimer
 from dovetail_server.serving.choice import Choice, Step
-from dovetail_server.token_timer import EVERY, EXACT, TokenTimer
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import Live, ServingContext

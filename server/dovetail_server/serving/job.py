@@ -11,8 +11,8 @@ from dovetail.contracts.replies import Reply, Writer
 from dovetail.contracts.requests import Request
 from dovetail.identity import time_ns
 from dovetail.processing.input import Preparation
-from dovetail_server.auth import CALLER
-from dovetail_server.origin import ORIGIN
+from dovetail_server.http.auth import CALLER
+from dovetail_server.http.origin import ORIGIN
 from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import choice_rid, new_id, salted
 from dovetail_server.serving.generation import Generation

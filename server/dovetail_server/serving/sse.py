@@ -23,18 +23,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dovetail.errors import EngineDeadError
+from dovetail_server.error_body import ErrorBody
 from dovetail_server.errors import DRAINING, ClientGoneError, describe
-from dovetail_server.journal import JOURNAL, MovedError
-from dovetail_server.json_lines import one_line
-from dovetail_server.openai.errors import ErrorBody
+from dovetail_server.http.journal import JOURNAL, MovedError
+from dovetail_server.http.json_lines import one_line
+from dovetail_server.http.origin import DIRECT
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
 
 logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")
-DIRECT = "dovetail.send"
-"""The key in a connection's scope of its own `send`, around which nothing stands."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 Chunks = AsyncGenerator[bytes, None]

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dovetail.errors import ConfigError, DovetailError
-from dovetail_server.hosts import is_loopback
+from dovetail_server.http.hosts import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 TIMEOUT_S = 10.0

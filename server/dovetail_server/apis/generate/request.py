@@ -8,9 +8,8 @@ from dovetail.contracts.requests import Ids, JsonObject, Names, Prompt, Request,
 from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported
 from dovetail_server.apis import fields
-from dovetail_server.native.generate import GenerateParams, GenerateRequest
+from dovetail_server.native.generate import ANY_MODEL, GenerateParams, GenerateRequest
 from dovetail_server.openai.common import same_field
-from dovetail_server.reading import ANY_MODEL
 from dovetail_server.serving.common import choice_rid
 
 T = TypeVar("T")

@@ -17,13 +17,13 @@ from dovetail_server.anthropic.schema import CountTokensRequest
 from dovetail_server.apis.loaded import generating
 from dovetail_server.apis.messages.count import count_tokens
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.bodies.wire import MAX_BESIDE
 from dovetail_server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
 from dovetail_server.native.score import ScoreRequest
 from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
 from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
+from dovetail_server.reading.wire import MAX_BESIDE
 from dovetail_server.responses import compaction
 from dovetail_server.responses import job as responses
 from dovetail_server.responses.job import ReadItems

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
 from dovetail.text.tokenizer.threads import num_threads
-from dovetail_server.bodies.pool import BodyPool
-from dovetail_server.bodies.wire import WorkerStart
 from dovetail_server.hooks import ApiHooks
+from dovetail_server.reading.pool import BodyPool
+from dovetail_server.reading.wire import WorkerStart
 from dovetail_server.serving.context import ServingContext
 from dovetail_server.settings import ServeSettings
 

@@ -12,13 +12,13 @@ from starlette.requests import Request as HttpRequest
 from dovetail.contracts.api import Route
 from dovetail.contracts.requests import Ids, Request
 from dovetail.text.inline import InlineCostError
-from dovetail_server.bodies.request import IN_THREAD, elsewhere, not_beside_prompts, raw_body
-from dovetail_server.reading import of_route
+from dovetail_server.reading.parse import of_route
+from dovetail_server.reading.request import IN_THREAD, elsewhere, not_beside_prompts, raw_body
 from dovetail_server.serving.job import Job, make_job
 from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
-    from dovetail_server.bodies.context import ReadingContext
+    from dovetail_server.reading.context import ReadingContext
 
 TEXT_BYTES = 2048
 """Bodies up to this size are quick: tokenizing so much takes less than a millisecond."""

@@ -1,4 +1,4 @@
-"""A process that reads bodies: `python -m dovetail_server.bodies.child FD`. Started by `BodyPool`.
+"""A process that reads bodies: `python -m dovetail_server.reading.child FD`. Started by `BodyPool`.
 
 It loads tokenizer, template and parsers, and reads none itself: for each socket that it is sent it forks a copy, which
 takes one job. Whatever a body does to a copy (time, memory, a crash in native code) costs that one request.
@@ -25,9 +25,19 @@ from dovetail.process_limits import lower
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
-from dovetail_server.bodies.tasks import add_routes
-from dovetail_server.bodies.wire import LARGE, Begun, Job, Outcome, Question, Refusal, WorkerStart, is_short, too_costly
-from dovetail_server.bodies.work import do, part_of
+from dovetail_server.reading.tasks import add_routes
+from dovetail_server.reading.wire import (
+    LARGE,
+    Begun,
+    Job,
+    Outcome,
+    Question,
+    Refusal,
+    WorkerStart,
+    is_short,
+    too_costly,
+)
+from dovetail_server.reading.work import do, part_of
 from dovetail_server.responses.references import Answer
 from dovetail_server.serving.parsing import installed
 

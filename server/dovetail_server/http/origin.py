@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from time import perf_counter
 
 _numbers = itertools.count(1)
+DIRECT = "dovetail.send"
+"""The key in a connection's scope of its own `send`, around which nothing stands."""
 
 
 class Origin:

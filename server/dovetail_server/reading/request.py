@@ -18,18 +18,18 @@ from starlette.responses import Response
 from dovetail.contracts.api import Route
 from dovetail.errors import RequestError
 from dovetail.text.inline import InlineCostError
-from dovetail_server.auth import CALLER
-from dovetail_server.bodies.tasks import Call, RawTask, Task, no_answer
-from dovetail_server.bodies.work import read_line
-from dovetail_server.density import MAX_OBJECTS
 from dovetail_server.errors import ClientGoneError
-from dovetail_server.reading import check_name, parse
+from dovetail_server.http.auth import CALLER
+from dovetail_server.reading.density import MAX_OBJECTS
+from dovetail_server.reading.parse import check_name, parse
+from dovetail_server.reading.tasks import Call, RawTask, Task, no_answer
+from dovetail_server.reading.work import read_line
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
-    from dovetail_server.bodies.context import ReadingContext
-    from dovetail_server.bodies.wire import Outcome
+    from dovetail_server.reading.context import ReadingContext
+    from dovetail_server.reading.wire import Outcome
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure
-from dovetail_server.openai.errors import ErrorBody
+from dovetail_server.error_body import ErrorBody
 
 
 class ApiErrors:

@@ -22,17 +22,17 @@ from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL
-from dovetail_server.bodies.turns import Turns
-from dovetail_server.bodies.wire import LARGE, PARTS, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.errors import ServiceError
+from dovetail_server.reading.turns import Turns
+from dovetail_server.reading.wire import LARGE, PARTS, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.responses.references import Answer
 
 if TYPE_CHECKING:
     from dovetail.contracts.api import Route
-    from dovetail_server.bodies.tasks import RawTask, Task
+    from dovetail_server.reading.tasks import RawTask, Task
 
 logger = logging.getLogger("dovetail.server")
-MODULE = "dovetail_server.bodies.child"
+MODULE = "dovetail_server.reading.child"
 SLOWER = 20
 """On a busy machine a job may take so many times its processor time before it counts as hanging."""
 SMALL_CPU_S = FULL.seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 from dovetail.contracts.observers import RequestProgress
-from dovetail_server.observers import Observers
+from dovetail_server.observe.observers import Observers
 
 FLUSH_S = 1.0
 EXACT, EVERY = 15, 16

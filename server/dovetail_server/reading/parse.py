@@ -11,15 +11,14 @@ from pydantic_core import from_json
 from dovetail.contracts.api import Route
 from dovetail.contracts.requests import Request
 from dovetail.errors import RequestError
-from dovetail_server.density import MAX_OBJECTS, check_density
 from dovetail_server.errors import from_validation, shortened
-from dovetail_server.served import served_name
+from dovetail_server.http.served import served_name
+from dovetail_server.native.generate import ANY_MODEL
+from dovetail_server.reading.density import MAX_OBJECTS, check_density
 
 M = TypeVar("M", bound=BaseModel)
 SCHEMAS = frozenset(("schema", "json_schema", "parameters", "input_schema", "json", "guided_json"))
 """Fields that hold a JSON schema, whose values may hold any character."""
-ANY_MODEL = "unknown"
-"""What gateways name where a native request needs no model."""
 
 
 def parse(raw: bytes, model: type[M], most_objects: int = MAX_OBJECTS) -> M:

@@ -12,8 +12,8 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from dovetail_server.connections import Connections
-from dovetail_server.openai.errors import ErrorBody, ErrorDetail
+from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.http.connections import Connections
 
 MAX_HEAD_BYTES = 1 << 16
 """Request line and headers, beyond the first piece that is read; also a body's trailers, or a chunk's extension."""

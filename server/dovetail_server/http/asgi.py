@@ -20,11 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dovetail.contracts.observers import HttpEnd, HttpStart
 from dovetail.errors import RequestError
 from dovetail.panics import is_panic
-from dovetail_server.auth import CALLER
 from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
-from dovetail_server.observers import Observers
-from dovetail_server.origin import ORIGIN, Origin
-from dovetail_server.serving.sse import DIRECT
+from dovetail_server.http.auth import CALLER
+from dovetail_server.http.origin import DIRECT, ORIGIN, Origin
+from dovetail_server.observe.observers import Observers
 from dovetail_server.tenants.tenant import Tenant, share_of
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dovetail_server.auth import CALLER
-from dovetail_server.origin import ORIGIN
+from dovetail_server.http.auth import CALLER
+from dovetail_server.http.origin import ORIGIN
 
 logger = logging.getLogger("dovetail.server")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dovetail_server.served import DEPLOYMENT
+from dovetail_server.http.served import DEPLOYMENT
 
 ASKED = "dovetail.asked"
 """In the scope: the path that named a deployment; a gateway sends a worker this one."""

@@ -1,0 +1,1 @@
+"""The door: connections, keys, hosts, addresses, bodies' sizes, and errors."""

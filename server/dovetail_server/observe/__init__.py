@@ -1,0 +1,1 @@
+"""What is told of requests: observers, metrics, logs."""
