@@ -389,7 +389,9 @@ def test_the_examples_of_the_clients_page_run(port: int, capsys: pytest.CaptureF
     """So do those of docs/clients.md, one for each client."""
     page = (Path(__file__).parents[2] / "docs/clients.md").read_text("utf-8").replace(":30000", f":{port}")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    for block, answers in zip(blocks, (("Paris", "Tokyo"), ("256",), (MODEL, "Paris"), ("Paris",)), strict=True):
+    for block, answers in zip(
+        blocks, (("Paris", "Tokyo"), ("256",), ("Hello",), (MODEL, "Paris"), ("Paris",)), strict=True
+    ):
         run_example(block)
         out = capsys.readouterr().out
         assert all(answer in out for answer in answers), out

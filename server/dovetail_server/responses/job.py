@@ -17,6 +17,7 @@ from dovetail.contracts.requests import Request
 from dovetail.processing.input import Preparation
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
+from dovetail_server.openai.reports import report_field
 from dovetail_server.openai.responses import (
     CompactRequest,
     InputTokensRequest,
@@ -27,7 +28,7 @@ from dovetail_server.responses.builder import OutputBuilder
 from dovetail_server.responses.items import Item, messages_of
 from dovetail_server.responses.references import Answer, items_before, items_of
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.common import check_not_aborted, report_field, response_usage
+from dovetail_server.serving.common import check_not_aborted, response_usage
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.job import make_generation
 from dovetail_server.serving.sse import Chunks

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-import msgspec
-
-from dovetail.contracts.replies import ChoiceView
 from dovetail.identity import token_hex
 from dovetail_server import errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.openai.common import StructuredOutput, Usage, same_field
+from dovetail_server.openai.common import Usage, same_field
 from dovetail_server.openai.response_objects import InputDetails, OutputDetails, ResponseUsage
 from dovetail_server.serving.choice import Choice
-
-PARAMETERS = "function/parameters"
-"""Where the chat API has the schema of a tool, in the tool."""
-_IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
 
 
 def new_id(prefix: str) -> str:
@@ -62,11 +54,6 @@ def salted(salt: str) -> str:
     return f"{root} {salt}" if root else salt
 
 
-def choice_rid(rid: str, index: int, num_choices: int) -> str:
-    """Return the engine's identifier of a choice; the request's own where it is the only one."""
-    return rid if num_choices == 1 else f"{rid}#{index}"
-
-
 def usage_of(choices: Sequence[Choice]) -> Usage:
     """Sum up; a prompt with several choices counts once."""
     firsts = {choice.prompt_index: choice for choice in reversed(choices)}.values()
@@ -94,19 +81,3 @@ def check_not_aborted(choice: Choice) -> None:
     """Raise if the engine gave the choice up: OpenAI's API has no word for a reply that ends so."""
     if choice.finish_reason == "abort":
         raise errors.aborted(choice.abort_message, choice.abort_code, choice.grammar_param)
-
-
-def report_field(choice: ChoiceView, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:
-    """Return what a full reply says of a choice's grammar; nothing where it has none.
-
-    Args:
-        choice: It.
-        parameters: Where the schema of a tool stands in the tool, as the request wrote it: places point into that.
-    """
-    made = choice.structured_output
-    if made is None:
-        return msgspec.UNSET
-    if parameters != PARAMETERS:
-        for part in (made, *made.get("tools", ())):
-            part["ignored"] = [_IN_TOOL.sub(rf"\g<1>{parameters}", place) for place in part["ignored"]]
-    return StructuredOutput(**made)

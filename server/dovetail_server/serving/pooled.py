@@ -11,8 +11,9 @@ from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server.openai.common import same_field
 from dovetail_server.openai.embeddings import PooledFields
+from dovetail_server.openai.reports import choice_rid
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of
+from dovetail_server.serving.common import check_not_aborted, new_id, service_of
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prompts import Prompt, empty, read_one
 

@@ -16,8 +16,9 @@ from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.native.score import ScoreRequest, Scores
 from dovetail_server.openai.common import Usage
+from dovetail_server.openai.reports import choice_rid
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of, usage_of
+from dovetail_server.serving.common import check_not_aborted, new_id, service_of, usage_of
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.logprobs import finite
 from dovetail_server.serving.prompts import Prompt, Prompts

@@ -12,8 +12,8 @@ from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, Tok
 from dovetail_server.apis.chat.chunks import ChatChunks
 from dovetail_server.apis.parts import DONE, error_event, head_of, report_rider, usage_of
 from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
+from dovetail_server.openai.reports import report_field
 from dovetail_server.serving import logprobs as lp
-from dovetail_server.serving.common import report_field
 
 encode = msgspec.json.Encoder().encode
 NO_RIDERS = b"null", b""

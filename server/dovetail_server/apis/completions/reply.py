@@ -11,8 +11,8 @@ from dovetail.contracts.output import ContentDelta, Event, Malformed
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, Writer
 from dovetail_server.apis.parts import DONE, error_event, head_of, report_rider, usage_of
 from dovetail_server.openai.completions import Completion, CompletionChoice, CompletionLogprobs
+from dovetail_server.openai.reports import report_field
 from dovetail_server.serving import logprobs as lp
-from dovetail_server.serving.common import report_field
 
 encode = msgspec.json.Encoder().encode
 

@@ -9,8 +9,8 @@ import msgspec
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, TokenLogprob, Writer
 from dovetail_server.apis.parts import DONE, error_event
 from dovetail_server.native.generate import Generated, MetaInfo, NativeFinish
+from dovetail_server.openai.reports import report_field
 from dovetail_server.serving import logprobs as lp
-from dovetail_server.serving.common import report_field
 
 encode = msgspec.json.Encoder().encode
 

@@ -11,7 +11,7 @@ from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail_server.anthropic.errors import told
 from dovetail_server.anthropic.schema import DeltaUsage, MessageReply, MessageUsage, StopReason, ThinkingTokens
 from dovetail_server.apis.messages.blocks import BlockBuilder
-from dovetail_server.serving.common import report_field
+from dovetail_server.openai.reports import report_field
 
 U = TypeVar("U", bound=DeltaUsage)
 encode = msgspec.json.Encoder().encode
