@@ -22,7 +22,7 @@ from dovetail_server.peers.flags import TABLE
 from dovetail_server.settings import ServeSettings
 
 FLAGS = """
-admin-api-key allow-origins allowed-hosts allowed-origins api-key body-cpu-limit body-processes body-timeout
+admin-api-key allow-origins allowed-hosts allowed-origins api-key apis body-cpu-limit body-processes body-timeout
 device-ids devices enable-expert-parallel ep ep-size expert-parallel expert-parallel-size
 admin-api-key default-chat-template-kwargs device-memory-utilization enable-force-include-usage fastapi-root-path
 max-num-queued-reqs max-num-queued-tokens override-generation-config preferred-sampling-params root-path

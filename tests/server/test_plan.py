@@ -20,7 +20,7 @@ from dovetail.testing.engine import make_client
 from dovetail.testing.models import make_model
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli.plan import size_of
-from dovetail_server.observe.model_facts import config_of
+from dovetail_server.metrics.model_facts import config_of
 
 CONFIG_8B = {
     "architectures": ["LlamaForCausalLM"],

@@ -18,7 +18,7 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, dense_numel
 from dovetail.runtime.hf_config import ITEM_BYTES
 from dovetail.runtime.memory.plan import group_token_bytes
-from dovetail_server.observe.model_facts import config_of
+from dovetail_server.metrics.model_facts import config_of
 
 GATED = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))
 """Dense decoders with gated feed-forward layers, whose size follows from `config.json`."""

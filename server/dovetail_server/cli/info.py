@@ -113,7 +113,7 @@ def served_as(model: ModelFolder, impl: str, template: str = "") -> dict[str, An
     from dovetail.runtime.checkpoint.weight_size import dense_numel
     from dovetail.runtime.hf_config import ITEM_BYTES
     from dovetail.runtime.memory.plan import group_token_bytes
-    from dovetail_server.observe.model_facts import config_of
+    from dovetail_server.metrics.model_facts import config_of
 
     try:
         registry = Registry.scan()

@@ -107,7 +107,7 @@ def plan(wish: Args) -> MemoryPlan:
     settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
     model = check_model(settings)
     device = device_of(settings, wish.device_memory)
-    from dovetail_server.observe.model_facts import config_of
+    from dovetail_server.metrics.model_facts import config_of
 
     ranks = settings.tensor_parallel_size
     facts = config_of(model, settings.model_impl)
