@@ -73,6 +73,11 @@ class ChoiceView(Protocol):
         ...
 
     @property
+    def first_at(self) -> float:
+        """When its first token came, as `time.perf_counter` counts; 0.0 before, as `finished_at` before its end."""
+        ...
+
+    @property
     def max_tokens(self) -> int:
         """Most tokens that it may have."""
         ...

@@ -117,6 +117,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     prompt: str = "prompt"
     limit: str = "max_tokens"
+    needs_context: str = "needs_context"
     logprobs: str = "logprobs"
     named_ids: str = "logprob_token_ids"
     tools: str = "tools"
@@ -138,6 +139,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         uses_defaults: What is left out of `sampling` comes from the model's generation config.
         limit: Most tokens of a reply: None for up to the context's end; 0 reads the prompt and answers nothing.
         clamps: A reply may end at the context's end before `limit`; else that is refused.
+        needs_context: Tokens that the model's context must hold, whatever this request takes of it; else refused.
         cut: How a prompt is cut; None: one that is too long is refused.
         logprobs: None: none; n: those of each token and of the n most likely; -1 for all.
         prompt_logprobs: As `logprobs`, for the prompt's tokens …
@@ -170,6 +172,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uses_defaults: bool = True
     limit: int | None = None
     clamps: bool = False
+    needs_context: int = 0
     cut: Cut | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -20,7 +20,7 @@ from dovetail.messages import SamplingParams, Submit
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
 from dovetail.processing.processor import Processor
 from dovetail.processing.prompts import chat_prompt, cut_to, last_words, without_oldest
-from dovetail.processing.refusals import empty_prompt, fields_named, no_infill
+from dovetail.processing.refusals import context_too_short, empty_prompt, fields_named, no_infill
 from dovetail.processing.sampling import (
     StopRules,
     check_token_ids,
@@ -117,6 +117,8 @@ class Preparation:
         """
         with fields_named(self.request.names.renamed):
             self._processor.tasks.check("generate")
+            if self.request.needs_context:
+                self._check_context(self.request.needs_context)
             self.grammar  # noqa: B018 refused here, where large ones do not hold others up
             prompts = self.request.prompts
             names = [self.request.names.prompt]
@@ -175,6 +177,11 @@ class Preparation:
     def template_kwargs(self) -> dict[str, Any]:
         """The chat template's variables."""
         return self._processor.template_kwargs(self.request.effort, self.request.template_kwargs)
+
+    def _check_context(self, needed: int) -> None:
+        has = self._processor.limits.context_len
+        if needed > has:
+            raise context_too_short(needed, has, self.request.names.needs_context)
 
     def _ids(self, prompt: Prompt, name: str, keeps: bool) -> Ids:
         if isinstance(prompt, Chat):

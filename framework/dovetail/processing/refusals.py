@@ -57,6 +57,15 @@ def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: s
     return RequestError(text, param=param, code=TOO_LONG)
 
 
+def context_too_short(needed: int, context_len: int, param: str) -> RequestError:
+    """The request wants a longer context than the model has."""
+    text = (
+        f"{param} asks for a context of {needed} tokens; this model's maximum context length is {context_len} tokens; "
+        f"send at most that, or leave it out"
+    )
+    return RequestError(text, param=param, code=TOO_LONG)
+
+
 def prompt_too_big(num_bytes: int, limit: int, context_len: int, param: str) -> RequestError:
     """The prompt is refused by its size, before it is tokenized."""
     text = (

@@ -80,6 +80,11 @@ class Choice:
         return self.submit.rid
 
     @property
+    def first_at(self) -> float:
+        """When its first token came."""
+        return self.clock.first_at
+
+    @property
     def max_tokens(self) -> int:
         """Most tokens that it may have."""
         return self.submit.params.max_tokens

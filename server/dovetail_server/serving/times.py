@@ -16,18 +16,18 @@ from dovetail.messages import TokenDelta
 class ChoiceClock:
     """One per choice."""
 
-    __slots__ = ("_at", "_begun", "_ended")
+    __slots__ = ("_begun", "_ended", "first_at")
 
     def __init__(self) -> None:
         """Nothing was heard yet."""
         self._begun: EngineTimes | None = None
-        self._at = 0.0
+        self.first_at = 0.0
         self._ended: EngineTimes | None = None
 
     def take(self, delta: TokenDelta) -> None:
         """Note what a delta with times says."""
         if self._begun is None or self._begun.first_s is None:
-            self._begun, self._at = delta.times, perf_counter()
+            self._begun, self.first_at = delta.times, perf_counter()
         if delta.finish is not None:
             self._ended = delta.times
 
@@ -38,7 +38,7 @@ class ChoiceClock:
         waited_s = 0.0 if self._ended is None else self._ended.waited_s
         if begun is None or begun.admitted_s is None:
             return ChoiceTimes(queued_s=whole, grammar_s=grammar_s, waited_s=waited_s)
-        queued_s = min(whole, max(0.0, self._at - began - (begun.total_s - begun.admitted_s)))
+        queued_s = min(whole, max(0.0, self.first_at - began - (begun.total_s - begun.admitted_s)))
         rest = whole - queued_s
         if begun.first_s is None:  # its prompt was all that was asked for, or it ended there
             return ChoiceTimes(queued_s=queued_s, prefill_s=rest, grammar_s=grammar_s, waited_s=waited_s)
