@@ -87,6 +87,7 @@ class ServerState(ReadingContext):
     def facts(self) -> ServerFacts:
         """Return what APIs may show of the server; the engine has started."""
         info, text = self.info, self.text
+        packed = () if self.registry is None else self.registry.of_kind("quantization")
         return ServerFacts(
             version=__version__,
             models=tuple(self.served_names),
@@ -96,7 +97,7 @@ class ServerState(ReadingContext):
             weight_bytes=info.weight_bytes,
             context_len=info.context_len,
             vocab_size=info.vocab_size,
-            quantization=self.settings.quantization or "",
+            quantization=next((record.name for record in packed if record.state == State.ACTIVE), ""),
             template=text.template.source,
             calls_tools=text.tools is not None,
             thinks=text.reasoning is not None,
