@@ -11,6 +11,7 @@ from starlette.requests import Request
 from dovetail import __version__
 from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
+from dovetail.plugins.records import State
 from dovetail.supervisor import Supervisor
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.hooks import ApiHooks

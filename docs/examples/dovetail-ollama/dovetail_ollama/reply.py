@@ -158,7 +158,7 @@ class OllamaWriter(Writer):
     def __init__(self, reply: Reply) -> None:
         """Begin: nothing was said."""
         super().__init__(reply)
-        self._choice = reply.choices[0]
+        self._request, self._choice = reply.requests[0], reply.choices[0]
         self._created_at = datetime.fromtimestamp(reply.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._calls = Calls()
         self._rows: list[TokenLogprob] = []
@@ -203,7 +203,7 @@ class OllamaWriter(Writer):
         for step in steps:
             if step.choice.is_dropped:
                 continue
-            if self.reply.request.logprobs is not None:
+            if self._request.logprobs is not None:
                 self._rows += step.visible
             found += [piece for event in step.events if (piece := self._calls.take(event)) is not None]
         return found
@@ -227,7 +227,7 @@ class OllamaWriter(Writer):
         choice, tokens = self._choice, self.reply.tokens
         line.done = True
         line.logprobs = self._logprobs()
-        if self.reply.request.reply.get("loads"):
+        if self._request.reply.get("loads"):
             line.done_reason = "load"
             return line
         line.done_reason = "length" if choice.finish_reason == "length" else "stop"
