@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dovetail.testing.conformance.api import ApiConformance
     from dovetail.testing.conformance.attention import AttentionBackendConformance
     from dovetail.testing.conformance.grammar import GrammarBackendConformance
     from dovetail.testing.conformance.hooks import HooksConformance
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dovetail.testing.site import FakeSite
 
 __all__ = [
+    "ApiConformance",
     "AttentionBackendConformance",
     "FakeSite",
     "GrammarBackendConformance",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "ApiConformance": "conformance.api",
     "AttentionBackendConformance": "conformance.attention",
     "GrammarBackendConformance": "conformance.grammar",
     "HooksConformance": "conformance.hooks",

@@ -29,7 +29,7 @@ from dovetail.plugins.monkeypatches import detect_monkeypatches, watching
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.process_state import ProcessState
 
-HEAVY = ("torch", "transformers", "pydantic", "fastapi", "numpy", "tokenizers")
+HEAVY = ("torch", "transformers", "pydantic", "fastapi", "numpy", "tokenizers", "dovetail_server")
 """Nothing of these may be imported by listing what is installed."""
 TIMEOUT_S = 120.0
 CORE_LIGHT = ("dovetail.contracts", "dovetail.plugins.manager", "dovetail.plugins.loader", "dovetail.plugins.registry")

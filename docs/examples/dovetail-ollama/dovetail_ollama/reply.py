@@ -167,10 +167,11 @@ class OllamaWriter(Writer):
     def step(self, steps: Sequence[StepView]) -> bytes:
         """Return a line for each piece; log probabilities stand in the next line there is."""
         lines = []
-        for piece in self._pieces(steps):
-            line = self.line([piece])
-            line.logprobs = self._logprobs()
-            lines.append(encode(line) + b"\n")
+        for step in steps:
+            for piece in self._pieces(step):
+                line = self.line([piece])
+                line.logprobs = self._logprobs()
+                lines.append(encode(line) + b"\n")
         return b"".join(lines)
 
     def close(self) -> bytes:
@@ -179,7 +180,8 @@ class OllamaWriter(Writer):
 
     def take(self, steps: Sequence[StepView]) -> None:
         """Keep what was said."""
-        self._said += self._pieces(steps)
+        for step in steps:
+            self._said += self._pieces(step)
 
     def whole(self) -> bytes:
         """Return the reply."""
@@ -198,15 +200,12 @@ class OllamaWriter(Writer):
         """Return what all lines have."""
         return {"model": self.reply.model, "created_at": self._created_at}
 
-    def _pieces(self, steps: Sequence[StepView]) -> list[Piece]:
-        found: list[Piece] = []
-        for step in steps:
-            if step.choice.is_dropped:
-                continue
-            if self._request.logprobs is not None:
-                self._rows += step.visible
-            found += [piece for event in step.events if (piece := self._calls.take(event)) is not None]
-        return found
+    def _pieces(self, step: StepView) -> list[Piece]:
+        if step.choice.is_dropped:
+            return []
+        if self._request.logprobs is not None:
+            self._rows += step.visible
+        return [piece for event in step.events if (piece := self._calls.take(event)) is not None]
 
     def _logprobs(self) -> list[TokenRow] | UnsetType:
         """Return and forget the rows since the last line."""
