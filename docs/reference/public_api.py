@@ -25,9 +25,11 @@ KIT = (*CONFORMANCE, "FakeSite", "GrammarSample", "Sample", "check_class", "conf
 
 KIT_OWNER, ALL_OWNER = "kit", "all kinds"
 OWNERS = {
+    "api": "api",
     "attention": "attention_backend",
     "cache": "model",
     "config": "model",
+    "errors": ALL_OWNER,
     "grammar": "grammar_backend",
     "layers": "model",
     "logits": "logits_processor",
@@ -38,6 +40,8 @@ OWNERS = {
     "output": "reasoning_parser",
     "quantization": "quantization",
     "reasoning": "reasoning_parser",
+    "replies": "api",
+    "requests": "api",
     "scheduling": "schedule_policy",
     "speculation": "speculator",
     "tools": "tool_parser",

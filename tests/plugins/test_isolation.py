@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import dovetail.text
 from dovetail.errors import PluginError
 from dovetail.plugins import Registry, adapters, kinds, load, make_plan
 from dovetail.plugins.adapters import missing_adapters
+from dovetail.plugins.monkeypatches import detect_monkeypatches, watching
 from dovetail.plugins.time_limit import PluginTimeout, time_limit
 from dovetail.testing.site import FakeSite
 
@@ -101,6 +103,15 @@ def test_what_a_plugin_is_the_first_to_import_is_watched_too(
     monkeypatch.setattr(dovetail.text, "__path__", [*dovetail.text.__path__, str(tmp_path)])
     (line,) = load_parser(site, f"import dovetail.text.{name} as first; first.{patch}")
     assert line == f"reasoning_parser 'acme' of acme 1.2 changed dovetail.text.{name}.{changed} of Dovetail itself"
+
+
+def test_two_that_watch_find_modules_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kit watches while the loader does: a core module that is first imported then is found, and held by both."""
+    (tmp_path / "first_of_two.py").write_text("TABLE = {'a': 1}\n")
+    monkeypatch.setattr(dovetail.text, "__path__", [*dovetail.text.__path__, str(tmp_path)])
+    with watching() as outer, watching() as inner:
+        import_module("dovetail.text.first_of_two").TABLE["b"] = 2
+    assert [detect_monkeypatches(held) for held in (outer, inner)] == [["dovetail.text.first_of_two.TABLE"]] * 2
 
 
 @pytest.mark.parametrize(

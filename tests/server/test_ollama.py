@@ -155,9 +155,7 @@ def test_a_text_is_generated(client: ollama.Client) -> None:
     given: Any = {"options": COLD, "think": False}
     whole = client.generate(MODEL, FRANCE[0]["content"], system="You answer questions.", **given)
     assert "Paris" in (whole.response or "")
-    chunks = list(
-        client.generate(MODEL, FRANCE[0]["content"], system="You answer questions.", stream=True, **given)
-    )
+    chunks = list(client.generate(MODEL, FRANCE[0]["content"], system="You answer questions.", stream=True, **given))
     assert "".join(chunk.response or "" for chunk in chunks) == whole.response
     raw = client.generate(MODEL, "The capital of France is", raw=True, options={**COLD, "num_predict": 3})
     assert "Paris" in (raw.response or "")

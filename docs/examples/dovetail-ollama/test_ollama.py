@@ -16,37 +16,54 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
 
 
+SAMPLES: Any = {
+    "/api/chat": [
+        ASKED,
+        {"model": "m", "messages": []},
+        {**ASKED, "tools": [TOOL], "think": True, "logprobs": True, "top_logprobs": 2},
+        {
+            **ASKED,
+            "format": {"type": "object"},
+            "options": {"num_predict": 3, "top_k": 4, "stop": ["a"], "seed": 1},
+        },
+        {
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": "s"},
+                {"role": "assistant", "thinking": "t", "tool_calls": [CALL]},
+                {"role": "tool", "tool_name": "f", "content": "2"},
+            ],
+            "keep_alive": "5m",
+            "stream": False,
+        },
+    ],
+    "/api/generate": [
+        {"model": "m", "prompt": "Why?", "system": "s", "think": "low", "logprobs": True},
+        {"model": "m", "prompt": "Once", "raw": True, "options": {"temperature": 0.5, "num_ctx": 64}},
+        {"model": "m", "prompt": "a", "suffix": "b"},
+        {"model": "m"},
+    ],
+}
+WRONG: Any = {
+    "/api/chat": [
+        {},
+        {**ASKED, "keep_alive": 0},
+        {**ASKED, "think": "much"},
+        {**ASKED, "options": {"mirostat": 1}},
+    ],
+    "/api/generate": [
+        {"model": "m", "prompt": "a", "context": [1]},
+        {"model": "m", "prompt": "a", "images": ["a"]},
+    ],
+}
+SHOWN: Any = {"/api/show": [{"model": "one"}, {"name": "two"}], "/api/tags": [{}], "/api/version": [{}]}
+
+
 class TestOllama(ApiConformance):
     name = "ollama"
-    samples = {
-        "/api/chat": [
-            ASKED,
-            {"model": "m", "messages": []},
-            {**ASKED, "tools": [TOOL], "think": True, "logprobs": True, "top_logprobs": 2},
-            {**ASKED, "format": {"type": "object"}, "options": {"num_predict": 3, "top_k": 4, "stop": ["a"], "seed": 1}},
-            {
-                "model": "m",
-                "messages": [
-                    {"role": "system", "content": "s"},
-                    {"role": "assistant", "thinking": "t", "tool_calls": [CALL]},
-                    {"role": "tool", "tool_name": "f", "content": "2"},
-                ],
-                "keep_alive": "5m",
-                "stream": False,
-            },
-        ],
-        "/api/generate": [
-            {"model": "m", "prompt": "Why?", "system": "s", "think": "low", "logprobs": True},
-            {"model": "m", "prompt": "Once", "raw": True, "options": {"temperature": 0.5, "num_ctx": 64}},
-            {"model": "m", "prompt": "a", "suffix": "b"},
-            {"model": "m"},
-        ],
-    }
-    wrong = {
-        "/api/chat": [{}, {**ASKED, "keep_alive": 0}, {**ASKED, "think": "much"}, {**ASKED, "options": {"mirostat": 1}}],
-        "/api/generate": [{"model": "m", "prompt": "a", "context": [1]}, {"model": "m", "prompt": "a", "images": ["a"]}],
-    }
-    shown = {"/api/show": [{"model": "one"}, {"name": "two"}], "/api/tags": [{}], "/api/version": [{}]}
+    samples = SAMPLES
+    wrong = WRONG
+    shown = SHOWN
 
 
 def test_results_belong_to_calls() -> None:
@@ -72,7 +89,14 @@ def test_results_belong_to_calls() -> None:
 
 def test_options_are_ollamas() -> None:
     """What has another name, a value for none, and what is off."""
-    options = {"num_predict": -1, "seed": -1, "repeat_penalty": 1.1, "mirostat": 0, "typical_p": 1.0, "repeat_last_n": -1}
+    options = {
+        "num_predict": -1,
+        "seed": -1,
+        "repeat_penalty": 1.1,
+        "mirostat": 0,
+        "typical_p": 1.0,
+        "repeat_last_n": -1,
+    }
     request = read_chat({**ASKED, "options": options})
     assert (request.limit, request.sampling.seed, request.sampling.repetition_penalty) == (None, None, 1.1)
     assert request.stream

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dovetail.contracts.api import Api, Route, ServerFacts, View
     from dovetail.contracts.attention import (
         AttentionBackend,
         AttentionLayer,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     )
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
     from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
+    from dovetail.contracts.errors import RequestError
     from dovetail.contracts.grammar import (
         CompiledGrammar,
         GrammarBackend,
@@ -82,11 +84,25 @@ if TYPE_CHECKING:
     )
     from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, StoredTensor, Target
     from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
+    from dovetail.contracts.replies import (
+        CallView,
+        ChoiceView,
+        Failure,
+        Reply,
+        ReplyTokenizer,
+        StepView,
+        TokenLogprob,
+        Tokens,
+        TopLogprob,
+        Writer,
+    )
+    from dovetail.contracts.requests import Chat, Cut, Ids, Names, Prompt, Request, Sampling, Text, Tools
     from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
     from dovetail.contracts.speculation import DraftRequest, Speculator
     from dovetail.contracts.tools import ToolParser
 
 __all__ = [
+    "Api",
     "AttentionBackend",
     "AttentionCaps",
     "AttentionLayer",
@@ -95,6 +111,9 @@ __all__ = [
     "CacheGroup",
     "CacheObserver",
     "CacheTensor",
+    "CallView",
+    "Chat",
+    "ChoiceView",
     "Classifier",
     "CausalLM",
     "Chunk",
@@ -102,9 +121,11 @@ __all__ = [
     "Configurable",
     "ContentDelta",
     "Conversion",
+    "Cut",
     "DraftRequest",
     "Event",
     "Experts",
+    "Failure",
     "FileTensor",
     "FormatSpec",
     "ForwardBatch",
@@ -117,6 +138,7 @@ __all__ = [
     "ChoiceTimes",
     "HttpEnd",
     "HttpStart",
+    "Ids",
     "KVPool",
     "Kind",
     "LayerFactory",
@@ -130,6 +152,7 @@ __all__ = [
     "Messages",
     "ModelConfig",
     "ModelPlugin",
+    "Names",
     "Needs",
     "NewCall",
     "Norm",
@@ -139,25 +162,34 @@ __all__ = [
     "Part",
     "Phase",
     "PrefixView",
+    "Prompt",
     "Quantization",
     "RMSScale",
     "Reach",
     "ReasoningDelta",
     "ReasoningParser",
     "Recurrent",
+    "Reply",
+    "ReplyTokenizer",
+    "Request",
     "RequestEnd",
+    "RequestError",
     "RequestObserver",
     "RequestProgress",
     "RequestStart",
     "RopeConfig",
+    "Route",
     "RoutedExperts",
+    "Sampling",
     "SelfLoading",
     "SchedulePolicy",
+    "ServerFacts",
     "Speculator",
     "StatLogger",
     "State",
     "StateSave",
     "StateStore",
+    "StepView",
     "Stored",
     "StoredTensor",
     "Stream",
@@ -165,7 +197,10 @@ __all__ = [
     "SupportLevel",
     "Target",
     "TemplateView",
+    "Text",
+    "TokenLogprob",
     "TokenizerView",
+    "Tokens",
     "ToolArgs",
     "ToolBody",
     "ToolEnd",
@@ -173,13 +208,21 @@ __all__ = [
     "ToolFormat",
     "ToolParser",
     "ToolStart",
+    "Tools",
+    "TopLogprob",
+    "View",
     "Vocabulary",
     "WaitingRequest",
     "WeightRule",
     "Window",
+    "Writer",
 ]
 
 _HOME = {
+    "Api": "api",
+    "Route": "api",
+    "ServerFacts": "api",
+    "View": "api",
     "AttentionBackend": "attention",
     "AttentionLayer": "attention",
     "ForwardBatch": "attention",
@@ -198,6 +241,7 @@ _HOME = {
     "ModelConfig": "config",
     "RopeConfig": "config",
     "RoutedExperts": "config",
+    "RequestError": "errors",
     "CompiledGrammar": "grammar",
     "GrammarBackend": "grammar",
     "GrammarLimits": "grammar",
@@ -264,6 +308,25 @@ _HOME = {
     "Target": "quantization",
     "ParserRequest": "reasoning",
     "ReasoningParser": "reasoning",
+    "CallView": "replies",
+    "ChoiceView": "replies",
+    "Failure": "replies",
+    "Reply": "replies",
+    "ReplyTokenizer": "replies",
+    "StepView": "replies",
+    "TokenLogprob": "replies",
+    "Tokens": "replies",
+    "TopLogprob": "replies",
+    "Writer": "replies",
+    "Chat": "requests",
+    "Cut": "requests",
+    "Ids": "requests",
+    "Names": "requests",
+    "Prompt": "requests",
+    "Request": "requests",
+    "Sampling": "requests",
+    "Text": "requests",
+    "Tools": "requests",
     "PrefixView": "scheduling",
     "SchedulePolicy": "scheduling",
     "WaitingRequest": "scheduling",

@@ -75,8 +75,8 @@ class _CoreImports:
         """See `importlib.abc.MetaPathFinder`."""
         if name.partition(".")[0] not in CORE or name == self._skip:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # of two that watch, one asks the other, not both
+        found = (finder.find_spec(name, path, target) for finder in behind)
         spec = next((one for one in found if one is not None), None)
         loader: Any = None if spec is None else spec.loader
         if loader is not None and hasattr(loader, "exec_module"):

@@ -187,9 +187,7 @@ def _step(choice: FakeChoice, ticks: Sequence[Tick]) -> FakeStep:
         choice.take(event, row)
     rows = [row for _, row in ticks] if choice.request.logprobs is not None else []
     events = [event for event, _ in ticks if event is not None]
-    return FakeStep(
-        choice=choice, events=events, ids=[row.token_id for _, row in ticks], logprobs=rows, is_last=False
-    )
+    return FakeStep(choice=choice, events=events, ids=[row.token_id for _, row in ticks], logprobs=rows, is_last=False)
 
 
 def _end(choice: FakeChoice) -> None:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from dovetail_ollama.request import converted, read_chat, read_generate, unsupported, wrong
 from msgspec import UNSET, Struct, UnsetType
 
 from dovetail.contracts.api import Api, Route, ServerFacts, View
@@ -17,6 +16,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
 from dovetail.contracts.replies import Failure, Reply, StepView, TokenLogprob, Writer
 from dovetail.contracts.requests import JsonObject
+from dovetail_ollama.request import converted, read_chat, read_generate, unsupported, wrong
 
 encode = msgspec.json.Encoder().encode
 FLOOR = -9999.0
@@ -196,7 +196,7 @@ class OllamaWriter(Writer):
         """Return a line that says `pieces`, which are at most one in a stream."""
         raise NotImplementedError
 
-    def head(self) -> dict[str, str]:
+    def head(self) -> dict[str, Any]:
         """Return what all lines have."""
         return {"model": self.reply.model, "created_at": self._created_at}
 

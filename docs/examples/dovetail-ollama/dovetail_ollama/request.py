@@ -380,9 +380,13 @@ def chat_messages(messages: Sequence[Message]) -> list[JsonObject]:
             raise unsupported(f"{place}.images", NO_IMAGES)
         of_role: JsonObject = {}
         if message.role == "assistant":
-            waiting = [(call.id or f"call_{at}_{k}", call.function.name) for k, call in enumerate(message.tool_calls or ())]
+            waiting = [
+                (call.id or f"call_{at}_{k}", call.function.name) for k, call in enumerate(message.tool_calls or ())
+            ]
             if message.tool_calls:
-                of_role["tool_calls"] = [openai_call(c, i) for c, (i, _) in zip(message.tool_calls, waiting, strict=True)]
+                of_role["tool_calls"] = [
+                    openai_call(c, i) for c, (i, _) in zip(message.tool_calls, waiting, strict=True)
+                ]
             if message.thinking:
                 of_role["reasoning_content"] = message.thinking
         elif message.tool_calls or message.thinking:
@@ -404,13 +408,17 @@ def openai_call(call: Called, call_id: str) -> JsonObject:
 
 def result_of(message: Message, waiting: list[tuple[str, str]]) -> JsonObject:
     """Return whose result a message is; that call waits no more."""
+
     def fits(call: tuple[str, str]) -> bool:
         return message.tool_call_id == call[0] if message.tool_call_id else message.tool_name in (None, "", call[1])
 
     found = first(waiting, fits)
     if found is not None:
         waiting.remove(found)
-    call_id, name = message.tool_call_id or (found[0] if found else ""), message.tool_name or (found[1] if found else "")
+    call_id, name = (
+        message.tool_call_id or (found[0] if found else ""),
+        message.tool_name or (found[1] if found else ""),
+    )
     return {key: value for key, value in (("tool_call_id", call_id), ("name", name)) if value}
 
 
