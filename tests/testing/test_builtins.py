@@ -58,7 +58,49 @@ TEMPLATE = (
     "<|stop|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """Thinking and calls of no known family, for the parsers that read templates."""
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "stream": True, "temperature": 0.5}
+CALLED: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
 ATTRS: dict[tuple[str, str], dict[str, Any]] = {
+    ("api", "openai"): {
+        "samples": {
+            "/v1/chat/completions": [
+                ASKED,
+                {**ASKED, "logprobs": True, "top_logprobs": 2, "n": 2},
+                {
+                    **ASKED,
+                    "tools": [{"type": "function", "function": CALLED}],
+                    "stream_options": {"include_usage": True},
+                },
+            ],
+            "/v1/completions": [{"prompt": "a", "stream": True}, {"prompt": ["a", "b"], "logprobs": 2, "n": 2}],
+        },
+        "wrong": {"/v1/chat/completions": [{}, {**ASKED, "audio": {}}], "/v1/completions": [{"prompt": 5.5}]},
+    },
+    ("api", "anthropic"): {
+        "samples": {
+            "/v1/messages": [
+                {"model": "m", "max_tokens": 9, "messages": ASKED["messages"], "stream": True},
+                {
+                    "model": "m",
+                    "max_tokens": 9,
+                    "messages": ASKED["messages"],
+                    "thinking": {"type": "adaptive"},
+                    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+                },
+            ]
+        },
+        "wrong": {"/v1/messages": [{"model": "m", "max_tokens": 0, "messages": ASKED["messages"]}]},
+    },
+    ("api", "sglang"): {
+        "samples": {
+            "/generate": [
+                {"text": "a", "stream": True, "sampling_params": {"temperature": 0.5}},
+                {"text": ["a", "b"], "return_logprob": True, "top_logprobs_num": 2},
+            ]
+        },
+        "merging": ("/generate",),
+        "wrong": {"/generate": [{}]},
+    },
     ("hooks", "otel"): {"remembers": 20_000},  # tests/plugins/test_otel.py::test_what_is_remembered_is_bounded
     **{("reasoning_parser", name): {"samples": samples(TABLE_OF.reasoning_rows(name))} for name in TABLE_OF.TAGS},
     **{
@@ -175,7 +217,18 @@ SAMPLE = {
 """Models that take the kit at every run."""
 WHOLE = {
     *("qwen3", "gpt-oss", "hermes", "glm45", "pythonic"),  # one parser for each way in which formats are read
-    *("LlamaForCausalLM", "torch_native", "llguidance", "fp8", "fcfs", "ngram", "no-repeat-ngram"),
+    *(
+        "LlamaForCausalLM",
+        "torch_native",
+        "llguidance",
+        "fp8",
+        "fcfs",
+        "ngram",
+        "no-repeat-ngram",
+        "openai",
+        "anthropic",
+        "sglang",
+    ),
 }
 """Built-ins that take all of the kit at every run: one of each kind. Other parsers are tried in tests/parsers."""
 OF_THE_PACKAGE = "listing or child_process or loads_twice or core_is or left_behind or no_torch"

@@ -164,33 +164,29 @@ def play(reply: Reply, seed: int, sizes: Sequence[int], *, merges: bool = False)
         merges: The tokens of a group are one step of the choice; else each is a step.
     """
     choices = [choice for choice in reply.choices if isinstance(choice, FakeChoice)]
-    left = [script(choice, seed) for choice in choices]
-    running = set(range(len(choices)))
+    left = {at: script(choice, seed) for at, choice in enumerate(choices)}
     for size in cycle(sizes):
         group: list[FakeStep] = []
-        for at in sorted(running):
-            ticks, left[at] = left[at][:size], left[at][size:]
-            parts = [ticks] if merges or not ticks else [[tick] for tick in ticks]
-            steps = [_step(choices[at], part) for part in parts]
-            if not left[at]:
-                running.discard(at)
-                _end(choices[at])
-                steps[-1].is_last = True
-            group += steps
+        for _ in range(1 if merges else size):
+            for at in list(left):
+                num = size if merges else 1
+                ticks, left[at] = left[at][:num], left[at][num:]
+                group.append(_step(choices[at], ticks, is_last=not left[at]))
+                if not left[at]:
+                    del left[at]
         yield group
-        if not running:
+        if not left:
             return
 
 
-def _step(choice: FakeChoice, ticks: Sequence[Tick]) -> FakeStep:
+def _step(choice: FakeChoice, ticks: Sequence[Tick], *, is_last: bool) -> FakeStep:
     for event, row in ticks:
         choice.take(event, row)
+    if is_last:
+        choice.first_at, choice.finished_at = choice.first_at or BEGAN + 0.25, BEGAN + 1.5
+        choice.finish_reason = "tool_calls" if choice.tool_calls else ("stop", "length")[choice.num_completion % 2]
     rows = [row for _, row in ticks] if choice.request.logprobs is not None else []
     events = [event for event, _ in ticks if event is not None]
-    return FakeStep(choice=choice, events=events, ids=[row.token_id for _, row in ticks], logprobs=rows, is_last=False)
-
-
-def _end(choice: FakeChoice) -> None:
-    choice.first_at = choice.first_at or BEGAN + 0.25
-    choice.finished_at = BEGAN + 1.5
-    choice.finish_reason = "tool_calls" if choice.tool_calls else ("stop", "length")[choice.num_completion % 2]
+    return FakeStep(
+        choice=choice, events=events, ids=[row.token_id for _, row in ticks], logprobs=rows, is_last=is_last
+    )
