@@ -142,7 +142,18 @@ def test_doctor_finds_nothing_wrong(with_examples: CleanEnv) -> None:
 def test_examples_serve_together(with_examples: CleanEnv) -> None:
     """One server uses the examples' parsers, backends and hooks with their options, and answers right."""
     flags = ["--reasoning-parser", "acme-r2", "--tool-call-parser", "call-tools", "--attention-backend", "blockwise"]
-    flags += ["--blockwise.block", "32", "--plugin", "desk", "--desk.keep", "1", "--grammar-backend", "choice"]
+    flags += [
+        "--apis",
+        "openai,ollama",
+        "--blockwise.block",
+        "32",
+        "--plugin",
+        "desk",
+        "--desk.keep",
+        "1",
+        "--grammar-backend",
+        "choice",
+    ]
     with serving(with_examples, *flags) as base:
         for _ in range(2):
             assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
@@ -155,8 +166,11 @@ def test_examples_serve_together(with_examples: CleanEnv) -> None:
         assert (stats["started"], stats["ended"], len(stats["last"])) == (2, 2, 1)
         forced = chat(base, temperature=0, structured_outputs={"choice": ["Madrid or so", "Lisbon"]})
         assert forced["choices"][0]["message"]["content"] in {"Madrid or so", "Lisbon"}
+        asked = {"model": "dovetail-demo", "prompt": "The capital of France is", "raw": True, "stream": False}
+        assert "Paris" in requests.post(f"{base}/api/generate", json=asked, timeout=60).json()["response"]
+        assert requests.post(f"{base}/generate", json={"text": "a"}, timeout=60).status_code == 404
         found = states(base)
-        used = [("reasoning_parser", "acme-r2"), ("tool_parser", "call-tools")]
+        used = [("api", "ollama"), ("reasoning_parser", "acme-r2"), ("tool_parser", "call-tools")]
         for key in [*used, ("attention_backend", "blockwise"), ("grammar_backend", "choice"), ("hooks", "desk")]:
             assert found[key] == "active", key
         assert found["reasoning_parser", "qwen3"] == "found"

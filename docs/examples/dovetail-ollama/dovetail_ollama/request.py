@@ -4,7 +4,7 @@ A field that would change the reply is served or refused; none is accepted and l
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -127,7 +127,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_call_id: Id | None = None
 
 
-class Function(Struct, forbid_unknown_fields=True, kw_only=True):
+class Function(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A function that the model may call; `parameters` is a JSON schema."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:\-]+$")]
@@ -185,7 +185,9 @@ def read_chat(body: Any) -> Request:
     )
     tools = None
     if given.tools:
-        tools = Tools(tools=[{"type": "function", "function": plain(tool.function)} for tool in given.tools])
+        tools = Tools(
+            tools=[{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in given.tools]
+        )
     return Request(prompts=[prompt], tools=tools, names=NAMES, **wishes(given), **thinking(given.think))
 
 
@@ -412,7 +414,7 @@ def result_of(message: Message, waiting: list[tuple[str, str]]) -> JsonObject:
     def fits(call: tuple[str, str]) -> bool:
         return message.tool_call_id == call[0] if message.tool_call_id else message.tool_name in (None, "", call[1])
 
-    found = first(waiting, fits)
+    found = next(filter(fits, waiting), None)
     if found is not None:
         waiting.remove(found)
     call_id, name = (
@@ -420,16 +422,6 @@ def result_of(message: Message, waiting: list[tuple[str, str]]) -> JsonObject:
         message.tool_name or (found[1] if found else ""),
     )
     return {key: value for key, value in (("tool_call_id", call_id), ("name", name)) if value}
-
-
-def first(calls: Sequence[tuple[str, str]], fits: Callable[[tuple[str, str]], bool]) -> tuple[str, str] | None:
-    """Return the first call that fits."""
-    return next((call for call in calls if fits(call)), None)
-
-
-def plain(function: Function) -> JsonObject:
-    """Return a function as a dict, without what is not given."""
-    return {name: value for name, value in msgspec.structs.asdict(function).items() if value is not None}
 
 
 def shortened(text: str) -> str:
