@@ -48,9 +48,12 @@ OWNERS = {
 }
 """Whose version a module of the contracts belongs to."""
 TOOL_NAMES = ("Malformed", "NewCall", "ToolArgs", "ToolBody", "ToolEnd", "ToolEvent", "ToolFormat", "ToolStart")
-OF_NAMES = {"AttentionCaps": "attention_backend", "Event": "reasoning_parser", "Prompt": "api", "Reach": "model"} | dict.fromkeys(
-    TOOL_NAMES, "tool_parser"
-)
+OF_NAMES = {
+    "AttentionCaps": "attention_backend",
+    "Event": "reasoning_parser",
+    "Prompt": "api",
+    "Reach": "model",
+} | dict.fromkeys(TOOL_NAMES, "tool_parser")
 """The same, of names that another kind's version covers than that of their module, and of unions, which have none."""
 
 
