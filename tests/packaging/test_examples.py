@@ -142,18 +142,8 @@ def test_doctor_finds_nothing_wrong(with_examples: CleanEnv) -> None:
 def test_examples_serve_together(with_examples: CleanEnv) -> None:
     """One server uses the examples' parsers, backends and hooks with their options, and answers right."""
     flags = ["--reasoning-parser", "acme-r2", "--tool-call-parser", "call-tools", "--attention-backend", "blockwise"]
-    flags += [
-        "--apis",
-        "openai,ollama",
-        "--blockwise.block",
-        "32",
-        "--plugin",
-        "desk",
-        "--desk.keep",
-        "1",
-        "--grammar-backend",
-        "choice",
-    ]
+    flags += ["--blockwise.block", "32", "--plugin", "desk", "--desk.keep", "1", "--grammar-backend", "choice"]
+    flags += ["--apis", "openai,ollama"]
     with serving(with_examples, *flags) as base:
         for _ in range(2):
             assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
