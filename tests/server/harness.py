@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import requests
 from fake_engine import FakeEngine
 from server_tiny import tokenizer, write_model
 
+from dovetail.contracts.api import Api
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.plugins import PluginPlan, Registry
@@ -22,6 +23,7 @@ from dovetail.processing.processor import Processor, ProcessorSetup
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.template import ChatTemplate
 from dovetail_server import preflight
+from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.app import create_app
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.lifecycle import HttpServer
@@ -51,6 +53,7 @@ class Harness:
         is_ready: bool = True,
         hooks: ApiHooks | None = None,
         context_len: int = 512,
+        apis: Sequence[Api] = BUILT_IN,
         **settings: Any,
     ) -> None:
         self.tokenizer = tokenizer(folder)
@@ -63,7 +66,7 @@ class Harness:
             model_path=str(folder), served_model_name=["tiny", "tiny-too"], log_level="error", **settings
         )
         self.reset()
-        self.state = ServerState(self.settings, self.engine, hooks)
+        self.state = ServerState(self.settings, self.engine, hooks, apis=apis)
         template = ChatTemplate.load(self.tokenizer, self.settings.chat_template)
         setup = setup_of(folder, self.settings, reasoning, tools)
         self.tools = Processor(

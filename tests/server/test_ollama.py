@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,14 @@ import ollama
 import pytest
 import requests
 from gateway_process import KEY, RESUME, Served
+from harness import Harness
 
+from dovetail.contracts.output import Event
+from dovetail.messages import TokenDelta
 from dovetail.testing import FakeSite
+from dovetail.text.parsing.stream import OutputStream
+from dovetail_parsers.tools.hermes import Hermes
+from dovetail_server.apis.routes import BUILT_IN
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/dovetail-ollama"
 MODEL = "dovetail-demo"
@@ -326,6 +333,51 @@ def test_a_client_that_leaves_frees_its_request(served: Served) -> None:
     while f'dovetail_requests_running{{model_name="{MODEL}"}} 0.0' not in served.get("/metrics").text:
         assert time.monotonic() < deadline, "it still runs"
         time.sleep(0.1)
+
+
+@pytest.fixture
+def scripted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    """A server of this process, whose engine says what it is told to."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    api = import_module("dovetail_ollama.reply").Ollama()
+    made = Harness(folder, apis=(*BUILT_IN, api), tools=Hermes())
+    yield made
+    made.close()
+
+
+def test_a_stream_that_cannot_go_on_ends_with_the_error(scripted: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line has `error` and nothing else; a whole reply has a status."""
+    feed = OutputStream.feed
+
+    def broken(self: OutputStream, delta: TokenDelta) -> list[Event]:
+        if self.num_tokens + len(delta.ids) > 3:
+            raise IndexError("a parser's mistake")
+        return feed(self, delta)
+
+    monkeypatch.setattr(OutputStream, "feed", broken)
+    scripted.text = "x" * 200
+    body = {"model": "tiny", "messages": FRANCE}
+    reply = scripted.post("/api/chat", body)
+    *lines, last = map(json.loads, reply.text.splitlines())
+    assert reply.status_code == 200
+    assert [line["done"] for line in lines] == [False] * len(lines)
+    assert last.keys() == {"error"}
+    assert "mistake" not in last["error"]
+    whole = scripted.post("/api/chat", {**body, "stream": False})
+    assert (whole.status_code, whole.json().keys()) == (500, {"error"})
+    assert scripted.state.num_live == 0
+
+
+def test_arguments_that_are_cut_are_content(scripted: Harness) -> None:
+    """What is no object cannot be `arguments`; it is not lost."""
+    scripted.text = '<tool_call>\n{"name": "f", "arguments": {"city": "Par'
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {"model": "tiny", "messages": FRANCE, "tools": [tool], "options": {"num_predict": 400}}
+    whole = scripted.post("/api/chat", {**body, "stream": False}).json()["message"]
+    lines = [json.loads(line)["message"] for line in scripted.post("/api/chat", body).text.splitlines()]
+    assert '{"city": "Par' in whole["content"]
+    assert "".join(line["content"] for line in lines) == whole["content"]
+    assert "tool_calls" not in whole
 
 
 @pytest.fixture(scope="module")
