@@ -30,21 +30,13 @@ NO_METHOD = "this sampling method is not implemented; leave it out"
 WHY_NOT_OPTION = {
     **dict.fromkeys(("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock"), BY_OPERATOR),
     **dict.fromkeys(("num_thread", "vocab_only", "logits_all", "embedding_only", "f16_kv"), BY_OPERATOR),
+    **dict.fromkeys(("tfs_z", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline"), NO_METHOD),
     "num_keep": NO_SHIFT,
-    "tfs_z": NO_METHOD,
-    "typical_p": NO_METHOD,
-    "mirostat": NO_METHOD,
-    "mirostat_tau": NO_METHOD,
-    "mirostat_eta": NO_METHOD,
-    "penalize_newline": NO_METHOD,
 }
 OFF = {"tfs_z": 1, "typical_p": 1, "mirostat": 0}
 """Values that switch a method off, as it is."""
 WHY_NOT = {
-    "images": NO_IMAGES,
-    "width": NO_IMAGES,
-    "height": NO_IMAGES,
-    "steps": NO_IMAGES,
+    **dict.fromkeys(("images", "width", "height", "steps"), NO_IMAGES),
     "template": "a template in a request is not run; the operator may start with --chat-template FILE",
     "context": "Ollama itself has deprecated it; send the conversation to /api/chat",
 }
@@ -61,9 +53,9 @@ NAMES = Names(
         r"stop(?![_a-z])": "options.stop",
     },
 )
-MODES = {"thinking": True, "enable_thinking": True}
+SAME = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
+"""Options that have their own names in Dovetail."""
 _DURATION = re.compile(r"[-+]?(?:0|(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+)")
-_NOT_OFF = object()
 
 
 class Options(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -284,12 +276,7 @@ def wishes(body: Body) -> JsonObject:
         "model": body.model,
         "stream": body.stream is not False,
         "sampling": Sampling(
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            frequency_penalty=options.frequency_penalty,
-            presence_penalty=options.presence_penalty,
+            **{name: getattr(options, name) for name in SAME},
             repetition_penalty=options.repeat_penalty,
             seed=None if options.seed == -1 else options.seed,
             stop=options.stop or None,
@@ -313,7 +300,7 @@ def options_of(given: JsonObject) -> Options:
     for name, value in given.items():
         if name not in WHY_NOT_OPTION:
             served[name] = value
-        elif value is not None and (isinstance(value, bool) or value != OFF.get(name, _NOT_OFF)):
+        elif value is not None and (isinstance(value, bool) or value != OFF.get(name)):
             raise unsupported(f"options.{name}", WHY_NOT_OPTION[name])
     made = converted(served, Options, "options")
     if made.repeat_last_n not in (None, -1):
@@ -347,7 +334,7 @@ def thinking(think: bool | str | None) -> JsonObject:
     if think is None:
         return {}
     if isinstance(think, bool):
-        return {"template_kwargs": dict.fromkeys(MODES, think), "no_thinking": not think}
+        return {"template_kwargs": {"thinking": think, "enable_thinking": think}, "no_thinking": not think}
     if think not in ("low", "medium", "high", "max"):
         why = f"think must be true, false, 'low', 'medium', 'high' or 'max' (given: {shortened(think)!r})"
         raise wrong(why, "think")
@@ -387,7 +374,12 @@ def chat_messages(messages: Sequence[Message]) -> list[JsonObject]:
             ]
             if message.tool_calls:
                 of_role["tool_calls"] = [
-                    openai_call(c, i) for c, (i, _) in zip(message.tool_calls, waiting, strict=True)
+                    {
+                        "id": call_id,
+                        "type": "function",
+                        "function": {"name": name, "arguments": msgspec.json.encode(call.function.arguments).decode()},
+                    }
+                    for call, (call_id, name) in zip(message.tool_calls, waiting, strict=True)
                 ]
             if message.thinking:
                 of_role["reasoning_content"] = message.thinking
@@ -402,12 +394,6 @@ def chat_messages(messages: Sequence[Message]) -> list[JsonObject]:
     return made
 
 
-def openai_call(call: Called, call_id: str) -> JsonObject:
-    """Return a call as OpenAI's chat API has it."""
-    arguments = msgspec.json.encode(call.function.arguments).decode()
-    return {"id": call_id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-
-
 def result_of(message: Message, waiting: list[tuple[str, str]]) -> JsonObject:
     """Return whose result a message is; that call waits no more."""
 
@@ -417,11 +403,9 @@ def result_of(message: Message, waiting: list[tuple[str, str]]) -> JsonObject:
     found = next(filter(fits, waiting), None)
     if found is not None:
         waiting.remove(found)
-    call_id, name = (
-        message.tool_call_id or (found[0] if found else ""),
-        message.tool_name or (found[1] if found else ""),
-    )
-    return {key: value for key, value in (("tool_call_id", call_id), ("name", name)) if value}
+    call_id, name = found or ("", "")
+    made = {"tool_call_id": message.tool_call_id or call_id, "name": message.tool_name or name}
+    return {key: value for key, value in made.items() if value}
 
 
 def shortened(text: str) -> str:
