@@ -10,7 +10,7 @@ import pytest
 from rank_engines import beside, make_core, said
 
 from dovetail.errors import ConfigError
-from dovetail.runtime.memory.plan import check_settings
+from dovetail.runtime.memory.checks import check_settings
 from dovetail.settings import EngineSettings
 from dovetail_server.cli import plan
 

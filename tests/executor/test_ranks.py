@@ -37,7 +37,7 @@ from dovetail.executor.rank_messages import next_command
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.executor import StepError
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime.memory.plan import check_devices, check_equal, check_settings
+from dovetail.runtime.memory.checks import check_devices, check_equal, check_settings
 from dovetail.runtime.ranks import GlooCommunicator
 from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model

@@ -46,7 +46,8 @@ from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, Prepared
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import KINDS
 from dovetail.runtime.attention.backends import find_device
-from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan, check_equal
+from dovetail.runtime.memory.checks import check_equal
+from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
 from dovetail.runtime.start.capture import start_seconds
 from dovetail.settings import EngineSettings

@@ -20,7 +20,7 @@ from dovetail.processing.plan import plan_plugins
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.device.present import check_device
-from dovetail.runtime.memory.plan import check_settings as check_memory_settings
+from dovetail.runtime.memory.checks import check_settings as check_memory_settings
 
 S = TypeVar("S", bound=PluginSettings)
 

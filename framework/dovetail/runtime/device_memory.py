@@ -14,8 +14,9 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.weight_size import weight_size
+from dovetail.runtime.memory.checks import gib
 from dovetail.runtime.memory.host import host_bytes
-from dovetail.runtime.memory.plan import NUM_SPARE, DeviceBytes, MemoryPlan, gib, plan_memory
+from dovetail.runtime.memory.plan import NUM_SPARE, DeviceBytes, MemoryPlan, plan_memory
 from dovetail.runtime.memory.table import print_table
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.settings import EngineSettings

@@ -189,8 +189,9 @@ def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:
     Raises:
         ConfigError: The size cannot be read, or the device is not there.
     """
+    from dovetail.runtime.memory.checks import gib
     from dovetail.runtime.memory.host import host_bytes
-    from dovetail.runtime.memory.plan import CUDA_CONTEXT_BYTES, DeviceBytes, gib
+    from dovetail.runtime.memory.plan import CUDA_CONTEXT_BYTES, DeviceBytes
 
     name = settings.device
     if memory is not None:

@@ -20,7 +20,7 @@ from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
 from dovetail.runtime.attention.measure import Measuring
 from dovetail.runtime.device.present import no_cuda
-from dovetail.runtime.memory.plan import check_devices
+from dovetail.runtime.memory.checks import check_devices
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)

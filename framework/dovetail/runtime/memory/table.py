@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from dovetail.runtime.memory.plan import MemoryPlan, gib
+from dovetail.runtime.memory.checks import gib
+from dovetail.runtime.memory.plan import MemoryPlan
 
 
 def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
