@@ -41,14 +41,14 @@ def bodies(size: int) -> dict[str, tuple[str, dict[str, object]]]:
     ids = [i % 4000 for i in range(size // 6)]
     item = {"type": "function_call_output", "call_id": "a", "output": WORDS}
     return {
-        "chat, one message": ("chat", {"messages": [{**one, "content": text}]}),
-        "chat, messages of 800 bytes": ("chat", {"messages": chats}),
-        "chat, messages of 2 bytes": ("chat", {"messages": [tiny] * min(size // 36, 40_000)}),
-        "completions, one text": ("completions", {"prompt": text}),
-        "completions, ids": ("completions", {"prompt": ids}),
-        "generate, one text": ("generate", {"text": text}),
-        "generate, ids": ("generate", {"input_ids": ids}),
-        "messages": ("messages", {"max_tokens": 9, "messages": chats}),
+        "chat, one message": ("chat_completions", {"messages": [{**one, "content": text}]}),
+        "chat, messages of 800 bytes": ("chat_completions", {"messages": chats}),
+        "chat, messages of 2 bytes": ("chat_completions", {"messages": [tiny] * min(size // 36, 40_000)}),
+        "completions, one text": ("create_completion", {"prompt": text}),
+        "completions, ids": ("create_completion", {"prompt": ids}),
+        "generate, one text": ("generate_text", {"text": text}),
+        "generate, ids": ("generate_text", {"input_ids": ids}),
+        "messages": ("create_message", {"max_tokens": 9, "messages": chats}),
         "count_tokens": ("count_tokens", {"messages": chats}),
         "responses, text": ("responses", {"input": text}),
         "responses, items": ("responses", {"input": [item] * min(size // len(json.dumps(item)), 30_000)}),
