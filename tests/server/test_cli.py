@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from server_tiny import NO_TENSORS, write_model
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, RequestError
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.prepare import check_model
 from dovetail_server import preflight
@@ -252,6 +252,21 @@ def test_demo_brings_its_name_and_parsers_unless_given() -> None:
     assert [line.split(" (")[0] for line in found.auto_notes] == ["Reasoning parser: qwen3", "Tool-call parser: hermes"]
     found = preflight.with_model(settings("--reasoning-parser", "none", "--served-model-name", "x"))
     assert (found.served_model_name, found.reasoning_parser) == (["x"], None)
+
+
+def test_a_model_whose_tokenizer_fails_at_the_start_is_the_users_to_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has sent a request then: it is told as any other fault of a file, in one line."""
+
+    def fail(settings: ServeSettings) -> int:
+        raise RequestError("the model's tokenizer failed: Missing [UNK]\nserve with another", status=500)
+
+    monkeypatch.setattr(serve, "serve", fail)
+    assert serve.main([]) == 2
+    assert capsys.readouterr().err == (
+        "dovetail serve: error: the model's tokenizer failed: Missing [UNK] serve with another\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail import log
 from dovetail.distribution import install_extra
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import ConfigError, DovetailError, RequestError
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     try:
         settings = settings_from(argv)
         return 0 if settings is None else serve(settings)
-    except ConfigError as error:
+    except (ConfigError, RequestError) as error:  # of a start's own texts, which only a model's file can refuse
         log.complain(f"dovetail serve: error: {' '.join(str(error).split())}")
         return 2
     except DovetailError as error:
