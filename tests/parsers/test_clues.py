@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
 from dovetail.testing.parsers import BytesTokenizer
+from dovetail.text.detection.candidates import Vocabulary
 from dovetail.text.parsing.stream import NoTemplate
 
 KEYS = [
@@ -52,3 +54,10 @@ def test_the_manifest_says_what_the_class_declares(key: tuple[str, str]) -> None
         return
     assert facts.opens == OTHERS.get(key, opened(*key))
     assert facts.clues or facts.opens
+
+
+@pytest.mark.parametrize("listed", [7, [1], "x", {"a": {}}, {"5": 3}, {"5": {"content": "<a>"}}])
+def test_whatever_a_folder_lists_as_added_tokens_is_looked_at(listed: Any) -> None:
+    """`auto` comes before the tokenizer is read, which refuses what it cannot use."""
+    files: Any = SimpleNamespace(tokenizer_config={"added_tokens_decoder": listed})
+    assert Vocabulary(files).added_tokens == ({"<a>": 5} if listed == {"5": {"content": "<a>"}} else {})

@@ -80,7 +80,12 @@ class Vocabulary:
 
     def __init__(self, files: TokenizerFiles) -> None:
         added = files.tokenizer_config.get("added_tokens_decoder") or {}
-        self.added_tokens = {str(entry.get("content")): int(key) for key, entry in added.items()}
+        listed = added if isinstance(added, dict) else {}  # what else it may be is refused where the tokenizer is read
+        self.added_tokens = {
+            str(entry["content"]): int(key)
+            for key, entry in listed.items()
+            if key.isdecimal() and isinstance(entry, dict) and "content" in entry
+        }
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Nothing is known."""
