@@ -15,8 +15,8 @@ from dovetail.errors import ConfigError
 from dovetail_server.batches.model import ENDPOINTS, same_endpoint
 from dovetail_server.batches.service import BatchService
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.openai.batches import Batch, BatchRequest, decode_line
 from dovetail_server.run import load_text, make_engine
+from dovetail_server.schema.batches import Batch, BatchRequest, decode_line
 from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases
 from dovetail_server.state import ServerState

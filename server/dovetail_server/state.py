@@ -25,8 +25,8 @@ from dovetail_server.tenants.tenant import Tenant
 if TYPE_CHECKING:
     from dovetail.plugins import Registry
     from dovetail.processing.processor import Processor
+    from dovetail_server.apis.responses.store import ResponseStore
     from dovetail_server.batches.service import BatchService
-    from dovetail_server.responses.store import ResponseStore
 
 
 class ServerState(ReadingContext):

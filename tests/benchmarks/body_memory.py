@@ -22,9 +22,9 @@ from dovetail.processing.processor import Processor, ProcessorSetup, ProcessorSt
 from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
+from dovetail_server.apis.responses.references import Answer
 from dovetail_server.reading.wire import Job
 from dovetail_server.reading.work import do
-from dovetail_server.responses.references import Answer
 
 NAME = "demo"
 SMALL = 1024

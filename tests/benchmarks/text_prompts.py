@@ -101,7 +101,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.testing.engine import make_policy
     from dovetail.text.tokenizer.cuts import pieces
     from dovetail.text.tokenizer.tokenizer import check_text
-    from dovetail_server.openai.completions import CompletionRequest
+    from dovetail_server.apis.completions.schema import CompletionRequest
     from dovetail_server.reading.parse import decoded, validated
 
     source, took = Source(folder), {}

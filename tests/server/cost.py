@@ -25,10 +25,10 @@ from wire import JSON_TYPE, Wire, request
 
 from dovetail import imports
 from dovetail.text.chat.budget import FULL
+from dovetail_server.apis.responses.references import Answer
 from dovetail_server.examples import BODIES, fill
 from dovetail_server.reading.wire import Job, Outcome
 from dovetail_server.reading.work import do
-from dovetail_server.responses.references import Answer
 
 KIB, MIB = 1 << 10, 1 << 20
 

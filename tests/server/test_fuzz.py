@@ -10,11 +10,11 @@ from harness import Harness
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dovetail_server.anthropic.schema import MessagesRequest
-from dovetail_server.native.generate import GenerateParams, GenerateRequest
-from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.openai.completions import CompletionRequest
-from dovetail_server.openai.responses import ResponsesRequest
+from dovetail_server.apis.chat.schema import ChatRequest
+from dovetail_server.apis.completions.schema import CompletionRequest
+from dovetail_server.apis.generate.schema import GenerateParams, GenerateRequest
+from dovetail_server.apis.messages.schema import MessagesRequest
+from dovetail_server.apis.responses.schema import ResponsesRequest
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},

@@ -189,7 +189,7 @@ def test_thinking_is_switched_bounded_and_left_out(thinking: Harness) -> None:
 
 def test_omitted_thinking_comes_back(thinking: Harness) -> None:
     """A block whose thinking stands in its signature gives the model its thoughts again."""
-    from dovetail_server.anthropic.schema import MessagesRequest
+    from dovetail_server.apis.messages.schema import MessagesRequest
     from dovetail_server.apis.messages.turns import chat_messages
 
     thinking.text = "<think>\nsecret\n</think>\n\nyes"

@@ -12,16 +12,16 @@ import pytest
 from exchanges import error_of
 from harness import Harness
 
-from dovetail_server.anthropic.schema import MessagesRequest
-from dovetail_server.native.generate import GenerateParams, GenerateRequest
-from dovetail_server.native.score import ScoreRequest
-from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
-from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.openai.common import RequestModel, StreamOptions
-from dovetail_server.openai.completions import CompletionRequest
-from dovetail_server.openai.embeddings import EmbeddingRequest
-from dovetail_server.openai.responses import ResponsesRequest
+from dovetail_server.apis.chat.schema import ChatRequest
+from dovetail_server.apis.completions.schema import CompletionRequest
+from dovetail_server.apis.embeddings.schema import EmbeddingRequest
+from dovetail_server.apis.generate.schema import GenerateParams, GenerateRequest
+from dovetail_server.apis.messages.schema import MessagesRequest
+from dovetail_server.apis.responses.schema import ResponsesRequest
+from dovetail_server.apis.score.schema import ScoreRequest
+from dovetail_server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from dovetail_server.peers import endpoints, fields
+from dovetail_server.schema.common import RequestModel, StreamOptions
 
 PEERS = {
     name: tomllib.loads((Path(__file__).parent / "peers" / f"{name}.toml").read_text()) for name in ("sglang", "vllm")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dovetail.processing.tools import allowed_tools
-from dovetail_server.anthropic.schema import CountTokensRequest
+from dovetail_server.apis.messages.schema import CountTokensRequest
 from dovetail_server.apis.messages.turns import chat_messages
-from dovetail_server.openai.responses import InputTokensRequest
-from dovetail_server.responses.items import input_items, messages_of
+from dovetail_server.apis.responses.items import input_items, messages_of
+from dovetail_server.apis.responses.schema import InputTokensRequest
 
 SMALL, LARGE = 2_000, 16_000
 TEXT = "a few words of somebody"

@@ -21,7 +21,7 @@ import pytest
 
 from dovetail import supervisor
 from dovetail_server.batches import care, pause, processes, runner, service, writer
-from dovetail_server.openai.batches import BatchError
+from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.disk import PASSING
 
 from .conftest import Api, Harness, jsonl, line

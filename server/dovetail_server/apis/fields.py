@@ -7,7 +7,7 @@ from typing import Any
 from dovetail.contracts.requests import Cut, JsonObject, Sampling
 from dovetail.grammar.spec.fields import NAMES
 from dovetail.processing.refusals import unsupported
-from dovetail_server.openai.common import same_field
+from dovetail_server.schema.common import same_field
 
 SAMPLED = tuple(name for name in Sampling.__struct_fields__ if name != "keeps_stop")
 

@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail.contracts.replies import ChoiceView, Failure, Reply
 from dovetail_server.error_body import ErrorBody, ErrorDetail
-from dovetail_server.openai.common import Usage
+from dovetail_server.schema.common import Usage
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode

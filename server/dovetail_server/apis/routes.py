@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from dovetail.contracts.api import Api, Route
 from dovetail.contracts.replies import Failure
-from dovetail_server.anthropic.errors import told
-from dovetail_server.anthropic.schema import AnthropicError, MessageReply, MessagesRequest
 from dovetail_server.apis.chat.reply import ChatWriter
 from dovetail_server.apis.chat.request import read as read_chat
+from dovetail_server.apis.chat.schema import ChatCompletion, ChatRequest
 from dovetail_server.apis.completions.reply import CompletionWriter
 from dovetail_server.apis.completions.request import read as read_completion
+from dovetail_server.apis.completions.schema import Completion, CompletionRequest
 from dovetail_server.apis.generate.reply import GenerateWriter
 from dovetail_server.apis.generate.request import read as read_generate
+from dovetail_server.apis.generate.schema import Generated, GenerateRequest
+from dovetail_server.apis.messages.errors import told
 from dovetail_server.apis.messages.reply import MessagesWriter
 from dovetail_server.apis.messages.request import read as read_message
-from dovetail_server.native.generate import Generated, GenerateRequest
-from dovetail_server.openai.chat import ChatCompletion, ChatRequest
-from dovetail_server.openai.completions import Completion, CompletionRequest
+from dovetail_server.apis.messages.schema import AnthropicError, MessageReply, MessagesRequest
 
 CHAT = Route(
     name="chat_completions",

@@ -14,7 +14,7 @@ from dovetail_server.batches.pause import Pause
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.errors import ServiceError
-from dovetail_server.openai.batches import BatchError
+from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.disk import PASSING
 
 if TYPE_CHECKING:

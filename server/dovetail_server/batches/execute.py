@@ -15,21 +15,24 @@ from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import BACKGROUND
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
+from dovetail_server.apis.embeddings import serve as embeddings
+from dovetail_server.apis.embeddings.schema import EmbeddingRequest
+from dovetail_server.apis.rerank import serve as rerank
+from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
+from dovetail_server.apis.responses.job import reply as reply_of
+from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
+from dovetail_server.apis.score import serve as score
+from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.batches.result import Result, decode_head, refusal, result_line
 from dovetail_server.http.auth import CALLER
-from dovetail_server.native.score import ScoreRequest
-from dovetail_server.openai.embeddings import EmbeddingRequest
-from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
-from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.reading import responses as response_bodies
 from dovetail_server.reading import tasks
 from dovetail_server.reading.parse import of_route, parse
 from dovetail_server.reading.pool import DIED
 from dovetail_server.reading.request import not_beside_prompts
 from dovetail_server.reading.work import read_line
-from dovetail_server.responses.job import reply as reply_of
-from dovetail_server.serving import embeddings, rerank, run, score
+from dovetail_server.serving import run
 from dovetail_server.serving.job import make_job
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dovetail_server.batches.result import lost_line
 from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.batches.validate import Found, Validator, too_many_for
 from dovetail_server.http.auth import Keys
-from dovetail_server.openai.batches import BatchError
+from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.database import LINES_LOCK
 from dovetail_server.storage.disk import (
     create,

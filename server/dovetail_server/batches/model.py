@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.engine import RowMapping
 
-from dovetail_server.openai.batches import (
+from dovetail_server.schema.batches import (
     Batch,
     BatchError,
     BatchErrors,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
+from dovetail_server.apis.responses.background import BackgroundResponses
+from dovetail_server.apis.responses.store import ResponseStore
 from dovetail_server.batches import processes
 from dovetail_server.batches.care import Care
 from dovetail_server.batches.finalize import BatchFinalizer
@@ -20,9 +22,7 @@ from dovetail_server.batches.runner import Runner
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
-from dovetail_server.openai.batches import Batch, BatchRequest
-from dovetail_server.responses.background import BackgroundResponses
-from dovetail_server.responses.store import ResponseStore
+from dovetail_server.schema.batches import Batch, BatchRequest
 from dovetail_server.storage.completions import CompletionStore
 from dovetail_server.storage.database import Database, connect, database_url, migrate
 from dovetail_server.storage.files import FileStore

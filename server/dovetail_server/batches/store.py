@@ -17,7 +17,7 @@ from sqlalchemy.engine import RowMapping
 from dovetail.errors import RequestError
 from dovetail_server.batches.model import OPEN, WINDOW_S
 from dovetail_server.batches.processes import LeaseLostError, Processes
-from dovetail_server.openai.batches import BatchError, BatchRequest
+from dovetail_server.schema.batches import BatchError, BatchRequest
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.files import read_page
 from dovetail_server.storage.paths import new_id

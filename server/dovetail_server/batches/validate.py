@@ -10,8 +10,8 @@ from typing import IO, Any
 import msgspec
 
 from dovetail_server.batches.model import MAX_ERRORS, same_endpoint
-from dovetail_server.openai.batches import BatchError, decode_line
-from dovetail_server.openai.models import DEFAULT_MODEL
+from dovetail_server.schema.batches import BatchError, decode_line
+from dovetail_server.schema.models import DEFAULT_MODEL
 from dovetail_server.storage.disk import open_to_read
 
 MAX_CUSTOM_ID = 512

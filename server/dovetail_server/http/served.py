@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 from dovetail_server import errors
-from dovetail_server.openai.models import DEFAULT_MODEL
+from dovetail_server.schema.models import DEFAULT_MODEL
 
 DEPLOYMENT: ContextVar[str | None] = ContextVar("dovetail_deployment", default=None)
 """The model that a request's address names, as Azure's do; None for other addresses."""

@@ -21,10 +21,10 @@ from dovetail.errors import ConfigError, DovetailError
 from dovetail.supervisor import Supervisor
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.result import Result
-from dovetail_server.openai.batches import decode_line
 from dovetail_server.ray.batch_files import CHUNK_LINES, BatchFile, Chunk, endpoint_of, files_of, look_through
 from dovetail_server.ray.options import Model, Node, RayOptions, actor_options, cluster_nodes, replica_values
 from dovetail_server.ray.replica import Server
+from dovetail_server.schema.batches import decode_line
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:

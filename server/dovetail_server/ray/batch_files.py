@@ -20,7 +20,7 @@ import numpy as np
 from dovetail.errors import ConfigError
 from dovetail_server.batches.model import ENDPOINTS, same_endpoint
 from dovetail_server.batches.validate import MAX_CUSTOM_ID
-from dovetail_server.openai.batches import decode_line
+from dovetail_server.schema.batches import decode_line
 from dovetail_server.storage.disk import open_to_read, read_at, write_whole
 
 CHUNK_LINES = 256

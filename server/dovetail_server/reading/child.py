@@ -25,6 +25,8 @@ from dovetail.process_limits import lower
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
+from dovetail_server.apis.parsing.serve import installed
+from dovetail_server.apis.responses.references import Answer
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
     LARGE,
@@ -38,8 +40,6 @@ from dovetail_server.reading.wire import (
     too_costly,
 )
 from dovetail_server.reading.work import do, part_of
-from dovetail_server.responses.references import Answer
-from dovetail_server.serving.parsing import installed
 
 NICE = 5
 """Large bodies yield to the engine: they must not delay anybody's tokens."""

@@ -16,7 +16,7 @@ from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
-    from dovetail_server.responses.store import ResponseStore
+    from dovetail_server.apis.responses.store import ResponseStore
 
 
 class ReadingContext(ServingContext):

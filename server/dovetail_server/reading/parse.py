@@ -11,9 +11,9 @@ from pydantic_core import from_json
 from dovetail.contracts.api import Route
 from dovetail.contracts.requests import Request
 from dovetail.errors import RequestError
+from dovetail_server.apis.generate.schema import ANY_MODEL
 from dovetail_server.errors import from_validation, shortened
 from dovetail_server.http.served import served_name
-from dovetail_server.native.generate import ANY_MODEL
 from dovetail_server.reading.density import MAX_OBJECTS, check_density
 
 M = TypeVar("M", bound=BaseModel)

@@ -22,10 +22,10 @@ from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL
+from dovetail_server.apis.responses.references import Answer
 from dovetail_server.errors import ServiceError
 from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import LARGE, PARTS, Begun, Job, Outcome, Question, WorkerStart, too_costly
-from dovetail_server.responses.references import Answer
 
 if TYPE_CHECKING:
     from dovetail.contracts.api import Route

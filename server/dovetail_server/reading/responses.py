@@ -13,21 +13,21 @@ import msgspec
 from dovetail.errors import RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
-from dovetail_server.openai.response_objects import CompactedResponse
-from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
+from dovetail_server.apis.responses import compaction, translate
+from dovetail_server.apis.responses import job as responses
+from dovetail_server.apis.responses.items import new_response_id
+from dovetail_server.apis.responses.job import ReadItems
+from dovetail_server.apis.responses.keeper import ResponseRecorder
+from dovetail_server.apis.responses.objects import CompactedResponse
+from dovetail_server.apis.responses.references import Answer, references_of
+from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.reading.request import not_beside_prompts, read
 from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES
 from dovetail_server.reading.wire import Outcome, Question
-from dovetail_server.responses import compaction, translate
-from dovetail_server.responses import job as responses
-from dovetail_server.responses.items import new_response_id
-from dovetail_server.responses.job import ReadItems
-from dovetail_server.responses.keeper import ResponseRecorder
-from dovetail_server.responses.references import Answer, references_of
 
 if TYPE_CHECKING:
+    from dovetail_server.apis.responses.store import ResponseStore
     from dovetail_server.reading.context import ReadingContext
-    from dovetail_server.responses.store import ResponseStore
 
 logger = logging.getLogger("dovetail.server")
 Adjust = Callable[[ResponsesRequest], ResponsesRequest]

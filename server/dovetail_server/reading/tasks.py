@@ -12,23 +12,27 @@ from pydantic import BaseModel
 from dovetail.contracts.api import Api, Route
 from dovetail.errors import RequestError
 from dovetail.processing.processor import Processor
-from dovetail_server.anthropic.batches import to_lines
-from dovetail_server.anthropic.schema import CountTokensRequest
+from dovetail_server.apis.embeddings import serve as embeddings
+from dovetail_server.apis.embeddings.schema import EmbeddingRequest
 from dovetail_server.apis.loaded import generating
+from dovetail_server.apis.messages.batches import to_lines
 from dovetail_server.apis.messages.count import count_tokens
+from dovetail_server.apis.messages.schema import CountTokensRequest
+from dovetail_server.apis.parsing import serve as parsing
+from dovetail_server.apis.parsing.schema import ParseFunctionCallRequest, SeparateReasoningRequest
+from dovetail_server.apis.rerank import serve as rerank
+from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
+from dovetail_server.apis.responses import compaction
+from dovetail_server.apis.responses import job as responses
+from dovetail_server.apis.responses.job import ReadItems
+from dovetail_server.apis.responses.references import Answer, references_of
+from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
-from dovetail_server.native.score import ScoreRequest
-from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
-from dovetail_server.openai.embeddings import EmbeddingRequest
-from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
-from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
+from dovetail_server.apis.score import serve as score
+from dovetail_server.apis.score.schema import ScoreRequest
+from dovetail_server.apis.tokens import serve as tokens
+from dovetail_server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from dovetail_server.reading.wire import MAX_BESIDE
-from dovetail_server.responses import compaction
-from dovetail_server.responses import job as responses
-from dovetail_server.responses.job import ReadItems
-from dovetail_server.responses.references import Answer, references_of
-from dovetail_server.serving import embeddings, parsing, rerank, score, tokens
 from dovetail_server.serving.prompts import Prompts
 
 M = TypeVar("M", bound=BaseModel)

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail_server.http.auth import CALLER, admin_only
-from dovetail_server.openai.common import RequestModel, Rid
 from dovetail_server.openapi import FAILURES, json_route
 from dovetail_server.reading.request import json_body
+from dovetail_server.schema.common import RequestModel, Rid
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["server"], dependencies=[Depends(admin_only)])

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail_server import errors
-from dovetail_server.openai.batches import Batch, BatchList, BatchRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import json_body
 from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
+from dovetail_server.schema.batches import Batch, BatchList, BatchRequest
 
 router = APIRouter(tags=["batches"])
 BatchId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]

@@ -13,8 +13,8 @@ from starlette.responses import FileResponse, Response
 
 from dovetail.errors import RequestError
 from dovetail_server.errors import ClientGoneError, from_validation
-from dovetail_server.openai.files import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload
 from dovetail_server.openapi import FAILURES, json_route
+from dovetail_server.schema.files import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload
 from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(tags=["files"])

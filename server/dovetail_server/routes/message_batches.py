@@ -15,19 +15,19 @@ from starlette.responses import Response, StreamingResponse
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
-from dovetail_server.anthropic import batches as mb
-from dovetail_server.anthropic.batches import (
+from dovetail_server.apis.messages import batches as mb
+from dovetail_server.apis.messages.batches import (
     DeletedMessageBatch,
     MessageBatch,
     MessageBatchList,
     MessageBatchRequest,
 )
-from dovetail_server.anthropic.schema import AnthropicError
-from dovetail_server.openai.batches import BatchRequest
+from dovetail_server.apis.messages.schema import AnthropicError
 from dovetail_server.openapi import failures, json_route
 from dovetail_server.reading.request import worked
 from dovetail_server.reading.tasks import MESSAGE_BATCH
 from dovetail_server.routes.files import PLAIN_ID, json_reply, owner_of
+from dovetail_server.schema.batches import BatchRequest
 from dovetail_server.state import ServerState, get_ready_state, get_state
 
 if TYPE_CHECKING:

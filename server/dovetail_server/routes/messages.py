@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.anthropic.schema import AnthropicError, CountTokensRequest, TokenCount
+from dovetail_server.apis.messages.schema import AnthropicError, CountTokensRequest, TokenCount
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import finished
 from dovetail_server.reading.tasks import COUNT_TOKENS

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
-from dovetail_server.anthropic.schema import ModelInfo, ModelInfos
+from dovetail_server.apis.messages.schema import ModelInfo, ModelInfos
 from dovetail_server.http.auth import CALLER
-from dovetail_server.openai.models import Model, ModelList
 from dovetail_server.openapi import json_route
+from dovetail_server.schema.models import Model, ModelList
 from dovetail_server.shown import shown
 from dovetail_server.state import ServerState, get_ready_state
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.native.parsing import (
+from dovetail_server.apis.parsing.schema import (
     ParsedCalls,
     ParseFunctionCallRequest,
     SeparatedReasoning,

@@ -18,9 +18,9 @@ from dovetail.errors import RequestError
 from dovetail.messages import MAX_PROFILE_STEPS, ProfileSpec
 from dovetail_server import errors
 from dovetail_server.http.auth import admin_only
-from dovetail_server.openai.common import RequestModel
 from dovetail_server.openapi import FAILURES, json_route
 from dovetail_server.reading.request import raw_body, read
+from dovetail_server.schema.common import RequestModel
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["server"], dependencies=[Depends(admin_only)])

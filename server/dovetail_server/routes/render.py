@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.api import Route
+from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.error_body import ErrorBody
-from dovetail_server.openai.render import Rendered
-from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.intake import job_of
 from dovetail_server.reading.request import raw_body
 from dovetail_server.reading.responses import begin
 from dovetail_server.routes.files import owner_of
+from dovetail_server.schema.render import Rendered
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.openai.rerank import Classes, ClassifyRequest, Reranked, RerankRequest
+from dovetail_server.apis.rerank import serve as rerank
+from dovetail_server.apis.rerank.schema import Classes, ClassifyRequest, Reranked, RerankRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import prepared, prompt_body
 from dovetail_server.reading.tasks import CLASSIFY, RERANK, Task
-from dovetail_server.serving import rerank
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 

@@ -9,21 +9,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.errors import RequestError
-from dovetail_server.openai.response_objects import (
+from dovetail_server.apis.responses.background import check_log
+from dovetail_server.apis.responses.items import OPEN, decode_items, missing, turn_items
+from dovetail_server.apis.responses.job import final_error_event, reply
+from dovetail_server.apis.responses.job import stream as events_of
+from dovetail_server.apis.responses.objects import (
     CompactedResponse,
     InputTokens,
     ItemList,
     ResponseDeleted,
     ResponseObject,
 )
-from dovetail_server.openai.responses import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
+from dovetail_server.apis.responses.schema import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import raw_body
 from dovetail_server.reading.responses import begin, compact, count, not_background
-from dovetail_server.responses.background import check_log
-from dovetail_server.responses.items import OPEN, decode_items, missing, turn_items
-from dovetail_server.responses.job import final_error_event, reply
-from dovetail_server.responses.job import stream as events_of
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
 from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state

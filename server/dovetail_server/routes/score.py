@@ -8,13 +8,14 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.native.score import ScoreRequest, Scores
-from dovetail_server.openai.rerank import PairScores
+from dovetail_server.apis.rerank import serve as rerank
+from dovetail_server.apis.rerank.schema import PairScores
+from dovetail_server.apis.rerank.serve import is_pair
+from dovetail_server.apis.score import serve as score
+from dovetail_server.apis.score.schema import ScoreRequest, Scores
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import prepared, prompt_body
 from dovetail_server.reading.tasks import SCORE
-from dovetail_server.serving import rerank, score
-from dovetail_server.serving.rerank import is_pair
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 

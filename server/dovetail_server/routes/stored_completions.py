@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.openai.chat import (
+from dovetail_server.apis.chat.schema import (
     ChatCompletion,
     CompletionDeleted,
     CompletionUpdate,
     StoredCompletions,
 )
-from dovetail_server.openai.response_objects import ItemList
+from dovetail_server.apis.responses.objects import ItemList
 from dovetail_server.openapi import json_route
 from dovetail_server.peers.endpoints import why_not
 from dovetail_server.reading.request import json_body

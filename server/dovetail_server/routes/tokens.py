@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.native.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
+from dovetail_server.apis.tokens.schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import finished
 from dovetail_server.reading.tasks import DETOKENIZE, TOKENIZE

@@ -9,8 +9,7 @@ from dovetail.identity import token_hex
 from dovetail_server import errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.openai.common import Usage, same_field
-from dovetail_server.openai.response_objects import InputDetails, OutputDetails, ResponseUsage
+from dovetail_server.schema.common import Usage, same_field
 from dovetail_server.serving.choice import Choice
 
 
@@ -62,18 +61,6 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
         completion=sum(choice.num_completion for choice in choices),
         cached=sum(choice.num_cached for choice in firsts),
         reasoning=sum(choice.output.reasoning_tokens for choice in choices),
-    )
-
-
-def response_usage(choice: Choice) -> ResponseUsage:
-    """Return the tokens of a choice in the words of the Responses API."""
-    usage = usage_of([choice])
-    return ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputDetails(usage.reasoning_tokens),
-        total_tokens=usage.total_tokens,
     )
 
 

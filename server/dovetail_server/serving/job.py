@@ -13,7 +13,7 @@ from dovetail.identity import time_ns
 from dovetail.processing.input import Preparation
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.openai.reports import choice_rid
+from dovetail_server.schema.reports import choice_rid
 from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import new_id, salted
 from dovetail_server.serving.generation import Generation

@@ -10,10 +10,11 @@ import msgspec
 from dovetail.contracts.output import ContentDelta, ReasoningDelta
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, TokenLogprob, Writer
 from dovetail_server.apis.chat.chunks import ChatChunks
+from dovetail_server.apis.chat.logprobs import chat_logprobs
+from dovetail_server.apis.chat.schema import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
+from dovetail_server.apis.logprobs import prompt_logprobs
 from dovetail_server.apis.parts import DONE, error_event, head_of, report_rider, usage_of
-from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
-from dovetail_server.openai.reports import report_field
-from dovetail_server.serving import logprobs as lp
+from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
 NO_RIDERS = b"null", b""
@@ -94,7 +95,7 @@ class ChatWriter(Writer):
             **self._head,
             choices=[self._choice(choice) for choice in choices],
             usage=usage_of(self.reply),
-            prompt_logprobs=msgspec.UNSET if rows is None else lp.prompt_logprobs(rows, self.reply.tokenizer),
+            prompt_logprobs=msgspec.UNSET if rows is None else prompt_logprobs(rows, self.reply.tokenizer),
             prompt_token_ids=choices[0].prompt.ids if self._has_ids else msgspec.UNSET,
         )
         return encode(completion)
@@ -129,7 +130,7 @@ class ChatWriter(Writer):
         )
 
     def _logprobs(self, choice: ChoiceView, rows: Sequence[TokenLogprob]) -> ChatLogprobs:
-        return ChatLogprobs(lp.chat_logprobs(rows, choice.num_top, self.reply.tokenizer, as_ids=self._names_ids))
+        return ChatLogprobs(chat_logprobs(rows, choice.num_top, self.reply.tokenizer, as_ids=self._names_ids))
 
     def _ridden(self, choice: ChoiceView) -> tuple[bytes, bytes]:
         """Return `logprobs` and the token ids gathered since the last chunk of a choice."""

@@ -8,8 +8,8 @@ from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Tools
 from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis import fields
-from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.openai.common import same_field
+from dovetail_server.apis.chat.schema import ChatRequest
+from dovetail_server.schema.common import same_field
 
 
 def read(body: ChatRequest) -> Request:

@@ -9,10 +9,11 @@ import msgspec
 
 from dovetail.contracts.output import ContentDelta, Event, Malformed
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, Writer
+from dovetail_server.apis.completions.logprobs import CompletionRows
+from dovetail_server.apis.completions.schema import Completion, CompletionChoice, CompletionLogprobs
+from dovetail_server.apis.logprobs import prompt_logprobs
 from dovetail_server.apis.parts import DONE, error_event, head_of, report_rider, usage_of
-from dovetail_server.openai.completions import Completion, CompletionChoice, CompletionLogprobs
-from dovetail_server.openai.reports import report_field
-from dovetail_server.serving import logprobs as lp
+from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
 
@@ -88,10 +89,10 @@ class ChoiceFold:
         self._ids: list[int] = []
         self._score, self._num_scored = 0.0, 0
         self._echoed = self._echo = choice.prompt.text if wishes.get("echoes") else ""
-        self._rows: lp.CompletionRows | None = None
+        self._rows: CompletionRows | None = None
         if choice.request.logprobs is not None:
             offsets, as_ids = choice.text_offsets, wishes.get("names_ids", False)
-            self._rows = lp.CompletionRows(choice.num_top, reply.tokenizer, offsets, len(self._echo), as_ids=as_ids)
+            self._rows = CompletionRows(choice.num_top, reply.tokenizer, offsets, len(self._echo), as_ids=as_ids)
 
     def take(self, step: StepView) -> str:
         """Add a step and return its text."""
@@ -122,7 +123,7 @@ class ChoiceFold:
             finish_reason=choice.finish_reason,  # type: ignore[arg-type]  # `abort` has been raised before
             matched_stop=choice.matched_stop,
             structured_output=report_field(choice),
-            prompt_logprobs=msgspec.UNSET if rows is None else lp.prompt_logprobs(rows, self._tokenizer),
+            prompt_logprobs=msgspec.UNSET if rows is None else prompt_logprobs(rows, self._tokenizer),
             token_ids=self._ids if self._has_ids else msgspec.UNSET,
             prompt_token_ids=choice.prompt.ids if self._has_ids else msgspec.UNSET,
         )

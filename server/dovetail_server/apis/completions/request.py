@@ -7,7 +7,7 @@ from typing import Any
 from dovetail.contracts.requests import Ids, Names, Prompt, Request, Text
 from dovetail.errors import RequestError
 from dovetail_server.apis import fields
-from dovetail_server.openai.completions import CompletionRequest
+from dovetail_server.apis.completions.schema import CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, TokenLogprob, Writer
+from dovetail_server.apis.generate.logprobs import native_named, native_rows, native_top
+from dovetail_server.apis.generate.schema import Generated, MetaInfo, NativeFinish
 from dovetail_server.apis.parts import DONE, error_event
-from dovetail_server.native.generate import Generated, MetaInfo, NativeFinish
-from dovetail_server.openai.reports import report_field
-from dovetail_server.serving import logprobs as lp
+from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
 
@@ -80,14 +80,14 @@ class GenerateWriter(Writer):
 
     def _add_logprobs(self, choice: ChoiceView, meta: MetaInfo) -> None:
         prompt, rows, text_of = choice.prompt_logprobs or [], self._rows[choice.index], self._text_of
-        meta.input_token_logprobs = lp.native_rows(prompt, text_of)
-        meta.output_token_logprobs = lp.native_rows(rows, text_of)
+        meta.input_token_logprobs = native_rows(prompt, text_of)
+        meta.output_token_logprobs = native_rows(rows, text_of)
         if most := choice.num_top:
-            meta.input_top_logprobs = lp.native_top(prompt, most, text_of)
-            meta.output_top_logprobs = lp.native_top(rows, most, text_of)
+            meta.input_top_logprobs = native_top(prompt, most, text_of)
+            meta.output_top_logprobs = native_top(rows, most, text_of)
         if choice.request.named_ids:
-            meta.input_token_ids_logprobs = lp.native_named(prompt, text_of)
-            meta.output_token_ids_logprobs = lp.native_named(rows, text_of)
+            meta.input_token_ids_logprobs = native_named(prompt, text_of)
+            meta.output_token_ids_logprobs = native_named(rows, text_of)
 
 
 def native_finish(choice: ChoiceView, reason: str) -> NativeFinish:

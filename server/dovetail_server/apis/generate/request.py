@@ -8,9 +8,9 @@ from dovetail.contracts.requests import Ids, JsonObject, Names, Prompt, Request,
 from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported
 from dovetail_server.apis import fields
-from dovetail_server.native.generate import ANY_MODEL, GenerateParams, GenerateRequest
-from dovetail_server.openai.common import same_field
-from dovetail_server.openai.reports import choice_rid
+from dovetail_server.apis.generate.schema import ANY_MODEL, GenerateParams, GenerateRequest
+from dovetail_server.schema.common import same_field
+from dovetail_server.schema.reports import choice_rid
 
 T = TypeVar("T")
 DEFAULT_MAX_TOKENS = 128

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
-from dovetail_server.anthropic.schema import TextOutput, ThinkingOutput, ToolUseOutput
-from dovetail_server.responses.items import encode_reasoning
+from dovetail_server.apis.messages.schema import TextOutput, ThinkingOutput, ToolUseOutput
+from dovetail_server.apis.responses.items import encode_reasoning
 
 Events = list[dict[str, Any]]
 

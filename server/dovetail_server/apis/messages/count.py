@@ -8,8 +8,8 @@ import msgspec
 
 from dovetail.contracts.requests import Request
 from dovetail.processing.input import Preparation
-from dovetail_server.anthropic.schema import CountTokensRequest, TokenCount
 from dovetail_server.apis.messages.request import check, prompt_of
+from dovetail_server.apis.messages.schema import CountTokensRequest, TokenCount
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
-from dovetail_server.anthropic.errors import told
-from dovetail_server.anthropic.schema import DeltaUsage, MessageReply, MessageUsage, StopReason, ThinkingTokens
 from dovetail_server.apis.messages.blocks import BlockBuilder
-from dovetail_server.openai.reports import report_field
+from dovetail_server.apis.messages.errors import told
+from dovetail_server.apis.messages.schema import DeltaUsage, MessageReply, MessageUsage, StopReason, ThinkingTokens
+from dovetail_server.schema.reports import report_field
 
 U = TypeVar("U", bound=DeltaUsage)
 encode = msgspec.json.Encoder().encode

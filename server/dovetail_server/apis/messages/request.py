@@ -7,8 +7,8 @@ from typing import Any
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
 from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
-from dovetail_server.anthropic.errors import NO_THREADS
-from dovetail_server.anthropic.schema import AnthropicTool, MessagesRequest, PromptFields, Thinking, ToolChoice
+from dovetail_server.apis.messages.errors import NO_THREADS
+from dovetail_server.apis.messages.schema import AnthropicTool, MessagesRequest, PromptFields, Thinking, ToolChoice
 from dovetail_server.apis.messages.turns import chat_messages
 
 RENAMED = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail_server.anthropic.schema import (
+from dovetail_server.apis.messages.schema import (
     AnthropicMessage,
     PromptFields,
     TextBlock,
@@ -16,7 +16,7 @@ from dovetail_server.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from dovetail_server.responses.items import decode_reasoning
+from dovetail_server.apis.responses.items import decode_reasoning
 
 ERROR_PREFIX = "Error: "
 AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock

@@ -1,0 +1,243 @@
+"""`/v1/chat/completions`: request and reply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import ConfigDict, Field
+
+from dovetail.processing.bounds import MAX_TOKENS, MAX_TOOL_NAME, TOOL_NAME, Effort
+from dovetail_server.schema.common import (
+    Count,
+    FinishReason,
+    FreeForm,
+    GrammarFields,
+    Metadata,
+    Name,
+    PromptFields,
+    PromptLogprobs,
+    RequestModel,
+    SamplingFields,
+    ServiceFields,
+    StructuredOutput,
+    Text,
+    TokenIds,
+    Top,
+    Usage,
+)
+from dovetail_server.schema.early import Plain
+
+JsonObject = dict[str, Any]
+
+
+class ContentPart(RequestModel):
+    """One part of a message's content; text only for now."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[str, Field(max_length=64)]
+    text: Text | None = None
+
+
+class FunctionCall(RequestModel):
+    """A call in the history. `arguments` is JSON text."""
+
+    name: Name
+    arguments: Text = ""
+
+
+class MessageToolCall(RequestModel):
+    """A tool call in the history."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(RequestModel):
+    """One message. Fields beyond these reach the chat template unchanged."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | Annotated[list[JsonObject], Plain(ContentPart, most=65536)] | None = None
+    name: Name | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = Field(None, description="Another name of `reasoning_content`.")
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=1024)] | None = None
+    tool_call_id: Name | None = None
+
+
+Messages = Annotated[list[JsonObject], Plain(Message, least=1, most=65536)]
+
+
+class FunctionSpec(RequestModel):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=TOOL_NAME)]
+    description: Text | None = None
+    parameters: FreeForm | None = None
+    strict: bool | None = None
+    output_schema: FreeForm | None = Field(None, description="What it gives back; reaches the chat template.")
+
+
+class Tool(RequestModel):
+    """A tool; only functions exist."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class Thinking(RequestModel):
+    """Whether the model thinks, as DeepSeek's API says it."""
+
+    type: Literal["enabled", "disabled"]
+
+
+class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
+    """Body of `POST /v1/chat/completions`."""
+
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    messages: Messages
+    max_completion_tokens: Count | None = Field(None, description="0 reads the prompt and answers nothing.")
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: Annotated[str, Field(max_length=64)] | FreeForm | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false keeps the first tool call only.")
+    functions: Annotated[list[FunctionSpec], Field(max_length=1024)] | None = Field(
+        None, json_schema_extra={"deprecated": True}
+    )
+    function_call: Annotated[str, Field(max_length=64)] | FreeForm | None = Field(
+        None, json_schema_extra={"deprecated": True}
+    )
+    reasoning_effort: Effort | None = None
+    separate_reasoning: bool | None = Field(None, description="false leaves the reasoning in the content.")
+    stream_reasoning: bool | None = Field(None, description="false sends the reasoning in one chunk.")
+    thinking_budget: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Most tokens of thinking; then the answer begins."
+    )
+    thinking_token_budget: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Another name of `thinking_budget`."
+    )
+    thinking: Thinking | None = Field(None, description="Turns thinking on or off, as `reasoning_effort` does.")
+    input_ids: TokenIds | None = Field(None, description="The prompt as tokens, in place of the rendered messages.")
+    echo: bool | None = Field(None, description="Begin with the last message where that is the assistant's, too.")
+    add_special_tokens: bool | None = Field(None, description="true: beside those that the chat template writes.")
+    include_reasoning: bool | None = Field(None, description="false drops the reasoning from the reply.")
+    chat_template_kwargs: FreeForm | None = None
+    chat_template: Text | None = Field(None, description="Not accepted in a request; see --chat-template.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Annotated[list[FreeForm], Field(max_length=4096)] | None = None
+    modalities: Annotated[list[Annotated[str, Field(max_length=16)]], Field(max_length=8)] | None = None
+    audio: FreeForm | None = Field(None, description="Not supported.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Reaches the chat template.")
+    web_search_options: FreeForm | None = Field(None, description="Not supported.")
+    moderation: FreeForm | None = Field(None, description="Not supported.")
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A called function; `arguments` is JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call in a full reply."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ReplyMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's answer. What clients read without asking whether it is there is null where it is absent."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: str | None = None
+    reasoning_content: str | None
+    reasoning: str | None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: Function | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenAlternative(msgspec.Struct, frozen=True):
+    """A candidate token; `bytes` is its UTF-8 form."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """A generated token and its rivals."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log probabilities of all generated tokens, reasoning included."""
+
+    content: list[TokenInfo] | None
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    matched_stop: int | str | None
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Of a stored one."""
+
+
+class CompletionUpdate(RequestModel):
+    """Body of `POST /v1/chat/completions/{id}`: what stands in the place of a stored completion's metadata."""
+
+    metadata: Metadata | None
+
+
+class CompletionDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `DELETE /v1/chat/completions/{id}`."""
+
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
+    deleted: bool = True
+
+
+class StoredCompletions(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `GET /v1/chat/completions`: stored completions, each with its metadata."""
+
+    object: Literal["list"] = "list"
+    data: list[ChatCompletion] = []
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False

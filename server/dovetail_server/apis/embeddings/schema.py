@@ -1,0 +1,52 @@
+"""`/v1/embeddings`: request and reply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+
+from dovetail_server.schema.common import PASS_KNOWN_IDS, Name, Text, TokenIds
+from dovetail_server.schema.pooled import MANY, EmbeddingUsage, PooledFields
+
+
+class EmbeddingRequest(PooledFields):
+    """Body of `POST /v1/embeddings`."""
+
+    input: Annotated[
+        Text | Annotated[list[Text], MANY] | TokenIds | Annotated[list[TokenIds], MANY],
+        PASS_KNOWN_IDS,
+    ]
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, or float32 in little-endian order as base64."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, le=1 << 20, description="Keep so many; for models that were trained for it."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where to cut; if not given, left, of a text for an encoder right."
+    )
+    add_special_tokens: bool | None = Field(None, description="False: the tokenizer adds none to a text.")
+    prompt_name: Name | None = Field(
+        None,
+        description="Of the model's prompts, the one that stands before each text; empty: none. If not given, the "
+        "model's default.",
+    )
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """One input's vector; base64 where the request asks for it."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/embeddings`, in the order of the inputs."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

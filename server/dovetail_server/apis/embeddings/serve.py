@@ -1,0 +1,90 @@
+"""`/v1/embeddings`: a prompt's final hidden states, pooled as the checkpoint says."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail.processing.pairs import most_tokens
+from dovetail_server.apis.embeddings.schema import Embedding, EmbeddingRequest, Embeddings
+from dovetail_server.apis.pooled import generation_of, read_texts, run
+from dovetail_server.schema.pooled import EmbeddingUsage
+from dovetail_server.serving.choice import Choice
+from dovetail_server.serving.generation import Generation
+from dovetail_server.serving.prompts import Prompts
+
+if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
+    from dovetail_server.serving.context import ServingContext
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbeddingJob:
+    """A prepared request."""
+
+    request: EmbeddingRequest
+    model: str
+    generation: Generation
+
+
+def read_prompts(text: Processor, request: EmbeddingRequest) -> Prompts:
+    """Check and tokenize.
+
+    Raises:
+        RequestError: An input is empty, too long, or has an id outside the vocabulary.
+    """
+    text.tasks.check("embed")
+    special, most = request.add_special_tokens is not False, most_tokens(request.truncate_prompt_tokens, text)
+    side, name = request.truncation_side, request.prompt_name
+    return Prompts(prompts=read_texts(request.input, text, special=special, most=most, side=side, name=name))
+
+
+def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: Prompts | None = None) -> EmbeddingJob:
+    """Check and tokenize; CPU work, called in a worker thread.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema.
+        model: The name that the reply carries.
+        made: By `read_prompts`, where that has been done; the request is then without its texts.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    text = state.text
+    text.tasks.check("embed")
+    text.embedder.check(request.dimensions, state.info.hidden_size)
+    prompts = (made or read_prompts(text, request)).prompts
+    generation = generation_of(state, request, prompts, "embd", pool=text.embedder.pool)
+    return EmbeddingJob(request=request, model=model, generation=generation)
+
+
+async def reply(job: EmbeddingJob) -> bytes:
+    """Run and return the vectors."""
+    await run(job.generation)
+    return await asyncio.to_thread(_written, job)
+
+
+def _written(job: EmbeddingJob) -> bytes:
+    """The reply; numbers of 2,048 vectors take a second to write."""
+    num = sum(choice.num_prompt for choice in job.generation.choices)
+    data = [Embedding(index=choice.index, embedding=_vector(job, choice)) for choice in job.generation.choices]
+    return msgspec.json.encode(
+        Embeddings(data=data, model=job.model, usage=EmbeddingUsage(prompt_tokens=num, total_tokens=num))
+    )
+
+
+def _vector(job: EmbeddingJob, choice: Choice) -> list[float] | str:
+    if choice.pooled is None:
+        raise RequestError("the engine gave no hidden state", code="request_failed", status=500)
+    request, embedder = job.request, job.generation.state.text.embedder
+    found = embedder.finish(choice.pooled, request.dimensions, normalize=request.use_activation)
+    if request.encoding_format == "base64":
+        return base64.b64encode(found.astype("<f4").tobytes()).decode()
+    numbers: list[float] = found.tolist()
+    return numbers

@@ -1,0 +1,315 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: the requests, and the whole reply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Discriminator, Field, Tag
+
+from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
+from dovetail_server.schema.common import (
+    FreeForm,
+    Name,
+    RequestModel,
+    Rid,
+    StopString,
+    StructuredOutput,
+    Text,
+    TokenId,
+)
+from dovetail_server.schema.early import Plain
+
+BLOCK_TYPES = ("text", "thinking", "tool_use", "tool_result")
+Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are cached by themselves.")]
+
+
+class TextBlock(RequestModel):
+    """Text."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: Cached = None
+    citations: Annotated[list[FreeForm], Field(max_length=0)] | None = Field(None, description="Only an empty list.")
+
+
+class ThinkingBlock(RequestModel):
+    """What the model thought, as an earlier reply had it. Where `thinking` is empty, `signature` carries it."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text = ""
+
+
+class ToolUseBlock(RequestModel):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: FreeForm
+    cache_control: Cached = None
+    caller: FreeForm | None = Field(None, description="Accepted; there is one way of calling.")
+
+
+class ToolResultBlock(RequestModel):
+    """What a call gave."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: Text | Annotated[list[Block], Field(max_length=4096)] | None = None
+    is_error: bool | None = Field(None, description="true puts `Error:` before the content.")
+    cache_control: Cached = None
+
+
+def _kind(block: Any) -> str:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return kind if isinstance(kind, str) else ""
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")],
+    Discriminator(
+        _kind,
+        custom_error_type="block_type",
+        custom_error_message=f"must have a type that this server reads: {', '.join(BLOCK_TYPES)}; "
+        "images, documents and blocks of server tools are not supported",
+    ),
+]
+Blocks = Annotated[list[Block], Field(min_length=1, max_length=4096)]
+TextBlocks = Annotated[list[TextBlock], Field(max_length=4096)]
+
+
+class AnthropicMessage(RequestModel):
+    """One turn, or part of one: turns of one role in a row are one."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Blocks
+
+
+class AnthropicTool(RequestModel):
+    """A tool that the client runs."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:\-]+$")]
+    type: Annotated[str, Field(max_length=64)] | None = None
+    description: Text | None = None
+    input_schema: FreeForm | None = None
+    strict: bool | None = None
+    cache_control: Cached = None
+    eager_input_streaming: bool | None = Field(None, description="Accepted; input is always streamed as it comes.")
+    allowed_callers: Annotated[list[Name], Field(max_length=16)] | None = Field(None, description='Only ["direct"].')
+    defer_loading: bool | None = Field(None, description="Only false.")
+    input_examples: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(None, description="Not supported.")
+
+
+class ToolChoice(RequestModel):
+    """Whether and what the model calls."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(RequestModel):
+    """Whether the model thinks."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Most tokens of thinking; for `enabled`.")
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="`omitted` sends the thinking in the signature only. Nothing here shortens it."
+    )
+
+
+class OutputFormat(RequestModel):
+    """Form of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: FreeForm = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """Effort and form of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class AnthropicMetadata(RequestModel):
+    """Whom the request is for."""
+
+    user_id: Name | None = None
+
+
+class PromptFields(RequestModel):
+    """What a prompt is made of."""
+
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    messages: Annotated[list[dict[str, Any]], Plain(AnthropicMessage, least=1, most=65536)]
+    system: Text | TextBlocks | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Cached = None
+    speed: Literal["standard"] | None = None
+    chat_template_kwargs: FreeForm | None = Field(None, description="Of this server: variables of the chat template.")
+    user_profile_id: Name | None = None
+    workspace_id: Name | None = None
+    context_management: FreeForm | None = Field(None, description="Accepted where it clears nothing.")
+    mcp_servers: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(None, description="Not supported.")
+    thread: FreeForm | None = Field(None, description="Not supported, and told so that clients send the history.")
+
+
+class CountTokensRequest(PromptFields):
+    """Body of `POST /v1/messages/count_tokens`."""
+
+
+class MessagesRequest(PromptFields):
+    """Body of `POST /v1/messages`."""
+
+    max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="As much as the context allows, if that is less.")
+    stop_sequences: Annotated[list[StopString], Field(max_length=32)] | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKEN_ID)
+    metadata: AnthropicMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    container: Name | FreeForm | None = Field(None, description="Not supported.")
+    inference_geo: Name | None = Field(None, description="Not supported.")
+    diagnostics: FreeForm | None = Field(None, description="Not supported.")
+
+    min_p: float | None = Field(None, ge=0, le=1, description="Of this server, as the fields below.")
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
+    cache_salt: Name | None = None
+    rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the message's id.")
+    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
+
+
+Json = dict[str, Any]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class TextOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text of the answer. Where the schema has null for no citations, `@ai-sdk/anthropic` takes a list only."""
+
+    text: str
+    citations: list[Json] = []
+
+
+class ThinkingOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought. Nobody checks the signature."""
+
+    thinking: str
+    signature: str
+
+
+class Caller(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
+    """Who makes a call: the model itself."""
+
+
+class ToolUseOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call that the model asks for."""
+
+    id: str
+    name: str
+    input: Json
+    caller: Caller = msgspec.field(default_factory=Caller)
+
+
+class ThinkingTokens(msgspec.Struct, frozen=True):
+    """Part of `usage`."""
+
+    thinking_tokens: int
+
+
+class DeltaUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens at the end of a stream. The prompt's are `input_tokens` and `cache_read_input_tokens` together."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens
+    server_tool_use: None = None
+
+
+class MessageUsage(DeltaUsage, frozen=True, kw_only=True):
+    """Tokens of a message; what this server has not is null."""
+
+    cache_creation: None = None
+    inference_geo: None = None
+    service_tier: Literal["standard"] = "standard"
+
+
+class MessageReply(msgspec.Struct, kw_only=True):
+    """Reply of `POST /v1/messages`."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[TextOutput | ThinkingOutput | ToolUseOutput]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
+    usage: MessageUsage
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """Reply of `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A served name, as Anthropic's clients read it."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelInfos(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `GET /v1/models` to a request with the header `anthropic-version`."""
+
+    data: list[ModelInfo]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
+class UnsupportedThread(msgspec.Struct, frozen=True, kw_only=True):
+    """How clients learn that no conversation is held here: they go on with the whole history."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+    unsupported: tuple[str, ...] = ("thread",)
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong. `type` follows from the status; the message names the field at fault."""
+
+    type: str
+    message: str
+    details: UnsupportedThread | msgspec.UnsetType = msgspec.UNSET
+
+
+class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of every error on these routes."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+    request_id: str | None

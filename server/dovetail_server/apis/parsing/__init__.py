@@ -1,0 +1,1 @@
+"""`/separate_reasoning` and `/parse_function_call`."""

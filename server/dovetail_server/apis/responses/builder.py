@@ -1,0 +1,220 @@
+"""From the events of a choice to output items, and to what a stream tells of them.
+
+A full response is the fold of the same events: whoever does not stream throws them away and keeps the items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from msgspec.structs import replace
+
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    Malformed,
+    ReasoningDelta,
+    TokenizerView,
+    ToolArgs,
+    ToolEnd,
+    ToolStart,
+)
+from dovetail.messages import TokenLogprob
+from dovetail_server.apis.chat.logprobs import chat_logprobs
+from dovetail_server.apis.chat.schema import TokenInfo
+from dovetail_server.apis.responses import objects as ro
+from dovetail_server.apis.responses.items import encode_reasoning, item_id
+from dovetail_server.apis.responses.token_rows import TokenRows
+
+
+class Where(TypedDict):
+    """Which item an event is about."""
+
+    item_id: str
+    output_index: int
+
+
+@dataclass(slots=True)
+class OpenItem:
+    """An item that is being written."""
+
+    index: int
+    item: ro.OutputItem
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What was written so far."""
+        return "".join(self.pieces)
+
+    @property
+    def where(self) -> Where:
+        """What an event within it carries."""
+        return {"item_id": self.item.id, "output_index": self.index}
+
+
+@dataclass(slots=True, kw_only=True)
+class OutputBuilder:
+    """Writes the output of one response.
+
+    Attributes:
+        response_id: Items' ids are made of it.
+        summarises: Reasoning goes out as a summary.
+        encrypts: Reasoning items carry `encrypted_content`.
+        num_top: Rivals per token, or None for no log probabilities.
+        items: What is complete or begun, in order.
+    """
+
+    response_id: str
+    tokenizer: TokenizerView
+    summarises: bool = False
+    encrypts: bool = False
+    num_top: int | None = None
+    items: list[ro.OutputItem] = field(default_factory=list)
+    _open: OpenItem | None = None
+    _calls: dict[int, OpenItem] = field(default_factory=dict)
+    _rows: TokenRows | None = None
+
+    def __post_init__(self) -> None:
+        """Follow the tokens, where their log probabilities are wanted."""
+        if self.num_top is not None:
+            self._rows = TokenRows(self.tokenizer)
+
+    def take(self, events: Sequence[Event], rows: Sequence[TokenLogprob] = ()) -> list[ro.StreamEvent]:
+        """Take what a step brought; `rows` are the log probabilities of its tokens."""
+        told: list[ro.StreamEvent] = []
+        if self._rows is not None:
+            self._rows.add(rows)
+        for event in events:
+            if isinstance(event, ContentDelta | Malformed):
+                self._text(event.text, told)
+            elif isinstance(event, ReasoningDelta):
+                self._reason(event.text, told)
+            elif isinstance(event, ToolStart):
+                self._start_call(event, told)
+            elif isinstance(event, ToolArgs):
+                call = self._calls[event.index]
+                call.pieces.append(event.json)
+                self._pass(event.json)
+                told.append(ro.ArgumentsDelta(**call.where, delta=event.json))
+            elif isinstance(event, ToolEnd) and event.index in self._calls:
+                self._close_call(self._calls.pop(event.index), "completed", told)
+        return told
+
+    def finish(self, status: ro.ItemStatus) -> list[ro.StreamEvent]:
+        """End what is open; `status` is that of the last item, which alone can be cut off."""
+        told: list[ro.StreamEvent] = []
+        for call in self._calls.values():
+            self._close_call(call, status, told)
+        self._calls.clear()
+        self._close(told, status)
+        if self.items and status == "incomplete":
+            self.items[-1].status = status
+        return told
+
+    def _begin(self, item: ro.OutputItem, told: list[ro.StreamEvent]) -> OpenItem:
+        self.items.append(item)
+        opened = OpenItem(len(self.items) - 1, item)
+        told.append(ro.ItemAdded(output_index=opened.index, item=replace(item)))
+        return opened
+
+    def _id(self, kind: str) -> str:
+        return item_id(self.response_id, kind, "o", len(self.items))
+
+    # Text.
+
+    def _text(self, text: str, told: list[ro.StreamEvent]) -> None:
+        opened = self._open
+        if opened is None or not isinstance(opened.item, ro.OutputMessage):
+            self._close(told)
+            opened = self._begin(ro.OutputMessage(id=self._id("message"), status="in_progress", content=[]), told)
+            self._open = opened
+            part = ro.OutputText(text="")
+            told.append(ro.PartAdded(**opened.where, part=part))
+        logprobs = self._logprobs_of(text)
+        opened.pieces.append(text)
+        opened.logprobs += logprobs
+        told.append(ro.TextDelta(**opened.where, delta=text, logprobs=logprobs))
+
+    def _logprobs_of(self, text: str) -> list[TokenInfo]:
+        """Return the log probabilities of the tokens that `text` is made of."""
+        if self.num_top is None or self._rows is None:
+            return []
+        return chat_logprobs(self._rows.take(text), self.num_top, self.tokenizer)
+
+    def _pass(self, text: str) -> None:
+        """Forget the tokens of text that carries no log probabilities."""
+        if self._rows is not None:
+            self._rows.skip(text)
+
+    def _close(self, told: list[ro.StreamEvent], status: ro.ItemStatus = "completed") -> None:
+        """End the open message or reasoning."""
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        opened.item.status = status
+        if isinstance(opened.item, ro.OutputMessage):
+            self._close_message(opened, opened.item, told)
+        elif isinstance(opened.item, ro.ReasoningOutput):
+            self._close_reasoning(opened, opened.item, told)
+        told.append(ro.ItemDone(output_index=opened.index, item=replace(opened.item)))
+
+    @staticmethod
+    def _close_message(opened: OpenItem, item: ro.OutputMessage, told: list[ro.StreamEvent]) -> None:
+        part = ro.OutputText(text=opened.text, logprobs=opened.logprobs)
+        item.content = [part]
+        told += [
+            ro.TextDone(**opened.where, text=part.text, logprobs=part.logprobs),
+            ro.PartDone(**opened.where, part=part),
+        ]
+
+    # Reasoning.
+
+    def _reason(self, text: str, told: list[ro.StreamEvent]) -> None:
+        self._pass(text)
+        opened = self._open
+        if opened is None or not isinstance(opened.item, ro.ReasoningOutput):
+            self._close(told)
+            opened = self._begin(ro.ReasoningOutput(id=self._id("reasoning"), status="in_progress"), told)
+            self._open = opened
+            where = opened.where
+            if self.summarises:
+                told.append(ro.SummaryPartAdded(**where, part=ro.SummaryText(text="")))
+            else:
+                told.append(ro.PartAdded(**where, part=ro.ReasoningText(text="")))
+        opened.pieces.append(text)
+        kind = ro.SummaryDelta if self.summarises else ro.ReasoningDelta
+        told.append(kind(**opened.where, delta=text))
+
+    def _close_reasoning(self, opened: OpenItem, item: ro.ReasoningOutput, told: list[ro.StreamEvent]) -> None:
+        text, where = opened.text, opened.where
+        if self.summarises:
+            item.summary = [ro.SummaryText(text=text)]
+            told += [ro.SummaryDone(**where, text=text), ro.SummaryPartDone(**where, part=item.summary[0])]
+        else:
+            item.content = [ro.ReasoningText(text=text)]
+            told += [ro.ReasoningDone(**where, text=text), ro.PartDone(**where, part=item.content[0])]
+        if self.encrypts:
+            item.encrypted_content = encode_reasoning(text)
+
+    # Calls.
+
+    def _start_call(self, event: ToolStart, told: list[ro.StreamEvent]) -> None:
+        self._close(told)
+        item = ro.FunctionCallOutput(
+            id=self._id("function_call"), call_id=event.id, name=event.name, arguments="", status="in_progress"
+        )
+        self._calls[event.index] = self._begin(item, told)
+
+    @staticmethod
+    def _close_call(call: OpenItem, status: ro.ItemStatus, told: list[ro.StreamEvent]) -> None:
+        item = call.item
+        if not isinstance(item, ro.FunctionCallOutput):
+            raise TypeError(f"{item.id} is no call")
+        item.arguments, item.status = call.text, status
+        where = call.where
+        told.append(ro.ArgumentsDone(**where, arguments=item.arguments))
+        told.append(ro.ItemDone(output_index=call.index, item=replace(item)))

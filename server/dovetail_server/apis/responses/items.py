@@ -1,0 +1,265 @@
+"""Items of the Responses API, and the conversation of chat messages that they stand for.
+
+Items are kept as the API shows them, as plain dictionaries: those of the request are brought into that form here, with
+ids, those of replies have it. One function makes messages of both, so a stored conversation and one that the client
+sends whole give the model the same prompt.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail_server.apis.responses.schema import (
+    CompactionItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputPart,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    item_model,
+)
+from dovetail_server.storage.paths import new_id
+
+Item = dict[str, Any]
+AnyItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CompactionItem | ItemReference
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
+}  # fmt: skip
+OPEN = ("queued", "in_progress")
+"""Of a response that is not done."""
+SUMMARY = "Summary of the conversation so far:\n"
+"""What stands before a summary where the model reads it."""
+_OWN_ID = re.compile(r"[a-z]+_([0-9a-f]{40})[io][0-9a-f]{4,}")
+
+
+_READ: Item = {}
+"""Stands in the place of what has been read."""
+decode_items = msgspec.json.Decoder(list[Item]).decode
+decode_item = msgspec.json.Decoder(Item).decode
+
+
+class Output(msgspec.Struct):
+    """The part of a stored response that others continue."""
+
+    output: list[Item]
+
+
+decode_output = msgspec.json.Decoder(Output).decode
+
+
+def turn_items(own: bytes, body: bytes) -> list[Item]:
+    """Return the items of a stored response: its own input, and its output."""
+    return [*decode_items(own), *decode_output(body).output]
+
+
+def new_response_id() -> str:
+    """Return the identifier of a response."""
+    return new_id("resp_")
+
+
+def missing(response_id: str, param: str = "response_id") -> RequestError:
+    """Return the 404 of a response."""
+    text = f"no response {response_id!r} here: it was not stored, was deleted, or has been given up as too old"
+    code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
+    return RequestError(text, param=param, code=code, status=404)
+
+
+def item_id(response_id: str, kind: str, side: str, index: int) -> str:
+    """Return the identifier of an item; it names its response.
+
+    Args:
+        response_id: The response's.
+        kind: The item's type.
+        side: `i` for items of the input, `o` for items of the output.
+        index: Its place.
+    """
+    return f"{PREFIXES[kind]}_{response_id.removeprefix('resp_')}{side}{index:04x}"
+
+
+def response_of_item(identifier: str) -> str | None:
+    """Return the identifier of the response that an item belongs to, or None where the id is none of ours."""
+    found = _OWN_ID.fullmatch(identifier)
+    return None if found is None else f"resp_{found[1]}"
+
+
+def input_items(given: str | Sequence[dict[str, Any]], response_id: str) -> Iterator[Item]:
+    """Yield a request's input as items; references stay as they are.
+
+    Models are made of one at a time, and what has been read is let go: a list is empty of meaning afterwards.
+
+    Raises:
+        RequestError: A part is not text, or reasoning holds nothing that can be read.
+    """
+    if isinstance(given, str):
+        yield {
+            "type": "message",
+            "id": item_id(response_id, "message", "i", 0),
+            "role": "user",
+            "status": "completed",
+            "content": [{"type": "input_text", "text": given}],
+        }
+        return
+    for at, item in enumerate(given):
+        read = item_model(item)
+        if isinstance(given, list):
+            given[at] = _READ
+        yield _item(read, response_id, at)
+
+
+def _item(item: AnyItem, response_id: str, at: int) -> Item:
+    if isinstance(item, ItemReference):
+        return {"type": "item_reference", "id": item.id}
+    param = f"input[{at}]"
+    result: Item = {"type": item.type, "id": item.id or item_id(response_id, item.type, "i", at)}
+    if isinstance(item, MessageItem):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        result |= {"role": item.role, "content": _parts(item.content, kind, f"{param}.content")}
+    elif isinstance(item, FunctionCallItem):
+        result |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+    elif isinstance(item, FunctionCallOutputItem):
+        output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text", f"{param}.output")
+        result |= {"call_id": item.call_id, "output": output}
+    elif isinstance(item, CompactionItem):
+        _check_encrypted(item.encrypted_content, param)
+        return {**result, "encrypted_content": item.encrypted_content}
+    else:
+        result |= _reasoning(item, param)
+    return {**result, "status": item.status or "completed"}
+
+
+def _parts(content: str | Sequence[InputPart], kind: str, param: str) -> list[Item]:
+    """Return text or parts as parts of one kind."""
+    pairs = (
+        [(kind, content)] if isinstance(content, str) else [_text(p, f"{param}[{i}]") for i, p in enumerate(content)]
+    )
+    return [_part(found if found == "refusal" else kind, text) for found, text in pairs]
+
+
+def _part(kind: str, text: str) -> Item:
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": text}
+    extra: Item = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return {"type": kind, "text": text, **extra}
+
+
+def _text(part: InputPart, param: str) -> tuple[str, str]:
+    if part.type not in TEXT_PARTS:
+        text = f"{param}.type {part.type!r} is not supported; this model reads text: {', '.join(TEXT_PARTS)}"
+        raise RequestError(text, param=f"{param}.type", code="unsupported_parameter")
+    name = "refusal" if part.type == "refusal" else "text"
+    value = part.refusal if part.type == "refusal" else part.text
+    if value is None:
+        raise RequestError(f"{param}.{name} is required", param=f"{param}.{name}", code="missing_required_parameter")
+    return part.type, value
+
+
+def _reasoning(item: ReasoningItem, param: str) -> Item:
+    if not item.summary and not item.content and item.encrypted_content is not None:
+        _check_encrypted(item.encrypted_content, param)
+    content = None if item.content is None else [part.model_dump() for part in item.content]
+    summary = [part.model_dump() for part in item.summary]
+    return {"summary": summary, "content": content, "encrypted_content": item.encrypted_content}
+
+
+def _check_encrypted(data: str, param: str) -> None:
+    try:
+        decode_reasoning(data)
+    except ValueError:
+        text = f"{param}.encrypted_content was not written by this server; leave the item out"
+        raise RequestError(text, param=f"{param}.encrypted_content", code="invalid_value") from None
+
+
+def encode_reasoning(text: str) -> str:
+    """Return reasoning as `encrypted_content`: opaque to clients, not secret, for it is in the reply anyway."""
+    return base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
+
+
+def decode_reasoning(data: str) -> str:
+    """Undo `encode_reasoning`.
+
+    Raises:
+        ValueError: It was not written so.
+    """
+    try:
+        return base64.b64decode(data.encode("ascii"), altchars=b"-_", validate=True).decode("utf-8")
+    except (UnicodeError, binascii.Error) as error:
+        raise ValueError(str(error)) from None
+
+
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """Return the chat messages that items stand for: one assistant message per turn of the model."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    turn: dict[str, Any] | None = None
+    thoughts: list[str] = []
+    for item in items:
+        kind = item["type"]
+        if kind == "function_call_output":
+            output = item["output"]
+            content = output if isinstance(output, str) else _content(output)
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+            turn = None
+        elif kind == "message" and item["role"] != "assistant":
+            messages.append({"role": item["role"], "content": _content(item["content"])})
+            turn = None
+        elif kind == "compaction":
+            if summary := decode_reasoning(item["encrypted_content"]):
+                messages.append({"role": "assistant", "content": SUMMARY + summary})
+            turn = None
+        else:
+            if turn is None or not _fits(turn, kind):
+                turn = {"role": "assistant", "content": None}
+                messages.append(turn)
+            if kind == "reasoning":
+                if (text := reasoning_text(item)) and "reasoning_content" not in turn:
+                    turn["reasoning_content"] = thoughts = []
+                if text:
+                    thoughts.append(text)  # joined at the end: there may be thousands in a row
+            else:
+                _add(turn, item)
+    for message in messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
+    return messages
+
+
+def _fits(turn: dict[str, Any], kind: str) -> bool:
+    """Whether an item goes on with a turn: reasoning comes first, then text, then calls."""
+    if kind == "reasoning":
+        return turn["content"] is None and "tool_calls" not in turn
+    return kind == "function_call" or (turn["content"] is None and "tool_calls" not in turn)
+
+
+def _add(turn: dict[str, Any], item: Item) -> None:
+    if item["type"] == "message":
+        turn["content"] = _content(item["content"])
+    else:
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+
+
+def reasoning_text(item: Item) -> str:
+    """Return what a reasoning item says: its text, else its summary, else what is encoded."""
+    parts = item.get("content") or item.get("summary") or []
+    if parts:
+        return "".join(part["text"] for part in parts)
+    data = item.get("encrypted_content")
+    return decode_reasoning(data) if data else ""
+
+
+def _content(parts: Sequence[Item]) -> str | list[Item]:
+    """Return parts as a message's content: one part is plain text."""
+    texts: list[str] = [part["refusal" if part["type"] == "refusal" else "text"] for part in parts]
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts]

@@ -1,0 +1,333 @@
+"""`/v1/responses`: what comes back, whole and as events of a stream.
+
+Events are sent as `event: TYPE` and `data: {…}`; the stream ends after `response.completed`, `response.incomplete` or
+`response.failed`. Defined by OpenAI's API reference, Responses and Responses streaming.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail_server.apis.chat.schema import TokenInfo
+from dovetail_server.schema.common import StructuredOutput
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+Json = dict[str, Any]
+
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text of an answer."""
+
+    text: str
+    annotations: list[Json] = []
+    logprobs: list[TokenInfo] = []
+
+
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """An answer."""
+
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
+    """Reasoning that was asked for as a summary."""
+
+    text: str
+
+
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """Reasoning."""
+
+    text: str
+
+
+class ReasoningOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought."""
+
+    id: str
+    status: ItemStatus
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | msgspec.UnsetType = msgspec.UNSET
+    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call that the model asks for; `arguments` is JSON text as the model wrote it."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput
+
+
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of `usage`; writing to the cache is not counted."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    """Part of `usage`."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+NO_USAGE = ResponseUsage(
+    input_tokens=0,
+    input_tokens_details=InputDetails(),
+    output_tokens=0,
+    output_tokens_details=OutputDetails(),
+    total_tokens=0,
+)
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/responses/compact`: the user's messages, and one item of type `compaction`."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Json]
+    usage: ResponseUsage
+
+
+class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Why a response ended early."""
+
+    reason: Literal["max_output_tokens", "content_filter"]
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """A response. Fields that echo the request have its values, or what was used where it gave none."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: ResponseStatus
+    background: bool
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    frequency_penalty: float
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: Json
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None = None
+    user: str | msgspec.UnsetType = msgspec.UNSET
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `DELETE /v1/responses/{id}`."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a response's input items, or of a stored completion's messages, as they can be sent again."""
+
+    object: Literal["list"] = "list"
+    data: list[Json]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
+    """An event; `sequence_number` counts from 0 and is set when it is sent."""
+
+    sequence_number: int = -1
+
+
+class LifeEvent(StreamEvent, kw_only=True, tag="response.in_progress"):
+    """The response has come to another state."""
+
+    response: ResponseObject
+
+
+class Created(LifeEvent, kw_only=True, tag="response.created"):
+    """The first event."""
+
+
+class Queued(LifeEvent, kw_only=True, tag="response.queued"):
+    """It waits."""
+
+
+class Completed(LifeEvent, kw_only=True, tag="response.completed"):
+    """The last event: all is there."""
+
+
+class Incomplete(LifeEvent, kw_only=True, tag="response.incomplete"):
+    """The last event: it was cut off."""
+
+
+class Failed(LifeEvent, kw_only=True, tag="response.failed"):
+    """The last event: something went wrong, or it was cancelled."""
+
+
+class ItemAdded(StreamEvent, kw_only=True, tag="response.output_item.added"):
+    """An item begins."""
+
+    output_index: int
+    item: OutputItem
+
+
+class ItemDone(StreamEvent, kw_only=True, tag="response.output_item.done"):
+    """An item is complete."""
+
+    output_index: int
+    item: OutputItem
+
+
+class ItemEvent(StreamEvent, kw_only=True):
+    """Base of events within an item."""
+
+    item_id: str
+    output_index: int
+
+
+class PartAdded(ItemEvent, kw_only=True, tag="response.content_part.added"):
+    """A part of an item begins."""
+
+    content_index: int = 0
+    part: OutputText | ReasoningText
+
+
+class PartDone(ItemEvent, kw_only=True, tag="response.content_part.done"):
+    """A part is complete."""
+
+    content_index: int = 0
+    part: OutputText | ReasoningText
+
+
+class TextDelta(ItemEvent, kw_only=True, tag="response.output_text.delta"):
+    """More text."""
+
+    content_index: int = 0
+    delta: str
+    logprobs: list[TokenInfo] = []
+
+
+class TextDone(ItemEvent, kw_only=True, tag="response.output_text.done"):
+    """The text is complete."""
+
+    content_index: int = 0
+    text: str
+    logprobs: list[TokenInfo] = []
+
+
+class ReasoningDelta(ItemEvent, kw_only=True, tag="response.reasoning_text.delta"):
+    """More reasoning."""
+
+    content_index: int = 0
+    delta: str
+
+
+class ReasoningDone(ItemEvent, kw_only=True, tag="response.reasoning_text.done"):
+    """The reasoning is complete."""
+
+    content_index: int = 0
+    text: str
+
+
+class SummaryPartAdded(ItemEvent, kw_only=True, tag="response.reasoning_summary_part.added"):
+    """A summary begins."""
+
+    summary_index: int = 0
+    part: SummaryText
+
+
+class SummaryPartDone(ItemEvent, kw_only=True, tag="response.reasoning_summary_part.done"):
+    """The summary is complete."""
+
+    summary_index: int = 0
+    part: SummaryText
+
+
+class SummaryDelta(ItemEvent, kw_only=True, tag="response.reasoning_summary_text.delta"):
+    """More of the summary."""
+
+    summary_index: int = 0
+    delta: str
+
+
+class SummaryDone(ItemEvent, kw_only=True, tag="response.reasoning_summary_text.done"):
+    """The summary's text is complete."""
+
+    summary_index: int = 0
+    text: str
+
+
+class ArgumentsDelta(ItemEvent, kw_only=True, tag="response.function_call_arguments.delta"):
+    """More of a call's arguments."""
+
+    delta: str
+
+
+class ArgumentsDone(ItemEvent, kw_only=True, tag="response.function_call_arguments.done"):
+    """The arguments are complete."""
+
+    arguments: str
+
+
+class ErrorEvent(StreamEvent, kw_only=True, tag="error"):
+    """The only event of a stream that failed before there was a response to tell of."""
+
+    code: str | None
+    message: str
+    param: str | None

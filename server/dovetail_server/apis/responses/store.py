@@ -1,0 +1,268 @@
+"""Responses in the database: kept for a time, up to a number and a size per owner, the oldest given up first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy.engine import RowMapping
+
+from dovetail.errors import RequestError
+from dovetail.supervisor import Supervisor
+from dovetail_server import errors
+from dovetail_server.apis.responses import objects as ro
+from dovetail_server.apis.responses.items import OPEN, Item, missing, response_of_item, turn_items
+from dovetail_server.http.auth import Keys
+from dovetail_server.settings import ServeSettings
+from dovetail_server.storage.database import Database
+from dovetail_server.storage.limits import too_much
+from dovetail_server.storage.process_lease import ProcessLease
+from dovetail_server.storage.tables import responses as table
+
+MAX_TURNS = 10_000
+"""Longest chain of `previous_response_id`."""
+FIXED = ("id", "owner")
+"""Columns that stay as they were first written."""
+MAX_GROUP = 64
+"""Responses written in one transaction."""
+SLACK = 1.05
+"""How far the limits may be passed before the oldest responses go."""
+
+Row = dict[str, Any]
+encode = msgspec.json.Encoder().encode
+decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
+
+
+@dataclass(slots=True)
+class Held:
+    """About how much is stored for an owner: a bit more where something was deleted since the last count."""
+
+    num: int = 0
+    num_bytes: int = 0
+
+
+class ResponseStore:
+    """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
+
+    def __init__(
+        self, settings: ServeSettings, database: Database, owner: ProcessLease, tasks: Supervisor, keys: Keys
+    ) -> None:
+        """Wrap an open database; `owner` is this process, `keys` say how many each owner may keep."""
+        self._keys = keys
+        self.database = database
+        self.process = owner
+        self._tasks = tasks
+        self.max_num = settings.max_stored_responses
+        self.max_bytes = settings.max_stored_response_bytes
+        self.ttl_s = settings.stored_response_ttl
+        self._held: dict[str, Held] = defaultdict(Held)
+        self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._missing: set[str] = set()
+
+    async def put(self, owner: str, response: ro.ResponseObject, items: bytes) -> None:
+        """Write a response, or what has become of one in the background; one that was deleted stays deleted.
+
+        Raises:
+            ServiceError: The database cannot be used now.
+        """
+        body = encode(response)
+        is_open = response.status in OPEN
+        row: Row = {
+            "id": response.id,
+            "owner": owner,
+            "previous_id": response.previous_response_id,
+            "status": response.status,
+            "is_background": response.background,
+            "process": self.process.name if is_open else None,
+            "bytes": len(body) + len(items),
+            "body": body,
+            "items": items,
+        }
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((row, written))
+        if self._writer is None or self._writer.done():
+            self._writer = self._tasks.start("response writer", self._write())
+        await written
+
+    async def _write(self) -> None:
+        """Write what waits, in groups: while one is being made durable, the next gathers."""
+        while self._waiting:
+            group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+            try:
+                await self._write_group([row for row, _ in group])
+            except asyncio.CancelledError:
+                fail([*group, *self._waiting], errors.draining())
+                self._waiting = []
+                raise
+            except Exception as error:
+                fail(group, error)
+            else:
+                for _, written in group:
+                    if not written.done():
+                        written.set_result(None)
+
+    async def _write_group(self, rows: Sequence[Row]) -> None:
+        new = [row for row in rows if is_first(row)]
+        async with self.database.write() as db:
+            if new:
+                now = self.database.now()
+                await db.execute(
+                    self.database.insert_once(table).values(created_at=now, expires_at=now + self.ttl_s), new
+                )
+            for row in rows:
+                if not is_first(row):
+                    values = {name: value for name, value in row.items() if name not in FIXED}
+                    is_ours = table.c.process == self.process.name  # not, where others took this process for gone
+                    await db.execute(sa.update(table).where(table.c.id == row["id"], is_ours).values(values))
+        for row in rows:
+            self._held[row["owner"]].num += is_first(row)
+            self._held[row["owner"]].num_bytes += row["bytes"]
+        held = {owner: self._held[owner] for owner in {row["owner"] for row in rows}}
+        if any(h.num > self._most(o) * SLACK or h.num_bytes > self.max_bytes * SLACK for o, h in held.items()):
+            await self.trim()
+
+    def _most(self, owner: str) -> int:
+        """Return how many responses of an owner are kept."""
+        return min(self.max_num, self._keys.tenant(owner).grant.limits.stored_responses or self.max_num)
+
+    async def get(self, owner: str, response_id: str) -> RowMapping:
+        """Return a response's row.
+
+        Raises:
+            RequestError: 404.
+        """
+        async with self.database.read() as db:
+            query = sa.select(table).where(table.c.id == response_id, *self._visible(owner))
+            row = (await db.execute(query)).mappings().one_or_none()
+        if row is None:
+            raise missing(response_id)
+        return row
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Delete a response; those that continue it cannot be continued any more.
+
+        Raises:
+            RequestError: 404.
+        """
+        async with self.database.write() as db:
+            query = sa.delete(table).where(table.c.id == response_id, *self._visible(owner))
+            if (await db.execute(query)).rowcount != 1:
+                raise missing(response_id)
+
+    async def chain(self, owner: str, response_id: str) -> list[tuple[bytes, bytes]]:
+        """Return what a response that continues this one begins with: input items and reply of each, for `turn_items`.
+
+        Raises:
+            RequestError: It, or one that it continues, is not there or has no output.
+        """
+        turns = sa.select(table.c.id, table.c.previous_id, sa.literal(0).label("depth"))
+        turns = turns.where(table.c.id == response_id, *self._visible(owner))
+        found = turns.cte("turns", recursive=True)
+        more = sa.select(table.c.id, table.c.previous_id, found.c.depth + 1).where(
+            table.c.id == found.c.previous_id, found.c.depth < MAX_TURNS, *self._visible(owner)
+        )
+        found = found.union_all(more)
+        query = sa.select(table, found.c.depth).join(found, table.c.id == found.c.id).order_by(found.c.depth.desc())
+        async with self.database.read() as db:
+            rows = list((await db.execute(query)).mappings())
+        if not rows or rows[0]["previous_id"] is not None:
+            raise missing(response_id if not rows else rows[0]["previous_id"], "previous_response_id")
+        return [row_turn(row) for row in rows]
+
+    async def item(self, owner: str, identifier: str, param: str) -> Item:
+        """Return an item of a stored response.
+
+        Raises:
+            RequestError: There is none of this id.
+        """
+        response_id = response_of_item(identifier)
+        row = None
+        if response_id is not None:
+            async with self.database.read() as db:
+                query = sa.select(table).where(table.c.id == response_id, *self._visible(owner))
+                row = (await db.execute(query)).mappings().one_or_none()
+        for item in [] if row is None else turn_items(*row_turn(row)):
+            if item["id"] == identifier:
+                return item
+        text = f"{param}: no item {identifier!r} in a stored response; send the item itself"
+        raise RequestError(text, param=param, code="item_not_found", status=404)
+
+    async def trim(self) -> int:
+        """Delete what has expired, and of each owner the oldest responses beyond the limits.
+
+        Returns:
+            How many went.
+        """
+        count = sa.select(table.c.owner, sa.func.count(), sa.func.sum(table.c.bytes)).group_by(table.c.owner)
+        async with self.database.write() as db:
+            query = sa.delete(table).where(too_much(table, self.database.now(), self.max_num, self.max_bytes))
+            num = (await db.execute(query)).rowcount
+            rows = (await db.execute(count)).all()
+            if beyond := [row[0] for row in rows if int(row[1]) > self._most(str(row[0]))]:
+                for owner in beyond:
+                    own = table.c.owner == owner
+                    oldest = sa.select(table.c.id).where(own).order_by(table.c.created_at.desc(), table.c.id.desc())
+                    old = oldest.offset(self._most(str(owner)))
+                    num += (await db.execute(sa.delete(table).where(table.c.id.in_(old)))).rowcount
+                rows = (await db.execute(count)).all()
+        self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})
+        return int(num)
+
+    async def fail_orphans(self, process: str) -> None:
+        """End the responses of a process that is gone."""
+        await self._end(table.c.process == process)
+
+    async def _end(self, which: sa.ColumnElement[bool]) -> None:
+        error = ro.ResponseError(code="server_error", message="the server stopped before the response was complete")
+        async with self.database.write() as db:
+            query = sa.select(table.c.id, table.c.body).where(table.c.process.is_not(None), which).with_for_update()
+            for row in (await db.execute(query)).all():
+                body = encode(replace(decode_response(row.body), status="failed", error=error))
+                values = {"body": body, "status": "failed", "process": None}
+                await db.execute(sa.update(table).where(table.c.id == row.id).values(values))
+
+    async def end_lost(self, known: Collection[str]) -> None:
+        """End what is on record as generated here and is not, as after an error while it was written down.
+
+        Args:
+            known: What is generated here. One that is missing twice in a row is lost.
+        """
+        async with self.database.read() as db:
+            query = sa.select(table.c.id).where(table.c.process == self.process.name)
+            found = {str(row[0]) for row in await db.execute(query)} - set(known)
+        await self._end(table.c.id.in_(found & self._missing))
+        self._missing = found
+
+    def _visible(self, owner: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return table.c.owner == owner, table.c.expires_at > self.database.now()
+
+
+def fail(group: Sequence[tuple[Row, asyncio.Future[None]]], error: Exception) -> None:
+    """Tell whoever waits for these rows that they were not written."""
+    for _, written in group:
+        if not written.done():
+            written.set_exception(error)
+
+
+def is_first(row: Row) -> bool:
+    """Tell whether a row is new: one in the background is written when it begins, and again when it ends."""
+    return not row["is_background"] or row["status"] == "queued"
+
+
+def row_turn(row: RowMapping) -> tuple[bytes, bytes]:
+    """Return a response's own input and the response, both JSON.
+
+    Raises:
+        RequestError: It is not complete.
+    """
+    if row["status"] not in ("completed", "incomplete"):
+        text = f"the response {row['id']!r} is {row['status']}; only a complete one can be continued"
+        raise RequestError(text, param="previous_response_id", code="invalid_value")
+    return bytes(row["items"]), bytes(row["body"])

@@ -1,0 +1,220 @@
+"""From a Responses request to a chat request, and to the fields that the response echoes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
+from dovetail.errors import RequestError
+from dovetail.identity import time_ns
+from dovetail.processing.refusals import wrong
+from dovetail_server import errors
+from dovetail_server.apis.responses import objects as ro
+from dovetail_server.apis.responses.schema import ResponsesRequest, ResponseTool, TextFormat
+from dovetail_server.schema.common import same_field
+
+if TYPE_CHECKING:
+    from dovetail.messages import SamplingParams
+
+RENAMED = {
+    r"messages(?:\[\d+\][\w.\[\]]*)?": "input",
+    r"response_format\.json_schema": "text.format",
+    "response_format": "text.format",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+NAMES = Names(prompt="messages", limit="max_output_tokens", logprobs="top_logprobs", renamed=RENAMED)
+SAMPLED = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("stop", "seed", "logit_bias"),
+)
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+def check(request: ResponsesRequest) -> None:
+    """Refuse what would change the output and is not implemented, and fields that contradict each other.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    if request.conversation is not None:
+        raise errors.unsupported("conversation", "there are no conversation objects here; use previous_response_id")
+    if request.prompt is not None:
+        raise errors.unsupported("prompt", "there are no stored prompts here; send instructions and input")
+    if request.context_management is not None:
+        raise errors.unsupported(
+            "context_management",
+            "nothing is compacted by itself; POST /v1/responses/compact does it, truncation: auto drops old turns",
+        )
+    if request.moderation is not None:
+        raise errors.unsupported("moderation", "this server judges no content")
+    if request.reasoning is not None and request.reasoning.context not in (None, "auto"):
+        why = "the chat template decides which reasoning the model sees again; leave it out"
+        raise errors.unsupported("reasoning.context", why)
+    if summary_of(request) == "concise":
+        why = "nothing here shortens reasoning; ask for auto or detailed, which give it out whole"
+        raise errors.unsupported("reasoning.summary", why)
+    if request.top_logprobs is not None and not wants_logprobs(request):
+        text = f"top_logprobs needs {LOGPROBS!r} in include"
+        raise RequestError(text, param="top_logprobs", code="invalid_value")
+    if request.background and request.store is False:
+        text = "background needs store: the reply is fetched later; leave store out"
+        raise RequestError(text, param="background", code="invalid_value")
+
+
+def wants_logprobs(request: ResponsesRequest) -> bool:
+    """Whether text carries the log probabilities of its tokens."""
+    return LOGPROBS in (request.include or ())
+
+
+def summary_of(request: ResponsesRequest) -> str | None:
+    """Return the summary of the reasoning that is asked for."""
+    if request.reasoning is None:
+        return None
+    return same_field(request.reasoning, "summary", "generate_summary")  # type: ignore[no-any-return]
+
+
+def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
+    """Return the request that gives this response.
+
+    Raises:
+        RequestError: A field has no meaning here.
+    """
+    if not messages:
+        raise wrong("input is empty: a conversation needs at least one message", "input")
+    text, reasoning = body.text, body.reasoning
+    tools = [chat_tool(tool, at) for at, tool in enumerate(body.tools or ())]
+    choice = chat_choice(body.tool_choice)
+    kwargs = dict(body.chat_template_kwargs or {})
+    if text is not None and text.verbosity is not None:
+        kwargs = {"verbosity": text.verbosity, **kwargs}
+    has_tools = bool(tools) or choice is not None
+    return Request(
+        prompts=[Chat(messages=messages, drops_turns=body.truncation == "auto")],
+        model=body.model,
+        rid=same_field(body, "rid", "request_id"),
+        sampling=Sampling(**{name: value for name in SAMPLED if (value := getattr(body, name)) is not None}),
+        limit=body.max_output_tokens,
+        logprobs=body.top_logprobs or 0 if wants_logprobs(body) else None,
+        tools=Tools(tools=tools, choice=choice, parallel=body.parallel_tool_calls is not False) if has_tools else None,
+        grammar={} if text is None or text.format is None else {"response_format": response_format(text.format)},
+        grammar_backend=body.grammar_backend,
+        effort=None if reasoning is None else reasoning.effort,
+        template_kwargs=kwargs,
+        thinking_budget=body.thinking_budget,
+        priority=body.priority or 0,
+        cache_salt=same_field(body, "cache_salt", "extra_key") or "",
+        names=NAMES,
+    )
+
+
+def chat_tool(tool: ResponseTool, at: int) -> dict[str, Any]:
+    """Return a function tool in the chat API's form.
+
+    Raises:
+        RequestError: It is none.
+    """
+    param = f"tools[{at}]"
+    if tool.type != "function":
+        why = "this server runs no tools of its own; possible: function"
+        raise errors.unsupported(f"{param}.type {tool.type!r}", why)
+    if tool.name is None:
+        raise RequestError(f"{param}.name is required", param=f"{param}.name", code="missing_required_parameter")
+    if tool.defer_loading:
+        raise errors.unsupported(f"{param}.defer_loading", "all tools stand in the prompt; leave it out")
+    hidden = {"type", "allowed_callers", "defer_loading"}
+    return {"type": "function", "function": tool.model_dump(exclude=hidden, exclude_none=True)}
+
+
+def chat_choice(choice: Any) -> Any:
+    """Return `tool_choice` in the chat API's form.
+
+    Raises:
+        RequestError: It names a tool that is no function.
+    """
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        return choice
+    if kind != "function" or not isinstance(choice.get("name"), str):
+        text = 'tool_choice must be "none", "auto", "required", {"type": "function", "name": …} or allowed_tools'
+        raise RequestError(text, param="tool_choice", code="invalid_value")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def response_format(given: TextFormat) -> dict[str, Any]:
+    """Return `text.format` as the chat API's `response_format`.
+
+    Raises:
+        RequestError: A schema without name or schema.
+    """
+    if given.type != "json_schema":
+        return {"type": given.type}
+    for name, value in (("name", given.name), ("schema", given.schema_)):
+        if value is None:
+            param = f"text.format.{name}"
+            raise RequestError(f"{param} is required", param=param, code="missing_required_parameter")
+    inner: dict[str, Any] = {"name": given.name, "schema": given.schema_, "strict": given.strict}
+    return {"type": "json_schema", "json_schema": {k: v for k, v in inner.items() if v is not None}}
+
+
+def echo(
+    request: ResponsesRequest, response_id: str, model: str, params: SamplingParams, *, stores: bool
+) -> ro.ResponseObject:
+    """Return the response before anything was generated."""
+    return ro.ResponseObject(
+        id=response_id,
+        created_at=time_ns() // 10**9,
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
+        frequency_penalty=params.frequency_penalty,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=dict(request.metadata or {}),
+        model=model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        presence_penalty=params.presence_penalty,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning={
+            "effort": None if request.reasoning is None else request.reasoning.effort,
+            "summary": summary_of(request),
+        },
+        safety_identifier=request.safety_identifier,
+        service_tier="default",
+        store=stores,
+        temperature=params.temperature,
+        text=text_config(request),
+        tool_choice=request.tool_choice if request.tool_choice is not None else "auto",
+        tools=[tool_echo(tool) for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=request.truncation or "disabled",
+        user=msgspec.UNSET if request.user is None else request.user,
+    )
+
+
+def text_config(request: ResponsesRequest) -> dict[str, Any]:
+    """Return `text` as the response shows it."""
+    given = None if request.text is None else request.text.format
+    verbosity = (None if request.text is None else request.text.verbosity) or "medium"
+    if given is None:
+        return {"format": {"type": "text"}, "verbosity": verbosity}
+    shown = given.model_dump(by_alias=True, exclude_none=True)
+    if given.type == "json_schema":
+        shown = {"description": None, "strict": False, **shown}
+    return {"format": shown, "verbosity": verbosity}
+
+
+def tool_echo(tool: ResponseTool) -> dict[str, Any]:
+    """Return a tool as the response shows it, `strict` as it was taken."""
+    shown: dict[str, Any] = {"type": "function", "name": tool.name, "description": tool.description}
+    if tool.output_schema is not None:
+        shown["output_schema"] = tool.output_schema
+    return {**shown, "parameters": tool.parameters, "strict": bool(tool.strict)}

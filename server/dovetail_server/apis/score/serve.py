@@ -1,0 +1,202 @@
+"""`/v1/score`: how likely each label is to follow each item, in one step of the model per item."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail.messages import SamplingParams, Submit, TokenLogprob
+from dovetail.processing.sampling import check_token_ids
+from dovetail.text.parsing.stream import OutputStream
+from dovetail_server import errors
+from dovetail_server.apis.logprobs import finite
+from dovetail_server.apis.score.schema import ScoreRequest, Scores
+from dovetail_server.schema.common import Usage
+from dovetail_server.schema.reports import choice_rid
+from dovetail_server.serving.choice import Choice
+from dovetail_server.serving.common import check_not_aborted, new_id, service_of, usage_of
+from dovetail_server.serving.generation import Generation
+from dovetail_server.serving.prompts import Prompt, Prompts
+
+if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
+    from dovetail_server.serving.context import ServingContext
+
+Part = str | Sequence[int]
+MAX_IDS = 1 << 24
+"""The query's tokens are repeated before each item."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreJob:
+    """A prepared request."""
+
+    request: ScoreRequest
+    model: str
+    generation: Generation
+
+
+def read_prompts(text: Processor, request: ScoreRequest) -> Prompts:
+    """Check and tokenize.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    check(request)
+    text.tasks.check("generate")
+    given, asked = request.items, request.query
+    if given is None or asked is None:
+        raise missing("query" if asked is None else "items")
+    items: list[Any] = [given] if isinstance(given, str) else list(given)
+    if isinstance(items[0], str) != isinstance(asked, str):
+        why = "query and items must both be text, or both token ids"
+        raise RequestError(why, param="items", code="invalid_value")
+    query = part_ids(asked, "query", text, is_first=not request.item_first)
+    if len(query) * len(items) > MAX_IDS:
+        why = f"query has {len(query)} tokens and stands before each of {len(items)} items; together at most {MAX_IDS}"
+        raise RequestError(f"{why} are allowed: send several requests", param="items", code="invalid_value")
+    return Prompts(prompts=[prompt_of(request, query, item, f"items[{at}]", text) for at, item in enumerate(items)])
+
+
+def check(request: ScoreRequest) -> None:
+    """Refuse fields that do not fit together.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    for name in ("text_1", "text_2"):
+        if getattr(request, name) is not None:
+            why = f"{name} does not go with query, items and label_token_ids; give either"
+            raise RequestError(why, param=name, code="invalid_value")
+    if request.label_token_ids is None:
+        raise missing("label_token_ids")
+    if request.temperature is not None and not request.apply_softmax:
+        raise RequestError("temperature needs apply_softmax: true", param="temperature", code="invalid_value")
+
+
+def missing(name: str) -> RequestError:
+    """Refuse a body that is neither of both."""
+    why = f"{name} is missing: give text_1 and text_2, or query, items and label_token_ids"
+    return RequestError(why, param=name, code="missing_required_parameter")
+
+
+def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prompts | None = None) -> ScoreJob:
+    """Check and tokenize; CPU work, called in a worker thread.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema.
+        model: The name that the reply carries.
+        made: By `read_prompts`, where that has been done; the request is then without its texts.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    check(request)
+    text = state.text
+    text.tasks.check("generate")
+    prompts = (made or read_prompts(text, request)).prompts
+    labels = read_labels(request, len(prompts), text)
+    rid, service = new_id("score-"), service_of(request)
+    choices = []
+    for at, prompt in enumerate(prompts):
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=tuple(labels[at])
+        )
+        name = choice_rid(rid, at, len(prompts))
+        submit = Submit(rid=name, prompt_ids=prompt.ids, params=params, **service)
+        choices.append(Choice(index=at, prompt_index=at, submit=submit, output=OutputStream(text.tokenizer)))
+    return ScoreJob(request=request, model=model, generation=Generation(state=state, request_id=rid, choices=choices))
+
+
+def read_labels(request: ScoreRequest, count: int, text: Processor) -> list[list[int]]:
+    """Return the labels of each item.
+
+    Raises:
+        RequestError: Lists that are not one per item, or an id outside the vocabulary.
+    """
+    given: list[Any] = list(request.label_token_ids or [])
+    rows = [given] * count if isinstance(given[0], int) else given
+    if len(rows) != count:
+        why = f"label_token_ids has {len(rows)} lists, but there are {count} items"
+        raise RequestError(why, param="label_token_ids", code="invalid_value")
+    for row in rows:
+        check_token_ids(row, text.limits.vocab_size, "label_token_ids")
+    return rows
+
+
+def part_ids(part: Part, name: str, text: Processor, *, is_first: bool) -> list[int]:
+    """Return the ids of a part; what stands first has the tokenizer's special tokens.
+
+    Raises:
+        RequestError: It is too big to look at, or an id is outside the vocabulary.
+    """
+    if isinstance(part, str):
+        return text.encode(part, name, add_special_tokens=is_first)
+    check_token_ids(part, text.limits.vocab_size, name)
+    return list(part)
+
+
+def prompt_of(request: ScoreRequest, query: list[int], item: Part, param: str, text: Processor) -> Prompt:
+    """Return an item's prompt.
+
+    Raises:
+        RequestError: Nothing is in it, it does not fit the context, or see `part_ids`.
+    """
+    own = part_ids(item, param, text, is_first=bool(request.item_first))
+    ids = own + query if request.item_first else query + own
+    if not ids:
+        raise RequestError(f"query and {param} are empty", param=param, code="invalid_value")
+    if len(ids) >= text.limits.context_len:
+        raise errors.prompt_too_long(len(ids), text.limits.context_len, param)
+    return Prompt(ids)
+
+
+async def last_rows(generation: Generation) -> dict[int, TokenLogprob]:
+    """Run all choices; return the log probabilities of each one's last token, by its number."""
+    rows: dict[int, TokenLogprob] = {}
+    async for steps in generation.steps(whole=True):
+        for step in steps:
+            if step.is_last:
+                check_not_aborted(step.choice)
+            for row in step.logprobs:
+                rows[step.choice.index] = row
+    return rows
+
+
+async def reply(job: ScoreJob) -> bytes:
+    """Run and return the scores."""
+    rows = await last_rows(job.generation)
+    return await job.generation.finished(lambda: full_reply(job, rows))
+
+
+def full_reply(job: ScoreJob, rows: Mapping[int, TokenLogprob]) -> bytes:
+    """Build the reply; CPU work."""
+    found = [[item.logprob for item in rows[choice.index].named] for choice in job.generation.choices]
+    request, usage = job.request, usage_of(job.generation.choices)
+    scores = [softmax(row, request.temperature or 1.0) for row in found] if request.apply_softmax else None
+    return msgspec.json.encode(
+        Scores(
+            scores=scores if scores is not None else [[math.exp(value) for value in row] for row in found],
+            token_logprobs=[[finite(value) for value in row] for row in found]
+            if request.return_token_logprobs
+            else msgspec.UNSET,
+            model=job.model,
+            usage=Usage.of(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens, 0),
+        )
+    )
+
+
+def softmax(row: Sequence[float], temperature: float) -> list[float]:
+    """Return weights that add up to 1; labels that cannot follow get 0."""
+    best = max(row)
+    if best == -math.inf:
+        return [1 / len(row)] * len(row)
+    weights = [math.exp((value - best) / temperature) for value in row]
+    total = sum(weights)
+    return [weight / total for weight in weights]

@@ -1,1 +1,0 @@
-"""The native API: `/generate` and the tokenizer endpoints."""

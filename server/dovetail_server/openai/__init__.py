@@ -1,1 +1,0 @@
-"""OpenAI's API: requests as pydantic models with every field bounded, replies as msgspec structs."""

@@ -1,0 +1,278 @@
+"""Fields that chat and completion requests share, and the parts their replies share.
+
+Limits here are outer bounds that keep a request finite; what the model can do (context, vocabulary) is checked when the
+request is prepared.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from dovetail.processing.bounds import (
+    BOUNDS,
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORDS,
+    MAX_NAMED_IDS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOKENS,
+    POSITIVE,
+)
+from dovetail.processing.refusals import wrong
+from dovetail_server.peers.fields import means_nothing
+from dovetail_server.schema.early import EarlyModel
+
+MAX_TEXT = 1 << 26
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Name = Annotated[str, Field(max_length=512)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+MAX_PROMPT_IDS = 1 << 24
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_IDS)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Bias = Annotated[float, Field(ge=-1e9, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Top = Annotated[
+    int,
+    Field(ge=-1, le=MAX_TOKEN_ID, description="Up to --max-logprobs, 20 by default; -1 for all where that is -1."),
+]
+
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
+FreeForm = Annotated[dict[str, Any], Field(max_length=1024)]
+Rid = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+
+
+def _known_ids(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Let a plain list of good ids pass: one of 2,000 takes pydantic 1.7 ms among the forms that a prompt may have."""
+    is_ids = type(value) is list and 0 < len(value) <= MAX_PROMPT_IDS and set(map(type, value)) == {int}
+    return value if is_ids and min(value) >= 0 and max(value) <= MAX_TOKEN_ID else handler(value)
+
+
+PASS_KNOWN_IDS = WrapValidator(_known_ids)
+"""For fields of several forms of which `TokenIds` is one."""
+
+
+class RequestModel(EarlyModel):
+    """Base of request bodies: JSON types are not converted, unknown fields are errors, numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def sift_unknown(cls, data: Any) -> Any:
+        """Drop fields that ask for nothing, which some clients send, and of other unknown ones all but the first."""
+        if not isinstance(data, dict) or cls.model_config.get("extra") != "forbid":
+            return data
+        known = _field_names(cls)
+        if data.keys() <= known:
+            return data
+        unknown = next((k for k, v in data.items() if k not in known and not means_nothing(k, v)), None)
+        return {k: v for k, v in data.items() if k in known or k == unknown}
+
+
+@cache
+def _field_names(model: type[RequestModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+def same_field(request: Any, name: str, alias: str) -> Any:
+    """Return the value of a field with two names, of which some requests have the first only.
+
+    Raises:
+        RequestError: Both are given and differ.
+    """
+    first, second = getattr(request, name), getattr(request, alias, None)
+    if first is not None and second is not None and first != second:
+        raise wrong(f"{name} and {alias} are one setting and differ; give one", alias)
+    return first if first is not None else second
+
+
+class StreamOptions(RequestModel):
+    """What a stream carries besides deltas."""
+
+    include_usage: bool | None = Field(None, description="End with a chunk that holds the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Put the usage so far into every chunk.")
+    include_obfuscation: bool | None = Field(None, description="Accepted; no padding is ever added.")
+
+
+def _within(name: str) -> Any:
+    """Return the bounds of a number as pydantic takes them."""
+    least, most = BOUNDS[name]
+    return Field(gt=least, le=most) if name in POSITIVE else Field(ge=least, le=most)
+
+
+class SamplingFields(RequestModel):
+    """How to choose tokens and when to stop. What is left out comes from the model's generation_config.json."""
+
+    temperature: Annotated[float, _within("temperature")] | None = Field(
+        None, description="0 takes the most likely token."
+    )
+    top_p: Annotated[float, _within("top_p")] | None = Field(
+        None, description="Nucleus; 0 takes the most likely token."
+    )
+    top_k: Annotated[int, _within("top_k")] | None = Field(None, description="-1 and 0 switch it off.")
+    min_p: Annotated[float, _within("min_p")] | None = None
+    frequency_penalty: Annotated[float, _within("frequency_penalty")] | None = None
+    presence_penalty: Annotated[float, _within("presence_penalty")] | None = None
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = Field(None, description="No stop before so many tokens.")
+    n: int | None = Field(None, ge=1, le=128)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
+    stop_regex: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
+        None, description="Regular expressions that end the reply as stop strings do."
+    )
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = Field(None, description="Accepted; text is joined as decoded.")
+    no_stop_trim: bool | None = Field(None, description="Keep the matched stop string in the text.")
+    include_stop_str_in_output: bool | None = Field(None, description="Another name of `no_stop_trim`.")
+    logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
+    seed: Annotated[int, _within("seed")] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = Field(
+        None, description="Nothing else is said, no end of the reply either."
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = Field(
+        None, description="Never said, at the beginning of a word or within one."
+    )
+    logits_processors: Annotated[dict[Name, FreeForm], Field(max_length=16)] | None = Field(
+        None,
+        description="Logits processors that change what may be said next, by name, with what each takes: "
+        '`{"no-repeat-ngram": {"size": 3}}`. Those that `--logits-processors` names are served.',
+    )
+    prompt_logprobs: Top | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def keeps_stop(self) -> bool:
+        """The matched stop string stays in the text."""
+        return bool(same_field(self, "no_stop_trim", "include_stop_str_in_output"))
+
+
+class PromptFields(RequestModel):
+    """How a prompt is cut, and how its tokens and those of the reply are named."""
+
+    logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_NAMED_IDS)] | None = Field(
+        None, description="Tokens whose log probabilities stand behind the most likely ones; needs `logprobs`."
+    )
+    return_tokens_as_token_ids: bool | None = Field(None, description="Log probabilities name tokens `token_id:17`.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of the prompt; -1 keeps what the context holds."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Where to cut; left if not given.")
+
+
+class ServiceFields(RequestModel):
+    """How to serve the request, none of which changes its output."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(
+        None,
+        ge=-(1 << 31),
+        le=(1 << 31) - 1,
+        description="Higher goes first; at the lowest, only while nothing else runs.",
+    )
+    cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
+    extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
+    rid: Rid | None = Field(None, description="Identifier to abort the request by.")
+    request_id: Rid | None = Field(None, description="Another name of `rid`.")
+    user: Name | None = None
+    metadata: Metadata | None = None
+    store: bool | None = Field(None, description="Keep the reply of a chat completion.")
+    service_tier: Annotated[str, Field(max_length=32)] | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
+    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are cached by themselves.")
+    safety_identifier: Name | None = None
+    prediction: FreeForm | None = None
+
+
+class GrammarFields(RequestModel):
+    """Structured output: at most one of these. What they mean is read by `dovetail.grammar.spec.fields`."""
+
+    response_format: FreeForm | None = None
+    regex: Text | None = None
+    ebnf: Text | None = None
+    json_schema: Text | FreeForm | None = None
+    structural_tag: Text | FreeForm | None = None
+    structured_outputs: FreeForm | None = None
+    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
+
+
+class ToolEnforcement(msgspec.Struct, frozen=True, kw_only=True):
+    """As `StructuredOutput`, for the arguments of one tool; `valid` is null where it was not called."""
+
+    name: str
+    enforcement: Literal["full", "approximate", "validate_only"]
+    ignored: list[str]
+    valid: bool | None
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a request's grammar.
+
+    `full`: every token conforms. `approximate`: all but `ignored` was enforced. `validate_only`: any JSON could come.
+    Where enforcement was not full, `valid` is the verdict on the finished text; null where it was cut off. `tools` says
+    the same of each tool that could be called.
+    """
+
+    backend: str
+    enforcement: Literal["full", "approximate", "validate_only"]
+    ignored: list[str]
+    valid: bool | None
+    tools: list[ToolEnforcement] | msgspec.UnsetType = msgspec.UNSET
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Part of `usage`."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Part of `usage`."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request, all choices together; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+    reasoning_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int, reasoning: int) -> Usage:
+        """Build it from four counts."""
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning),
+            reasoning_tokens=reasoning,
+        )
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A candidate for a prompt position, keyed by token id. `rank` is known among the most likely only."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]

@@ -1,0 +1,35 @@
+"""What replies of all APIs say of a grammar, and what choices are called."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from dovetail.contracts.replies import ChoiceView
+from dovetail_server.schema.common import StructuredOutput
+
+PARAMETERS = "function/parameters"
+"""Where the chat API has the schema of a tool, in the tool."""
+_IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
+
+
+def choice_rid(rid: str, index: int, num_choices: int) -> str:
+    """Return the engine's identifier of a choice; the request's own where it is the only one."""
+    return rid if num_choices == 1 else f"{rid}#{index}"
+
+
+def report_field(choice: ChoiceView, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:
+    """Return what a full reply says of a choice's grammar; nothing where it has none.
+
+    Args:
+        choice: It.
+        parameters: Where the schema of a tool stands in the tool, as the request wrote it: places point into that.
+    """
+    made = choice.structured_output
+    if made is None:
+        return msgspec.UNSET
+    if parameters != PARAMETERS:
+        for part in (made, *made.get("tools", ())):
+            part["ignored"] = [_IN_TOOL.sub(rf"\g<1>{parameters}", place) for place in part["ignored"]]
+    return StructuredOutput(**made)
