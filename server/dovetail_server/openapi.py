@@ -1,7 +1,7 @@
 """JSON routes whose bodies and replies stand in the OpenAPI document, though FastAPI parses neither.
 
 FastAPI would decode bodies leniently and serialise replies slowly; `json_route` registers the schemas and leaves the
-work to `bodies/` and msgspec.
+work to `reading/` and msgspec.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ _bodies: dict[str, type[BaseModel]] = {}
 _replies: dict[str, type[msgspec.Struct]] = {}
 
 
+def component(model: type) -> str:
+    """Return the name of a schema in the document: a package's own bear its module's, so that none replaces another."""
+    return _prefix(model) + model.__name__
+
+
+def _prefix(model: type) -> str:
+    return "" if model.__module__.startswith("dovetail_server.") else f"{model.__module__}."
+
+
 def failures(error: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """Return `responses` for all errors of a route, whose body is `error`."""
-    _replies[error.__name__] = error
-    schema = {"$ref": REF + error.__name__}
+    _replies[component(error)] = error
+    schema = {"$ref": REF + component(error)}
     failure = {"description": "Error", "content": {"application/json": {"schema": schema}}}
     return {"4XX": failure, "5XX": failure}
 
@@ -73,18 +82,18 @@ def json_route(
     content: dict[str, Any] = {"application/json": {}}
     for kind, model in (("application/json", body), ("multipart/form-data", form)):
         if model is not None:
-            _bodies[model.__name__] = model
-            schema = {"schema": {"$ref": REF + model.__name__}}
+            _bodies[component(model)] = model
+            schema = {"schema": {"$ref": REF + component(model)}}
             extra["requestBody"] = {"required": True, "content": {kind: schema}}
     if reply is not None:
-        _replies[reply.__name__] = reply
-        one = {"$ref": REF + reply.__name__}
+        _replies[component(reply)] = reply
+        one = {"$ref": REF + component(reply)}
         forms: list[dict[str, Any]] = [one]
         if may_list:
             forms.append({"type": "array", "items": one})
         if other_reply is not None:
-            _replies[other_reply.__name__] = other_reply
-            forms.append({"$ref": REF + other_reply.__name__})
+            _replies[component(other_reply)] = other_reply
+            forms.append({"$ref": REF + component(other_reply)})
         content["application/json"] = {"schema": one if len(forms) == 1 else {"anyOf": forms}}
     if streams or follows:
         content["text/event-stream"] = {}
@@ -118,11 +127,16 @@ def complete(document: dict[str, Any], *, model: str, needs_key: bool, unlocked:
     """
     components: dict[str, Any] = document.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
-    inputs: list[tuple[type[BaseModel], Any]] = [(body, "validation") for body in _bodies.values()]
-    _, definitions = models_json_schema(inputs, ref_template=REF + "{model}")
-    schemas |= definitions["$defs"]
-    _, found = msgspec.json.schema_components(_replies.values(), ref_template=REF + "{name}")
-    schemas |= found
+    for prefix in dict.fromkeys(map(_prefix, _bodies.values())):
+        inputs: list[tuple[type[BaseModel], Any]] = [
+            (body, "validation") for body in _bodies.values() if _prefix(body) == prefix
+        ]
+        _, definitions = models_json_schema(inputs, ref_template=f"{REF}{prefix}{{model}}")
+        schemas |= {prefix + name: schema for name, schema in definitions["$defs"].items()}
+    for prefix in dict.fromkeys(map(_prefix, _replies.values())):
+        replies = [reply for reply in _replies.values() if _prefix(reply) == prefix]
+        _, found = msgspec.json.schema_components(replies, ref_template=f"{REF}{prefix}{{name}}")
+        schemas |= {prefix + name: schema for name, schema in found.items()}
     add_examples(document, model)
     if needs_key:
         components["securitySchemes"] = {

@@ -368,6 +368,21 @@ def test_a_stream_that_cannot_go_on_ends_with_the_error(scripted: Harness, monke
     assert scripted.state.num_live == 0
 
 
+def test_no_schema_replaces_another(scripted: Harness) -> None:
+    """Both APIs call something `Message`: in the OpenAPI document each refers to its own."""
+    document = scripted.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+
+    def at(reference: dict[str, str]) -> dict[str, Any]:
+        properties: dict[str, Any] = schemas[reference["$ref"].removeprefix("#/components/schemas/")]["properties"]
+        return properties
+
+    sent = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    read = document["paths"]["/api/chat"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert "tool_call_id" in at(at(sent)["messages"]["items"])
+    assert at(at(read)["message"]).keys() == {"role", "content", "thinking", "tool_calls"}
+
+
 def test_arguments_that_are_cut_are_content(scripted: Harness) -> None:
     """What is no object cannot be `arguments`; it is not lost."""
     scripted.text = '<tool_call>\n{"name": "f", "arguments": {"city": "Par'
