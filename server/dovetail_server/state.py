@@ -149,6 +149,7 @@ async def get_ready_state(request: Request) -> ServerState:
 
 async def get_free_state(request: Request) -> ServerState:
     """FastAPI dependency: as `get_ready_state`, and there is room for a request."""
-    state = await get_ready_state(request)
+    state: ServerState = request.app.state.server
+    state.check_ready()
     state.check_room()
     return state

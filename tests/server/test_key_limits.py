@@ -441,23 +441,17 @@ def test_time_that_a_client_gives_is_up(make_harness: Callable[..., Harness]) ->
 def test_no_salt_reaches_another_keys_prefixes() -> None:
     """With `--isolate-prefix-cache key` a request's salt begins with whose it is, whatever the request says."""
 
-    class Asked:
-        priority, extra_key = 0, None
-
-        def __init__(self, salt: str | None) -> None:
-            self.cache_salt = salt
-
     alone, shared = Keys([], isolates=True), Keys([])
     salts = {}
     for keys in (alone, shared):
         for owner in ("", owner_name(ALICE)):
-            for salt in (None, "x", f"{owner_name(ALICE)} x", f"{owner_name(ALICE)} "):
+            for salt in ("", "x", f"{owner_name(ALICE)} x", f"{owner_name(ALICE)} "):
                 task = copy_context()  # a caller that stayed set would be every later test's
                 task.run(CALLER.set, keys.caller(owner))
-                salts[keys is alone, owner, salt] = task.run(service_of, Asked(salt))["cache_salt"]
+                salts[keys is alone, owner, salt] = task.run(service_of, 0, salt)["cache_salt"]
     isolated = [salt for (is_alone, _, _), salt in salts.items() if is_alone]
     assert len(set(isolated)) == len(isolated) == 8
-    assert salts[False, "", None] == salts[False, owner_name(ALICE), None] == ""
+    assert salts[False, "", ""] == salts[False, owner_name(ALICE), ""] == ""
 
 
 def test_a_range_has_the_priority_of_who_asks_for_none() -> None:

@@ -6,10 +6,21 @@ from typing import Any
 
 from dovetail.contracts.requests import Cut, JsonObject, Sampling
 from dovetail.grammar.spec.fields import NAMES
-from dovetail.processing.refusals import unsupported
-from dovetail_server.schema.common import same_field
+from dovetail.processing.refusals import unsupported, wrong
 
 SAMPLED = tuple(name for name in Sampling.__struct_fields__ if name != "keeps_stop")
+
+
+def same_field(request: Any, name: str, alias: str) -> Any:
+    """Return the value of a field with two names, of which some requests have the first only.
+
+    Raises:
+        RequestError: Both are given and differ.
+    """
+    first, second = getattr(request, name), getattr(request, alias, None)
+    if first is not None and second is not None and first != second:
+        raise wrong(f"{name} and {alias} are one setting and differ; give one", alias)
+    return first if first is not None else second
 
 
 def sampling_of(body: Any) -> Sampling:
@@ -20,7 +31,7 @@ def sampling_of(body: Any) -> Sampling:
     """
     given = body.__dict__
     values = {name: value for name in SAMPLED if (value := given[name]) is not None}
-    return Sampling(keeps_stop=body.keeps_stop, **values)
+    return Sampling(keeps_stop=bool(same_field(body, "no_stop_trim", "include_stop_str_in_output")), **values)
 
 
 def grammar_of(body: Any) -> JsonObject:

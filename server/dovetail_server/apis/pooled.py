@@ -9,11 +9,10 @@ from dovetail.errors import RequestError
 from dovetail.messages import Pool, SamplingParams, Submit
 from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream
-from dovetail_server.schema.common import same_field
+from dovetail_server.apis.fields import same_field
 from dovetail_server.schema.pooled import PooledFields
-from dovetail_server.schema.reports import choice_rid
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.common import check_not_aborted, new_id, service_of
+from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prompts import Prompt, empty, read_one
 
@@ -48,7 +47,7 @@ def generation_of(
     """
     state.check_choices(len(prompts), what, f"the number of prompts of {what}")
     rid = same_field(request, "rid", "request_id") or new_id(f"{prefix}-")
-    service = service_of(request)
+    service = service_of(request.priority or 0, request.cache_salt or "")
     choices = [
         Choice(
             index=at,

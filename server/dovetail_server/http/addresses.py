@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dovetail_server.http.served import DEPLOYMENT
-
+DEPLOYMENT: ContextVar[str | None] = ContextVar("dovetail_deployment", default=None)
+"""The model that a request's address names, as Azure's do; None for other addresses."""
 ASKED = "dovetail.asked"
 """In the scope: the path that named a deployment; a gateway sends a worker this one."""
 SLASHES = re.compile("/{2,}")

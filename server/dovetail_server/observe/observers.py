@@ -193,6 +193,8 @@ class Observers:
 
     def __init__(self) -> None:
         self.requests: list[ObserverHandle] = []
+        self.want_http_starts = False
+        """Whether any of them is told when an HTTP request begins."""
         self.loggers: list[ObserverHandle] = []
         self.cache: list[ObserverHandle] = []
         self.removed: list[str] = []
@@ -209,6 +211,7 @@ class Observers:
             PluginError: It is something else, or a method is `async def`.
         """
         self.requests = [*self.requests, *self._watched(label, value, RequestObserver, REQUEST_METHODS)]
+        self.want_http_starts = any(watched.wants("http_started") for watched in self.requests)
 
     def add_loggers(self, label: str, value: Any) -> None:
         """Take what `dovetail_stat_loggers` returned: a logger, or several.
@@ -235,11 +238,6 @@ class Observers:
         """Tell every cache observer that an engine begins with an empty cache."""
         for watched in self.cache:
             watched.tell("cache_cleared", num_restarts)
-
-    @property
-    def want_http_starts(self) -> bool:
-        """Whether any of them is told when an HTTP request begins."""
-        return any(watched.wants("http_started") for watched in self.requests)
 
     def http_started(self, request: HttpStart) -> None:
         """Tell every observer that an HTTP request begins."""

@@ -31,12 +31,13 @@ from dovetail_server.gateway.places import Places
 from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.streams import STILL
 from dovetail_server.hooks import ApiHooks
+from dovetail_server.http.addresses import DEPLOYMENT
 from dovetail_server.http.auth import Keys
 from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, PATH
-from dovetail_server.http.served import DEPLOYMENT, check_deployment
 from dovetail_server.ray.call import Call, Head
 from dovetail_server.routes.health import answer
 from dovetail_server.schema.models import DEFAULT_MODEL
+from dovetail_server.serving.served import check_deployment
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant
 

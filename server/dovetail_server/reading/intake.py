@@ -41,9 +41,9 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
     raw = await raw_body(http)
     if not state.bodies.takes(len(raw)):
         requests = await _read(raw, route)
-        state.check_ready()
 
         def work() -> Job:
+            state.check_ready()
             return make_job(state, route, requests)
 
         with suppress(InlineCostError):

@@ -13,8 +13,8 @@ from dovetail.contracts.requests import Request
 from dovetail.errors import RequestError
 from dovetail_server.apis.generate.schema import ANY_MODEL
 from dovetail_server.errors import from_validation, shortened
-from dovetail_server.http.served import served_name
 from dovetail_server.reading.density import MAX_OBJECTS, check_density
+from dovetail_server.serving.served import served_name
 
 M = TypeVar("M", bound=BaseModel)
 SCHEMAS = frozenset(("schema", "json_schema", "parameters", "input_schema", "json", "guided_json"))

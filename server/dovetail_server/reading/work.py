@@ -16,11 +16,11 @@ from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.apis.responses.job import ReadItems
 from dovetail_server.apis.responses.references import Answer
-from dovetail_server.http.served import served_name
 from dovetail_server.reading.parse import check_name, decoded, validated
 from dovetail_server.reading.tasks import TASKS, Call, RawTask
 from dovetail_server.reading.wire import Job, Outcome, Question, Refusal, too_costly
 from dovetail_server.schema.batches import decode_line
+from dovetail_server.serving.served import served_name
 
 Asking = Callable[[Question], Answer]
 TOKENIZER = Tokenizer.__module__

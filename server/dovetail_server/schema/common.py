@@ -24,7 +24,6 @@ from dovetail.processing.bounds import (
     MAX_TOKENS,
     POSITIVE,
 )
-from dovetail.processing.refusals import wrong
 from dovetail_server.peers.fields import means_nothing
 from dovetail_server.schema.early import EarlyModel
 
@@ -79,18 +78,6 @@ class RequestModel(EarlyModel):
 @cache
 def _field_names(model: type[RequestModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
-
-
-def same_field(request: Any, name: str, alias: str) -> Any:
-    """Return the value of a field with two names, of which some requests have the first only.
-
-    Raises:
-        RequestError: Both are given and differ.
-    """
-    first, second = getattr(request, name), getattr(request, alias, None)
-    if first is not None and second is not None and first != second:
-        raise wrong(f"{name} and {alias} are one setting and differ; give one", alias)
-    return first if first is not None else second
 
 
 class StreamOptions(RequestModel):
@@ -149,11 +136,6 @@ class SamplingFields(RequestModel):
     )
     prompt_logprobs: Top | None = None
     return_token_ids: bool | None = None
-
-    @property
-    def keeps_stop(self) -> bool:
-        """The matched stop string stays in the text."""
-        return bool(same_field(self, "no_stop_trim", "include_stop_str_in_output"))
 
 
 class PromptFields(RequestModel):

@@ -1,4 +1,4 @@
-"""What replies of all APIs say of a grammar, and what choices are called."""
+"""What replies of all APIs say of a grammar."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from dovetail_server.schema.common import StructuredOutput
 PARAMETERS = "function/parameters"
 """Where the chat API has the schema of a tool, in the tool."""
 _IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
-
-
-def choice_rid(rid: str, index: int, num_choices: int) -> str:
-    """Return the engine's identifier of a choice; the request's own where it is the only one."""
-    return rid if num_choices == 1 else f"{rid}#{index}"
 
 
 def report_field(choice: ChoiceView, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from dovetail.identity import token_hex
 from dovetail_server import errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.schema.common import Usage, same_field
+from dovetail_server.schema.common import Usage
 from dovetail_server.serving.choice import Choice
 
 
@@ -28,16 +28,21 @@ class Service(TypedDict):
     timeout_s: float | None
 
 
-def service_of(request: Any) -> Service:
-    """Return how the engine serves a request of the present caller's.
+def choice_rid(rid: str, index: int, num_choices: int) -> str:
+    """Return the engine's identifier of a choice; the request's own where it is the only one."""
+    return rid if num_choices == 1 else f"{rid}#{index}"
+
+
+def service_of(priority: int, salt: str) -> Service:
+    """Return how the engine serves a request of the present caller's that asks for a priority and has a cache salt.
 
     Raises:
         RequestError: Its priority is not the caller's to set.
     """
     caller, origin = CALLER.get(), ORIGIN.get()
     return {
-        "priority": caller.tenant.allowed(request.priority or 0),
-        "cache_salt": salted(same_field(request, "cache_salt", "extra_key") or ""),
+        "priority": caller.tenant.allowed(priority) if priority or caller.tenant.is_limited else 0,
+        "cache_salt": salted(salt),
         "owner": caller.owner,
         "weight": caller.tenant.grant.weight,
         "timeout_s": None if origin is None else origin.timeout_s,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
+from dovetail import __version__
 from dovetail.engine.client import EngineClient, TokenStream
 from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import EngineInfo
@@ -16,7 +17,7 @@ from dovetail_server import errors
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import CALLER, Keys
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.http.served import served_name
+from dovetail_server.serving.served import served_name
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant, share_of
 
@@ -88,11 +89,14 @@ class ServingContext:
         """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
         self.cut_off: Callable[[Scope], None] = lambda scope: None
         """Closes the connection of a request at once, whatever it has not taken yet; set by the HTTP server."""
+        self.fingerprint = ""
+        """Changes when replies to one seed may change."""
         self._text: Processor | None = None
 
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
         self._text = text
+        self.fingerprint = f"fp_dovetail_{__version__.replace('.', '_')}_{self.info.dtype}"
 
     @property
     def info(self) -> EngineInfo:
@@ -115,13 +119,6 @@ class ServingContext:
     def served_names(self) -> list[str]:
         """Names that requests may ask for, the first of which replies carry."""
         return self.settings.served_model_name or [self.settings.model_path or "model"]
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes when replies to one seed may change."""
-        from dovetail import __version__
-
-        return f"fp_dovetail_{__version__.replace('.', '_')}_{self.info.dtype}"
 
     @property
     def max_live(self) -> int:
@@ -181,13 +178,14 @@ class ServingContext:
             ServiceError: 429, the queue is full, or the caller's key has come to its limits.
         """
         tenant, origin = CALLER.get().tenant, ORIGIN.get()
-        tenant.check(num_requests, num_tokens, is_paced=origin is None or not origin.batch_id)
-        share = share_of(tenant, self.live_tenants)
-        if self.num_live + num_requests > self.max_live and tenant.num_live + num_requests > share * self.max_live:
-            raise errors.queue_full(self.max_live)
-        most = self.max_live_tokens
-        is_full = self.num_live_tokens + num_tokens > most and tenant.num_live_tokens + num_tokens > share * most
-        if is_full and tenant.num_live:
+        if tenant.is_limited:
+            tenant.check(num_requests, num_tokens, is_paced=origin is None or not origin.batch_id)
+        most = self.max_live
+        is_full = self.num_live + num_requests > most
+        if is_full and tenant.num_live + num_requests > share_of(tenant, self.live_tenants) * most:
+            raise errors.queue_full(most)
+        is_full = tenant.num_live > 0 and self.num_live_tokens + num_tokens > (most := self.max_live_tokens)
+        if is_full and tenant.num_live_tokens + num_tokens > share_of(tenant, self.live_tenants) * most:
             raise errors.queue_full_tokens(most)
 
     def admit(self, rids: Sequence[str], num_tokens: int = 0) -> list[Live]:

@@ -292,23 +292,23 @@ class Generation:
         return {name: value for name, value in given.items() if value is not None}
 
     def _tell_start(self) -> None:
-        if self.state.hooks.observers:
-            self.timer = TokenTimer(self.state.hooks.observers, self.request_id, self.number, self.began)
+        observers = self.state.hooks.observers
+        if observers.requests:
             origin = ORIGIN.get()
-            self.state.hooks.observers.started(
-                RequestStart(
-                    request_id=self.request_id,
-                    number=self.number,
-                    num_choices=len(self.choices),
-                    num_prompt_tokens=self._num_prompt(),
-                    at=time.time() - (time.perf_counter() - self.began),
-                    http=0 if origin is None else origin.http,
-                    batch_id="" if origin is None else origin.batch_id,
-                    operation=self.operation,
-                    model=self.state.served_names[0],
-                    params=self._params(),
-                )
+            began = RequestStart(
+                request_id=self.request_id,
+                number=self.number,
+                num_choices=len(self.choices),
+                num_prompt_tokens=self._num_prompt(),
+                at=time.time() - (time.perf_counter() - self.began),
+                http=0 if origin is None else origin.http,
+                batch_id="" if origin is None else origin.batch_id,
+                operation=self.operation,
+                model=self.state.served_names[0],
+                params=self._params(),
             )
+            self.timer = TokenTimer(observers, self.request_id, self.number, self.began)
+            observers.started(began)
         if self.state.settings.log_requests:
             values = {"prompt_tokens": self._num_prompt(), "choices": len(self.choices)}
             log_request(self.request_id, "%d prompt tokens, %d choices", values)

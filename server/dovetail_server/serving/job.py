@@ -11,15 +11,11 @@ from dovetail.contracts.replies import Reply, Writer
 from dovetail.contracts.requests import Request
 from dovetail.identity import time_ns
 from dovetail.processing.input import Preparation
-from dovetail_server.http.auth import CALLER
-from dovetail_server.http.origin import ORIGIN
-from dovetail_server.schema.reports import choice_rid
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.common import new_id, salted
+from dovetail_server.serving.common import choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Generation
 
 if TYPE_CHECKING:
-    from dovetail_server.serving.common import Service
     from dovetail_server.serving.context import ServingContext
 
 
@@ -65,13 +61,14 @@ def make_job(
         RequestError: The request cannot be served as it is.
     """
     first = requests[0]
-    model, reply_id = state.check_model(first.model), new_id(route.id_prefix)
+    model = state.check_model(first.model)
+    reply_id, created = new_id(route.id_prefix), time_ns() // 10**9
     generation = make_generation(state, requests, reply_id, route.id_prefix, is_rendered=is_rendered)
     is_kept = first.keeps is not None and state.settings.max_stored_responses > 0
     reply = Reply(
         id=generation.request_id if route.is_named_by_client and not is_kept else reply_id,
         model=model,
-        created=time_ns() // 10**9,
+        created=created,
         began=generation.began,
         fingerprint=state.fingerprint,
         requests=requests,
@@ -100,38 +97,46 @@ def make_generation(
     """
     state.check_choices(sum(len(request.prompts) * (request.candidates or request.n) for request in requests))
     choices: list[Choice] = []
-    preparation = Preparation(state.text, requests[0])
+    before: Preparation | None = None
     for at, request in enumerate(requests):
-        preparation = preparation.beside(request) if at else preparation
         rid = request.rid or (new_id(id_prefix) if at else reply_id)
-        add_choices(state, preparation, rid, choices, is_rendered=is_rendered)
+        before = add_choices(state, request, rid, choices, before, is_rendered=is_rendered)
     operation = "text_completion" if choices[0].prompt.tail is None else "chat"
     return Generation(state=state, request_id=requests[0].rid or reply_id, choices=choices, operation=operation)
 
 
 def add_choices(
-    state: ServingContext, preparation: Preparation, rid: str, choices: list[Choice], *, is_rendered: bool
-) -> None:
-    """Add what the engine runs for a request.
+    state: ServingContext,
+    request: Request,
+    rid: str,
+    choices: list[Choice],
+    before: Preparation | None,
+    *,
+    is_rendered: bool,
+) -> Preparation:
+    """Add what the engine runs for a request, and return its preparation, which that of the next begins with.
 
     Raises:
         RequestError: It cannot be served as it is.
     """
-    service = service_of(preparation.request)
-    request = preparation.request if is_rendered else preparation.rendered(keeps=not service["cache_salt"])
-    text, per_prompt = state.text, request.candidates or request.n
+    text = state.text
+    service = service_of(request.priority, request.cache_salt)
+    per_prompt = request.candidates or request.n
     has_one_call = request.tools is not None and not request.tools.parallel
     count = len(request.prompts) * per_prompt
+    names = [choice_rid(rid, at, count) for at in range(count)]
+    preparation = Preparation(text, request) if before is None else before.beside(request)
+    if not is_rendered:
+        request = preparation.rendered(keeps=not service["cache_salt"])
     first, first_prompt = len(choices), choices[-1].prompt_index + 1 if choices else 0
     for p, prompt in enumerate(preparation.prompts):
         prepared = preparation.ready(prompt)
         for k in range(per_prompt):
             at = len(choices)
-            name = choice_rid(rid, at - first, count)
             choices.append(
                 Choice(
                     index=at,
-                    submit=prepared.submit(name, prompt.ids, k, **service),
+                    submit=prepared.submit(names[at - first], prompt.ids, k, **service),
                     output=prepared.output(text, track_offsets=request.tracks_offsets),
                     request=request,
                     prompt=prompt,
@@ -141,19 +146,4 @@ def add_choices(
                     is_dropped=request.limit == 0,
                 )
             )
-
-
-def service_of(request: Request) -> Service:
-    """Return how the engine serves a request of the present caller's.
-
-    Raises:
-        RequestError: Its priority is not the caller's to set.
-    """
-    caller, origin = CALLER.get(), ORIGIN.get()
-    return {
-        "priority": caller.tenant.allowed(request.priority),
-        "cache_salt": salted(request.cache_salt),
-        "owner": caller.owner,
-        "weight": caller.tenant.grant.weight,
-        "timeout_s": None if origin is None else origin.timeout_s,
-    }
+    return preparation

@@ -110,6 +110,10 @@ class Tenant:
         """Engine requests submitted and not yet finished."""
         self.num_live_tokens = 0
         """Prompt tokens of these."""
+        self.is_limited = False
+        """Whether its grant has limits."""
+        self.has_rates = False
+        """Whether its replies tell it how much it has left."""
         self._input, self._output = Bucket(clock), Bucket(clock)
 
     @property
@@ -117,17 +121,13 @@ class Tenant:
         """The beginning of the owner's name, by which logs and metrics call a key; empty without a key."""
         return self.owner[:16]
 
-    @property
-    def has_rates(self) -> bool:
-        """Whether its replies tell it how much it has left."""
-        limits = self.grant.limits
-        return any((limits.requests, limits.input_tokens_per_minute, limits.output_tokens_per_minute))
-
     def take(self, grant: Grant) -> None:
         """Give it rights and limits, which hold from now on."""
-        self.grant = grant
-        self._input.set(grant.limits.input_tokens_per_minute)
-        self._output.set(grant.limits.output_tokens_per_minute)
+        self.grant, limits = grant, grant.limits
+        self.is_limited = limits != UNBOUNDED
+        self.has_rates = any((limits.requests, limits.input_tokens_per_minute, limits.output_tokens_per_minute))
+        self._input.set(limits.input_tokens_per_minute)
+        self._output.set(limits.output_tokens_per_minute)
 
     def check(self, num_requests: int = 1, num_tokens: int = 1, *, is_paced: bool = True) -> None:
         """Raise where a request goes beyond the key's limits.

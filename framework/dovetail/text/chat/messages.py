@@ -114,18 +114,3 @@ def _arguments(arguments: Any) -> Any:
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
-
-
-def template_switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `chat_template_kwargs` with what `reasoning_effort` stands for; explicit switches win.
-
-    Templates know thinking as `enable_thinking`, `thinking` or `reasoning_effort`: all are set; `none` turns it off.
-    """
-    given = dict(kwargs or {})
-    if reasoning_effort is None:
-        return given
-    thinks = reasoning_effort != "none"
-    switches: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
-    if thinks:
-        switches["reasoning_effort"] = reasoning_effort
-    return switches | given

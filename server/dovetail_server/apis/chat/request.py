@@ -9,7 +9,6 @@ from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis import fields
 from dovetail_server.apis.chat.schema import ChatRequest
-from dovetail_server.schema.common import same_field
 
 
 def read(body: ChatRequest) -> Request:
@@ -25,7 +24,7 @@ def read(body: ChatRequest) -> Request:
         model=body.model,
         n=body.n or 1,
         sampling=fields.sampling_of(body),
-        limit=same_field(body, "max_completion_tokens", "max_tokens"),
+        limit=fields.same_field(body, "max_completion_tokens", "max_tokens"),
         cut=fields.cut_of(body),
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -35,7 +34,7 @@ def read(body: ChatRequest) -> Request:
         grammar_backend=body.grammar_backend,
         effort=body.reasoning_effort,
         template_kwargs=template_kwargs(body),
-        thinking_budget=same_field(body, "thinking_budget", "thinking_token_budget"),
+        thinking_budget=fields.same_field(body, "thinking_budget", "thinking_token_budget"),
         separates_reasoning=body.separate_reasoning is not False,
         streams_reasoning=body.stream_reasoning is not False,
         keeps=body.metadata or {} if body.store else None,

@@ -9,8 +9,7 @@ from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported
 from dovetail_server.apis import fields
 from dovetail_server.apis.generate.schema import ANY_MODEL, GenerateParams, GenerateRequest
-from dovetail_server.schema.common import same_field
-from dovetail_server.schema.reports import choice_rid
+from dovetail_server.serving.common import choice_rid
 
 T = TypeVar("T")
 DEFAULT_MAX_TOKENS = 128
@@ -47,7 +46,7 @@ def read(body: GenerateRequest) -> list[Request]:
             named_ids=named[at],
             uses_defaults=False,
             priority=body.priority or 0,
-            cache_salt=same_field(body, "cache_salt", "extra_key") or "",
+            cache_salt=fields.same_field(body, "cache_salt", "extra_key") or "",
             names=names_of(f"{param}[{at}]" if count > 1 else param),
             reply={"is_batch": is_batch, "shows_text": bool(body.return_text_in_logprobs)},
             **shared[id(params[at])].values,
@@ -67,9 +66,9 @@ class Options:
         """
         if given.prompt_logprobs is not None:
             raise unsupported("sampling_params.prompt_logprobs", "send return_logprob and logprob_start_len")
-        limit = same_field(given, "max_new_tokens", "max_tokens")
-        seed = same_field(given, "sampling_seed", "seed")
-        min_tokens = same_field(given, "min_new_tokens", "min_tokens")
+        limit = fields.same_field(given, "max_new_tokens", "max_tokens")
+        seed = fields.same_field(given, "sampling_seed", "seed")
+        min_tokens = fields.same_field(given, "min_new_tokens", "min_tokens")
         sampling = fields.sampling_of(given.model_copy(update={"seed": seed, "min_tokens": min_tokens}))
         self.values: JsonObject = {
             "n": given.n or 1,

@@ -11,9 +11,9 @@ from dovetail.errors import RequestError
 from dovetail.identity import time_ns
 from dovetail.processing.refusals import wrong
 from dovetail_server import errors
+from dovetail_server.apis.fields import same_field
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.schema import ResponsesRequest, ResponseTool, TextFormat
-from dovetail_server.schema.common import same_field
 
 if TYPE_CHECKING:
     from dovetail.messages import SamplingParams

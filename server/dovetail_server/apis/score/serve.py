@@ -17,9 +17,8 @@ from dovetail_server import errors
 from dovetail_server.apis.logprobs import finite
 from dovetail_server.apis.score.schema import ScoreRequest, Scores
 from dovetail_server.schema.common import Usage
-from dovetail_server.schema.reports import choice_rid
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.common import check_not_aborted, new_id, service_of, usage_of
+from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of, usage_of
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prompts import Prompt, Prompts
 
@@ -102,7 +101,7 @@ def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prom
     text.tasks.check("generate")
     prompts = (made or read_prompts(text, request)).prompts
     labels = read_labels(request, len(prompts), text)
-    rid, service = new_id("score-"), service_of(request)
+    rid, service = new_id("score-"), service_of(request.priority or 0, request.cache_salt or "")
     choices = []
     for at, prompt in enumerate(prompts):
         params = SamplingParams(

@@ -10,8 +10,8 @@ from dovetail.contracts.requests import Chat
 from dovetail.errors import RequestError
 from dovetail.processing.prompts import chat_prompt
 from dovetail.processing.sampling import check_token_ids
+from dovetail_server.apis.fields import same_field
 from dovetail_server.apis.tokens.schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from dovetail_server.schema.common import same_field
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor

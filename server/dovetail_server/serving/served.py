@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 
 from dovetail_server import errors
+from dovetail_server.http.addresses import DEPLOYMENT
 from dovetail_server.schema.models import DEFAULT_MODEL
-
-DEPLOYMENT: ContextVar[str | None] = ContextVar("dovetail_deployment", default=None)
-"""The model that a request's address names, as Azure's do; None for other addresses."""
 
 
 def check_deployment(served: Sequence[str]) -> None:
