@@ -64,6 +64,8 @@ class Generation:
     """Set where a gateway keeps one."""
     tenant: Tenant = NOBODY.tenant
     """Whose it is, once it is admitted."""
+    num_prompt: int = 0
+    """Tokens of all prompts, once it is admitted."""
     is_expired: bool = False
     """The time that its client gave it is over."""
 
@@ -79,7 +81,8 @@ class Generation:
             ServiceError: The queue is full.
             EngineDeadError: The engine died.
         """
-        admitted = self.state.admit([choice.submit.rid for choice in self.choices], self._num_prompt())
+        self.num_prompt = sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
+        admitted = self.state.admit([choice.submit.rid for choice in self.choices], self.num_prompt)
         self.tenant = admitted[0].tenant
         self._follow_journal()
         timer = self._limit_time(admitted)
@@ -270,7 +273,7 @@ class Generation:
                 RequestEnd(
                     request_id=self.request_id,
                     number=self.number,
-                    num_prompt_tokens=self._num_prompt(),
+                    num_prompt_tokens=self.num_prompt,
                     num_completion_tokens=sum(choice.num_completion for choice in self.choices),
                     finish_reasons=tuple(choice.finish_reason for choice in self.choices),
                     seconds=now - self.began,
@@ -283,13 +286,9 @@ class Generation:
                 )
             )
 
-    def _num_prompt(self) -> int:
-        return sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
-
     def _params(self) -> dict[str, float | int]:
         params = self.choices[0].submit.params
-        given = {name: getattr(params, name) for name in PARAMS}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name in PARAMS if (value := getattr(params, name)) is not None}
 
     def _tell_start(self) -> None:
         observers = self.state.hooks.observers
@@ -299,7 +298,7 @@ class Generation:
                 request_id=self.request_id,
                 number=self.number,
                 num_choices=len(self.choices),
-                num_prompt_tokens=self._num_prompt(),
+                num_prompt_tokens=self.num_prompt,
                 at=time.time() - (time.perf_counter() - self.began),
                 http=0 if origin is None else origin.http,
                 batch_id="" if origin is None else origin.batch_id,
@@ -310,7 +309,7 @@ class Generation:
             self.timer = TokenTimer(observers, self.request_id, self.number, self.began)
             observers.started(began)
         if self.state.settings.log_requests:
-            values = {"prompt_tokens": self._num_prompt(), "choices": len(self.choices)}
+            values = {"prompt_tokens": self.num_prompt, "choices": len(self.choices)}
             log_request(self.request_id, "%d prompt tokens, %d choices", values)
 
     def _log_end(self) -> None:

@@ -90,8 +90,9 @@ class RenderBudget(threading.local):
             if left < 0:
                 raise TemplateLimitError(f"the chat template ran longer than {self.limits.seconds:g} s")
             self._clock = time.perf_counter() + left
-        if chars:
-            self._count(chars)
+        self._printed += chars
+        if self._printed > self.limits.chars:
+            self.size(self._printed)
 
     def passed(self, value: Any) -> Any:
         """Check the time behind an expression, and return its value."""
@@ -136,12 +137,8 @@ class RenderBudget(threading.local):
 
     def printed(self, value: Any) -> Any:
         """Count a value that is about to be printed, and return it."""
-        self.tick(self.weigh(value))
+        self.tick(len(value) if type(value) is str else self.weigh(value))
         return value
-
-    def _count(self, chars: int) -> None:
-        self._printed += chars
-        self.size(self._printed)
 
     def size(self, chars: int) -> None:
         """Check the size of something about to be built."""
@@ -162,8 +159,12 @@ class RenderBudget(threading.local):
     def check(self, value: Any) -> Any:
         """Check something just built, and return it."""
         self.tick()
-        if isinstance(value, (str, bytes, *_CONTAINERS)):
-            self.size(self.weigh(value))
+        if isinstance(value, (str, bytes)):
+            if len(value) > self.limits.chars:
+                self.size(len(value))
+        elif isinstance(value, _CONTAINERS):
+            if (weight := self.weigh(value)) > self.limits.chars:
+                self.size(weight)
         elif isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise TemplateLimitError(f"the chat template computes with numbers of more than {MAX_BITS} bits")
         return value
@@ -183,10 +184,17 @@ class RenderBudget(threading.local):
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
-        self.count(len(value))
+        if len(value) > self.limits.items:
+            self.count(len(value))
         items: Iterable[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        weight = 2 + sum(2 + self._weigh_item(item) for item in items)
-        if len(value) > _FEW or any(isinstance(item, _CONTAINERS) for item in items):
+        weight, nests = 2, False
+        for item in items:  # most are texts: a call for each is what a render mostly consists of
+            if isinstance(item, (str, bytes)):
+                weight += 2 + len(item)
+            else:
+                nests = nests or isinstance(item, _CONTAINERS)
+                weight += 2 + self._weigh_item(item)
+        if nests or len(value) > _FEW:
             self._weights[id(value)] = (value, weight)  # the reference keeps the id from being reused
         return weight
 

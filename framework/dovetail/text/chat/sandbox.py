@@ -100,9 +100,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def _own(self, value: list[Any]) -> OwnList:
         """Take a list that the template writes."""
-        self.budget.check(value)
-        made = OwnList(value)
-        made.weight = self.budget.weigh(value)
+        budget, made = self.budget, OwnList(value)
+        budget.tick()
+        made.weight = budget.weigh(value)
+        if made.weight > budget.limits.chars:
+            budget.size(made.weight)
         return made
 
     def _joined(self, parts: tuple[Any, ...]) -> str:
