@@ -90,7 +90,8 @@ class StreamClient(ABC):
         self._seed = secrets.randbits(63) if seed is None else seed
         self._info: EngineInfo | None = None
         self._step = 0
-        self._dead: str | None = None
+        self.dead: str | None = None
+        """Why the engine is gone, or None while it lives."""
         self._started: asyncio.Future[EngineInfo] | None = None
         self._entries: dict[int, Entry] = {}
         self._handles = itertools.count(1)
@@ -112,11 +113,6 @@ class StreamClient(ABC):
         return self._step
 
     @property
-    def dead(self) -> str | None:
-        """Why the engine is gone, or None while it lives."""
-        return self._dead
-
-    @property
     def restarting(self) -> str | None:
         """Why the engine is being started again, or None."""
         return None
@@ -133,8 +129,8 @@ class StreamClient(ABC):
 
     def submit(self, request: Submit, *, every: int = 1) -> Stream:
         """See `EngineClient.submit`."""
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
         handle = next(self._handles)
         params = request.params
         if params.seed is None:
@@ -147,12 +143,12 @@ class StreamClient(ABC):
     def close_stream(self, entry: Entry, *, finished: bool) -> None:
         """A stream has ended or was closed: forget it, and tell the engine if it does not know yet."""
         self._entries.pop(entry.submit.handle, None)
-        if not finished and self._dead is None and entry.is_sent and not entry.has_ended:
+        if not finished and self.dead is None and entry.is_sent and not entry.has_ended:
             self._send(Abort(entry.submit.handle))
 
     def abort(self, entry: Entry) -> None:
         """Abort a request; its stream ends with a delta that says so."""
-        if self._dead is not None or entry.has_ended:
+        if self.dead is not None or entry.has_ended:
             return
         entry.is_aborted = True
         if entry.is_sent:
@@ -174,8 +170,8 @@ class StreamClient(ABC):
 
     async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         """See `EngineClient.control`."""
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
         number = next(self._ids)
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         command = Control(id=number, op=op, profile=profile, after=after)  # type: ignore[arg-type]  # the engine checks it
@@ -229,9 +225,9 @@ class StreamClient(ABC):
 
     def _engine_died(self, why: str, *, user_error: bool = False) -> None:
         """The engine is gone: end everything that waits for it. The first reason is kept."""
-        if self._dead is not None:
+        if self.dead is not None:
             return
-        self._dead = why
+        self.dead = why
         if self._started is not None and not self._started.done():
             self._started.set_exception(ConfigError(why) if user_error else EngineError(why))
         for entry in self._entries.values():
