@@ -40,7 +40,7 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
     """
     raw = await raw_body(http)
     if not state.bodies.takes(len(raw)):
-        requests = await _read(raw, route)
+        requests = of_route(raw, route) if len(raw) <= IN_THREAD else await asyncio.to_thread(of_route, raw, route)
 
         def work() -> Job:
             state.check_ready()
@@ -58,13 +58,6 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
 
     with not_beside_prompts():
         return await cancel_on_disconnect(http, asyncio.to_thread(finish))
-
-
-async def _read(raw: bytes, route: Route) -> list[Request]:
-    def work() -> list[Request]:
-        return of_route(raw, route)
-
-    return await asyncio.to_thread(work) if len(raw) > IN_THREAD else work()
 
 
 def is_quick(requests: Sequence[Request], num_bytes: int) -> bool:

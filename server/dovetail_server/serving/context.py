@@ -151,7 +151,7 @@ class ServingContext:
             ServiceError: Starting or draining.
             EngineDeadError: The engine is gone for good. While it is started again, requests wait.
         """
-        if not self.has_started:
+        if self._text is None:
             raise errors.starting()
         if self.is_draining:
             raise errors.draining()

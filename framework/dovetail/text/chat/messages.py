@@ -38,7 +38,9 @@ def _message(
     message: Mapping[str, Any], content_format: ContentFormat, arguments_format: ArgumentsFormat, param: str
 ) -> dict[str, Any]:
     if content_format != "parts" and _is_plain(message):
-        check_text(message["content"], param=f"{param}.content")
+        text = message["content"]
+        if "\0" in text or not text.isascii():
+            check_text(text, param=f"{param}.content")
         return message  # a template changes nothing that it is given, and there may be tens of thousands
     result = {key: value for key, value in message.items() if value is not None}
     result["content"] = _content(message.get("content"), content_format, f"{param}.content")
