@@ -366,7 +366,7 @@ def text_size(message: Mapping[str, Any]) -> int:
     content = message.get("content")
     if isinstance(content, str):
         return len(content)
-    return sum(len(part.get("text") or "") for part in content or () if isinstance(part, dict))
+    return sum(len(part if isinstance(part, str) else part.get("text") or "") for part in content or ())
 
 
 def too_many_tokens(tokenizer: Tokenizer, rows: int) -> str | None:

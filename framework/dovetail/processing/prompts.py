@@ -72,7 +72,8 @@ def last_words(messages: Sequence[Mapping[str, Any]]) -> str:
     content = message.get("content") or ""
     if message["role"] != "assistant":
         return ""
-    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+    parts = [content] if isinstance(content, str) else content
+    return "".join(part if isinstance(part, str) else part.get("text") or "" for part in parts)
 
 
 def without_oldest(attempt: Callable[[list[dict[str, Any]]], Ids], messages: list[dict[str, Any]]) -> Ids:

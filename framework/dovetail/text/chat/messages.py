@@ -3,6 +3,9 @@
 Clients send OpenAI's shape; templates were written against what transformers passes. So: missing content is an empty
 string, the arguments of a tool call in the history are an object rather than JSON text, reasoning stands under both
 names in use, and content has the form (text or parts) that the template handles.
+
+Clients also send back what their libraries made of a reply, parsed arguments and objects included. A template that
+prints a whole call would print those, too, so the prompt of such a message is that of the reply as it was.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ ArgumentsFormat = Literal["object", "string"]
 ContentFormat = Literal["string", "parts", "both"]
 _PLAIN = {"role", "content"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_THOUGHTS = {"thinking": "thinking", "reasoning": "reasoning", "redacted_thinking": ""}
+"""Parts with what an assistant thought, and where they have it: Mistral's, Anthropic's and LangChain's."""
+_OF_LIBRARIES = ("parsed",)
+"""What libraries keep in a message beside what was said."""
+_NO_TEXT = ("images", "audio", "videos")
 
 
 def template_messages(
@@ -42,9 +50,15 @@ def _message(
         if "\0" in text or not text.isascii():
             check_text(text, param=f"{param}.content")
         return message  # a template changes nothing that it is given, and there may be tens of thousands
-    result = {key: value for key, value in message.items() if value is not None}
-    result["content"] = _content(message.get("content"), content_format, f"{param}.content")
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    result = {key: value for key, value in message.items() if value is not None and key not in _OF_LIBRARIES}
+    for name in _NO_TEXT:
+        if result.get(name):
+            raise RequestError(
+                f"{name} of a message are not read: this server reads text only", param=f"{param}.{name}"
+            )
+    content, thoughts = _said(message, f"{param}.content")
+    result["content"] = _content(content, content_format, f"{param}.content")
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or thoughts
     if isinstance(reasoning, str):
         check_text(reasoning, param=f"{param}.reasoning_content")
         result["reasoning_content"] = result["reasoning"] = reasoning
@@ -62,6 +76,31 @@ def _is_plain(message: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
     return type(message) is dict and message.keys() == _PLAIN and type(message["content"]) is str
 
 
+def _said(message: Mapping[str, Any], param: str) -> tuple[Any, str | None]:
+    """Return a message's content without what the assistant thought, and that; a tool's result as text."""
+    content, role = message.get("content"), message.get("role")
+    if role == "tool" and isinstance(content, Mapping):
+        return json.dumps(content, ensure_ascii=False), None
+    if role != "assistant" or not isinstance(content, (list, tuple)):
+        return content, None
+    is_thought = [isinstance(part, Mapping) and part.get("type") in _THOUGHTS for part in content]
+    if not any(is_thought):
+        return content, None
+    thoughts = [_thought(part, f"{param}[{at}]") for at, part in enumerate(content) if is_thought[at]]
+    rest = [part for part, is_one in zip(content, is_thought, strict=True) if not is_one]
+    return rest or None, "\n".join(filter(None, thoughts)) or None
+
+
+def _thought(part: Mapping[str, Any], param: str) -> str:
+    field = _THOUGHTS[part["type"]]
+    inner = part.get(field)
+    if inner is None or isinstance(inner, str):
+        return inner or ""
+    if not isinstance(inner, (list, tuple)):
+        raise RequestError(f"{field} must be text or a list of parts", param=f"{param}.{field}")
+    return "".join(_part_text(one, f"{param}.{field}[{at}]") for at, one in enumerate(inner))
+
+
 def _content(content: Any, content_format: ContentFormat, param: str) -> str | list[dict[str, Any]]:
     if content is None:
         return ""
@@ -69,7 +108,8 @@ def _content(content: Any, content_format: ContentFormat, param: str) -> str | l
         check_text(content, param=param)
         return [{"type": "text", "text": content}] if content_format == "parts" else content
     if not isinstance(content, (list, tuple)):
-        raise RequestError(f"content must be text or a list of parts, not {type(content).__name__}", param=param)
+        text = f"content must be text or a list of parts, not {type(content).__name__}"
+        raise RequestError(text, param=param, code="invalid_type")
     texts = [_part_text(part, f"{param}[{at}]") for at, part in enumerate(content)]
     if content_format == "string":
         return "\n".join(texts)
@@ -96,14 +136,14 @@ def _tool_call(call: Any, arguments_format: ArgumentsFormat, param: str) -> dict
     """Parse the arguments of a call in the history. Text that is no JSON object stays as the client sent it."""
     if not isinstance(call, Mapping):
         raise RequestError(f"a tool call must be an object, not {type(call).__name__}", param=param)
-    result = dict(call)
     function = call.get("function")
-    if isinstance(function, Mapping):
-        arguments = _arguments(function.get("arguments"))
-        if arguments_format == "string" and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        result["function"] = {**function, "arguments": arguments}
-    return result
+    if not isinstance(function, Mapping):
+        return dict(call)
+    arguments = _arguments(function.get("arguments"))
+    if arguments_format == "string" and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    named = {} if call.get("id") is None else {"id": call["id"]}
+    return {**named, "type": "function", "function": {"name": function.get("name"), "arguments": arguments}}
 
 
 def _arguments(arguments: Any) -> Any:

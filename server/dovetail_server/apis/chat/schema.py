@@ -29,6 +29,8 @@ from dovetail_server.schema.common import (
 from dovetail_server.schema.early import Plain
 
 JsonObject = dict[str, Any]
+Sent = Annotated[JsonObject, Field(max_length=65536)]
+"""An object that a client sends where OpenAI has its JSON text."""
 
 
 class ContentPart(RequestModel):
@@ -41,19 +43,21 @@ class ContentPart(RequestModel):
 
 
 class FunctionCall(RequestModel):
-    """A call in the history. `arguments` is JSON text."""
+    """A call in the history. `arguments` is JSON text, or its object; fields beyond these are left out."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: Name
-    arguments: Text = ""
+    arguments: Text | Sent | None = ""
 
 
 class MessageToolCall(RequestModel):
-    """A tool call in the history."""
+    """A tool call in the history; fields beyond these are left out."""
 
     model_config = ConfigDict(extra="allow")
 
     id: Name | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: FunctionCall
 
 
@@ -63,7 +67,9 @@ class Message(RequestModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[JsonObject], Plain(ContentPart, most=65536)] | None = None
+    content: Text | Annotated[list[JsonObject], Plain(ContentPart | Text, most=65536)] | Sent | None = Field(
+        None, description="An object as a tool's result only."
+    )
     name: Name | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = Field(None, description="Another name of `reasoning_content`.")
