@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from phantoms import formats, parsed, phantoms
 from samples import CALLS, CONTENT_FIRST, M3
 
+from dovetail.text.parsing.place import Place
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 NAMED = [
@@ -46,6 +48,27 @@ NAMED = [
         for one, two in ("»«", "‹›", "‚‘", "「」", "””", '„"')
     ),
     ("hermes", '用“<tool_call>”和"<tool_call>"。'),
+    # What holds the tag of a call holds it to its end, over lines, as does a quote of lines.
+    ("qwen3-coder", "So `<tool_call>\n<function=now>\n</function>\n</tool_call>` it is."),
+    ("qwen3-coder", "| **``<tool_call>\n<function=now>\n</function>\n</tool_call>``** |"),
+    ("minimax-m2", 'So “<minimax:tool_call>\n<invoke name="now">\n</invoke>” it is.'),
+    ("seed-oss", 'So "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>" it is.'),
+    ("glm45", "> <tool_call>now</tool_call>\n> is one"),
+    ("kimi-k3", f"- a\n  > {CALLS['kimi-k3']}\n\nSo."),
+    ("hermes", f"So <code>{CALLS['hermes']}</code> it is."),
+    # HTML's other elements for code, in capitals, too.
+    *(("hermes", f"So:\n<{tag}>\n\n{CALLS['hermes']}\n</{tag}>\nSo.") for tag in ("PRE", "xmp", "textarea", "script")),
+    *(("hermes", f"So <{tag}><tool_call>\n{{}}\n</tool_call></{tag}>.") for tag in ("Code", "tt", "VAR")),
+    # Lines that end as in Windows.
+    ("hermes", 'So:\r\n\r\n    <tool_call>\r\n    {"name": "now"}\r\n    </tool_call>\r\nSo.'),
+    # Quotation marks behind others than blanks, and rarer ones.
+    *(
+        ("glm45", f"So{one}<tool_call>now</tool_call>{two}.")
+        for one, two in (
+            (':"', '"'), (',"', '"'), ('="', '"'), ("='", "'"), (" _\"", '"_'), ("said“", "”"), ("dit:«", "»"),
+            ("《", "》"), ("｢", "｣"), ("，＂", "＂"),
+        )
+    ),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip
@@ -87,6 +110,14 @@ def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) ->
         "12 > 3 - ```x``` and ```xml y\n",
         'It’s 5" or „so\n',
         "So:\n\n    code\nso\n\n",
+        "In the '90s. ",
+        "I 'm off! ",
+        "The ‘90s… ",
+        "So `<tool_call> and\n\n",
+        "A <script>, a <var> or\n",
+        'So {"a":"b","c":1}, x="y" and \'z\'. ',
+        "> said\n",
+        "10° 5′ 3″. ",
     ],
 )
 def test_code_ends(text: str, tokenizer: Tokenizer) -> None:
@@ -94,6 +125,29 @@ def test_code_ends(text: str, tokenizer: Tokenizer) -> None:
     (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == "hermes")
     reply = parsed(spec, None, "<a>", [*f"{text}{CALLS['hermes']}"], "stop")
     assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]
+
+
+def test_a_place_does_not_depend_on_chunks() -> None:
+    """Of a text, where a marker may come that is asked for its place."""
+    units = ["'", '"', "`", "```", "~~~", "\n", "\n\n", "<code>", "</code>", "<PRE>", ". ", ".", "x", " ", "    "]
+    units += ["\t", "\r\n", "> ", "- ", "1. ", "“", "”", "=", "<tool>", "#", "r>", "é", "9"]
+    rng = random.Random(41)
+    for _ in range(20_000):
+        whole, cut = Place(), Place()
+        text = ""
+        for unit in rng.choices(units, k=rng.randrange(1, 14)):
+            if rng.random() < 0.15:
+                if text:
+                    whole.feed(text)
+                text = ""
+                for place in (whole, cut):
+                    if place.is_quoted:
+                        place.hold_call()
+            text += unit
+            for char in unit:
+                cut.feed(char)
+        whole.feed(text)
+        assert (whole.is_quoted, whole.begins_line) == (cut.is_quoted, cut.begins_line)
 
 
 def test_talk_makes_no_call() -> None:

@@ -372,3 +372,18 @@ def test_text_behind_a_recipient_of_muse_is_not_lost(text: str, tokenizer: Token
     """A header that is none is content; half a marker at the end of one is not."""
     assert parse(text, tokenizer, reasoning="muse", tools="muse")[:2] == (None, text)
     assert parse(" to=self<|mess", tokenizer, reasoning="muse", tools="muse")[:2] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("tools", "opening"),
+    [("xlam", "["), ("phi4-mini-json", "functools["), ("granite", "<|tool_call|>["), ("llama3", "")],
+)
+@pytest.mark.parametrize("closing", ["]", " ,\n ] ", "}]"])
+def test_the_end_of_a_list_of_calls_is_no_content(tools: str, opening: str, closing: str, tokenizer: Tokenizer) -> None:
+    """What follows the list is."""
+    key = "parameters" if tools == "llama3" else "arguments"
+    text = f'{opening}{{"name": "f", "{key}": {{}}}}{closing}\nSo [it] is.'
+    _, content, calls = parse(text, tokenizer, reasoning=None, tools=tools)
+    assert calls == [("f", "{}")]
+    assert content is not None
+    assert content.strip() == "So [it] is."

@@ -19,6 +19,7 @@ from dovetail.text.tool_calls.schema_types import PYTHON_WORDS
 
 _BETWEEN = re.compile(r"[\s,;\[\]}]*")
 _BEFORE_FIRST = re.compile(r"[\s\[]*")
+_LIST_END = re.compile(r"(?:[\s,;]*[\]}])*")
 _SPACE = re.compile(r"\s*")
 _SPACE_COMMA = re.compile(r"[\s,]*")
 _SEPARATORS = ", \t\r\n"
@@ -166,6 +167,8 @@ class JsonCalls(ToolBody):
         if self._call is not None:
             self._out.append(ToolEnd(self._call))
             self._call, raw = None, raw.lstrip(_SEPARATORS)
+        elif self._num_calls:
+            raw = _LIST_END.sub("", raw, count=1)
         if raw:
             self._out.append(Malformed("tool_call", raw))
         self._raw.clear()

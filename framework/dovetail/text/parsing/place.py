@@ -2,7 +2,8 @@
 
 A model that explains its format writes tags in code or behind a quotation mark; a tag that it means stands elsewhere.
 Code is what stands between runs of backticks in one line, between fences, in lines that are indented behind an empty
-one, and in HTML's elements for code. All work is linear in the text.
+one, and in HTML's elements for code. A line behind `>` is a quotation. Backticks and quotation marks before the tag of
+a call hold all up to what closes them, or an empty line. All work is linear in the text.
 """
 
 # ruff: noqa: RUF001 - quotation marks of many languages
@@ -13,9 +14,13 @@ import re
 
 _CLOSING = {
     '"': '"', "'": "'", "“": "”", "”": "”", "‘": "’", "«": "»", "»": "«»", "‹": "›", "›": "‹›", "„": "“”\"", "‚": "‘’'",
-    "「": "」", "『": "』",
+    "「": "」", "『": "』", "｢": "｣", "《": "》", "〈": "〉", "〝": "〞〟", "＂": "＂", "＇": "＇", "″": "″",
 }  # fmt: skip
 """What closes what a quotation mark opens, in the same line."""
+_APOSTROPHES = ("'", "’")
+"""What closes a quotation, unless what opened it stands for a letter: the '90s."""
+_STOPS = tuple(".!?…")
+_SENTENCE = re.compile(r"[.!?…]\s")
 _MARKS = "".join(sorted(set("".join((*_CLOSING, *_CLOSING.values())))))
 SIGNS = f"\n`~<{_MARKS}"
 """Text without any of these changes nothing but the last character, once a line has begun."""
@@ -25,17 +30,23 @@ _MAX_LEAD = 80
 """Characters before a line's text that are looked at."""
 _SIGN = re.compile(f"[{SIGNS}]")
 _PART = re.compile(f"\n|`+|~+|[<{_MARKS}]|[^{SIGNS}]+")
-_BEHIND_WORD = re.compile(r"(?![\u2e80-\u9fff\uf900-\ufaff])[\w.,;:!?)\]}>=]")
-"""A quotation mark behind it opens nothing: it closes, or stands in a tag or for a letter. Where no blanks are written
+_OPENERS = "“‘«‹„‚「『｢《〈〝"
+"""Quotation marks that open also behind a word."""
+_BEHIND_WORD = re.compile(r"(?![\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>]|[,;:](?=['’]))")
+"""Another quotation mark behind it opens nothing: it closes, or stands for a letter. Where no blanks are written
 between words, it opens."""
-_MAY_LEAD = re.compile(r"(?:[ \t>*+-]|\d[.)]?)*")
+_MAY_LEAD = re.compile(r"(?:[ \t\r>*+-]|\d[.)]?)*")
 """What may become `_LEAD`."""
-_LEAD = re.compile(r"(?:[ \t]*(?:>|(?:[-*+]|\d{1,9}[.)])(?=[ \t])))*[ \t]*")
+_LEAD = re.compile(r"(?:[ \t]*(?:>|(?:[-*+]|\d{1,9}[.)])(?=[ \t])))*[ \t\r]*")
 """Blanks and the marks of quotes and lists, before the text of a line."""
 _QUOTE = re.compile(r"[ \t>]*")
 _INFO = re.compile(r"[\w+.-]*")
-_TAG = re.compile(r"(/?)(pre|code|kbd|samp)(?:\s[^<>]{0,80})?>")
-_MAY_TAG = re.compile(r"/?(?:(?:pre|code|kbd|samp)(?:\s[^<>]{0,80})?|pr?|c(?:od?)?|kb?|s(?:am?)?|)")
+_BLOCKS = ("pre", "xmp", "listing", "textarea", "script")
+"""HTML's elements for code that go on behind an empty line, and those that do not."""
+_ELEMENTS = (*_BLOCKS, "code", "kbd", "samp", "tt", "var")
+_TAG = re.compile(rf"(/?)({'|'.join(_ELEMENTS)})(?:\s[^<>]{{0,80}})?>", re.IGNORECASE)
+_BEGINNINGS = sorted({name[:size] for name in _ELEMENTS for size in range(len(name))}, key=len, reverse=True)
+_MAY_TAG = re.compile(rf"/?(?:(?:{'|'.join(_ELEMENTS)})(?:\s[^<>]{{0,80}})?|{'|'.join(_BEGINNINGS)})", re.IGNORECASE)
 
 
 class Place:
@@ -46,8 +57,9 @@ class Place:
     """
 
     __slots__ = (
-        "_attribute", "_closes", "_element", "_fence", "_has_text", "_in_quote", "_is_blank", "_is_code", "_is_info",
-        "_is_kept", "_lead", "_may_indent", "_opens", "_quote", "_run", "_span", "_tag", "_tag_begins", "last",
+        "_attribute", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_is_blank",
+        "_is_code", "_is_info", "_is_kept", "_lead", "_may_indent", "_opens", "_quote", "_run", "_span", "_tag",
+        "_tag_begins", "last",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -69,6 +81,8 @@ class Place:
         """Whether the tag of `_tag` begins the line."""
         self._has_text = self._may_indent = False
         """Whether an indented line is code: it follows text and an empty line, or a line of such code."""
+        self._holds_call = False
+        """Whether the code or quotation that is open within the line holds the tag of a call."""
         self._new_line()
 
     def _new_line(self) -> None:
@@ -77,10 +91,11 @@ class Place:
         self._lead = ""
         self._is_code = False
         """Whether the line's text is indented code."""
-        self._span = 0
-        """Backticks of the code that is open in this line."""
-        self._quote = ""
-        """What closes the quotation that is open in this line."""
+        if not self._holds_call:
+            self._span = 0
+            """Backticks of the code that is open in this line."""
+            self._quote = ""
+            """What closes the quotation that is open in this line."""
         self._attribute = ""
         """What closes the value of a tag's attribute that is open within the quotation."""
         self._tag: str | None = None
@@ -93,7 +108,13 @@ class Place:
     @property
     def is_settled(self) -> bool:
         """Whether text without `SIGNS` changes only `last`."""
-        return not (self._is_blank or self._run or self._closes or self._tag is not None)
+        is_open = self._run or self._closes or self._is_info or self._may_be_apostrophe
+        return not (self._is_blank or is_open or self._tag is not None)
+
+    @property
+    def _may_be_apostrophe(self) -> bool:
+        """Whether a mark opened a quotation that is none if a sentence ends in it."""
+        return self._quote in _APOSTROPHES and not self._holds_call
 
     @property
     def begins_line(self) -> bool:
@@ -107,7 +128,15 @@ class Place:
         self._end_run()
         is_code = self._is_deep if self._is_blank else self._is_code
         in_fence = self._fence and not (self._closes or (self._is_blank and self._ends_quote))
-        return bool(is_code or self._span or self._opens or self._quote or self._element or in_fence)
+        is_quote = ">" in self._lead and ">" in _LEAD.match(self._lead)[0]  # type: ignore[index]  # as in _take_lead
+        quote = "" if self._may_be_apostrophe and self.last.endswith(_STOPS) else self._quote
+        is_within = self._span or self._opens or quote or self._element
+        return bool(is_code or is_within or in_fence or is_quote)
+
+    def hold_call(self) -> None:
+        """The tag of a call follows, which only is named: what it stands in ends where that is closed."""
+        self._holds_call = bool(self._span or self._quote)
+        self._is_kept = True
 
     @property
     def _is_deep(self) -> bool:
@@ -144,6 +173,8 @@ class Place:
         """Take text within a line, or a mark."""
         if self._run:
             self._end_run()
+        if self._may_be_apostrophe and _SENTENCE.search(self.last[-1:] + part) is not None:
+            self._quote = ""
         if self._closes or self._is_info:
             self._closes = self._closes and part.isspace()
             self._is_info = self._is_info and _INFO.fullmatch(part) is not None
@@ -181,7 +212,8 @@ class Place:
         if self._closes or self._opens or (is_empty and self._in_quote):
             self._fence, self._in_quote = self._opens, ">" in self._lead
         self._may_indent = self._has_text if is_empty else self._is_code
-        if self._element and not (self._is_kept and (self._element == "pre" or not is_empty)):
+        self._holds_call = self._holds_call and not is_empty and bool(self._span or self._quote)
+        if self._element and not (self._is_kept and (self._element in _BLOCKS or not is_empty)):
             self._element = ""
         self._new_line()
 
@@ -192,9 +224,9 @@ class Place:
         if found is None:
             return
         if found[1]:
-            self._element = "" if found[2] == self._element else self._element
+            self._element = "" if found[2].lower() == self._element else self._element
         elif not (self._element or self._span or self._opens or self._fence):
-            self._element, self._is_kept = found[2], self._tag_begins
+            self._element, self._is_kept = found[2].lower(), self._tag_begins
 
     def _mark(self, mark: str) -> None:
         """Take a quotation mark."""
@@ -207,7 +239,7 @@ class Place:
                 self._quote = ""
         elif self._quote:
             return
-        elif _BEHIND_WORD.match(self.last[-1:]) is None:
+        elif mark in _OPENERS or _BEHIND_WORD.match(self.last[-1:] + mark) is None:
             self._quote = _CLOSING.get(mark, "")
 
     def _end_run(self) -> None:

@@ -86,10 +86,13 @@ class SectionParser(IncrementalParser):
         """Whether the marker of a call is only named here: in code, quoted, or without its section within a line."""
         if role is Role.BREAK:
             return not self.place.begins_line
+        if self.place.is_quoted:
+            self.place.hold_call()
+            return True
         if role is Role.TOOL_BARE or self._tools is None or marker not in self._tools.also:
-            return self.place.is_quoted
+            return False
         on_line = spelled and bool(self._tools.start or "\n" in self._tools.before_start)
-        return self.patience < 0 or (not self.place.begins_line if on_line else self.place.is_quoted)
+        return self.patience < 0 or (on_line and not self.place.begins_line)
 
     def _take_inside_value(self, role: enum.Enum, marker: str) -> None:
         """A marker in a value is part of it; one that closes the section waits for what follows it."""
