@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,9 @@ from exchanges import error_of, send_raw
 from harness import Harness
 from replies import fold_response, response_events, strict_response, text_of
 
+from dovetail.errors import EngineDeadError
 from dovetail.supervisor import Supervisor
+from dovetail.testing.replies import FakeStep, play, reply_of
 from dovetail_server.apis.responses.background import (
     LOG_BYTES,
     LOG_S,
@@ -25,6 +28,11 @@ from dovetail_server.apis.responses.background import (
     BackgroundResponses,
     LiveResponse,
 )
+from dovetail_server.apis.responses.reply import ResponsesWriter
+from dovetail_server.apis.responses.schema import ResponsesRequest
+from dovetail_server.apis.routes import RESPONSES
+from dovetail_server.http.journal import JOURNAL
+from dovetail_server.serving import run
 
 TOOL = {
     "type": "function",
@@ -376,6 +384,41 @@ def test_errors_before_and_in_a_stream(harness: Harness) -> None:
     events = response_events(harness.post("/v1/responses", {"model": "tiny", "input": "hi", "stream": True}))
     assert events[-1]["type"] == "response.failed"
     assert "engine is gone" in events[-1]["response"]["error"]["message"]
+
+
+@pytest.mark.parametrize("is_journaled", [False, True])
+def test_a_gateway_goes_on_with_a_stream_whose_engine_is_gone(is_journaled: bool) -> None:
+    """The response fails and is stored as such, but where a gateway has another server go on: then nothing is told."""
+    body = ResponsesRequest(input="hi", stream=True)
+    reply = reply_of([RESPONSES.read(body)])
+    kept: list[bytes] = []
+
+    async def steps() -> AsyncGenerator[list[FakeStep], None]:
+        yield next(play(reply, 0, (1,)))
+        raise EngineDeadError("killed")
+
+    async def finish(body: bytes, model: str) -> bool:
+        kept.append(body)
+        return False
+
+    async def finished(make: Callable[[], bytes]) -> bytes:
+        return make()
+
+    async def told() -> bytes:
+        JOURNAL.set(object() if is_journaled else None)  # type: ignore[arg-type]
+        return b"".join([chunk async for chunk in run.stream(job)])
+
+    generation = SimpleNamespace(steps=steps, finished=finished)
+    writer = ResponsesWriter(reply)
+    job: Any = SimpleNamespace(generation=generation, reply=reply, writer=writer, keeper=SimpleNamespace(finish=finish))
+    if is_journaled:
+        with pytest.raises(EngineDeadError):
+            asyncio.run(told())
+        assert not kept
+        return
+    last = json.loads(asyncio.run(told()).split(b"data: ")[-1])["response"]
+    assert (last["status"], last["error"]["code"], last["store"]) == ("failed", "server_error", False)
+    assert json.loads(kept[0])["status"] == "failed"
 
 
 def test_an_error_after_a_long_wait_is_an_event(make_harness: Callable[..., Harness]) -> None:

@@ -54,6 +54,25 @@ class CallView(Protocol):
     def arguments(self) -> str: ...
 
 
+class SamplingView(Protocol):
+    """What tokens are sampled with: the request's values, or the model's own where it has none."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+
+
 class ChoiceView(Protocol):
     """One choice of a reply, as far as it has come. `is_dropped`: only the prompt was to be read; nothing is said."""
 
@@ -80,6 +99,11 @@ class ChoiceView(Protocol):
     @property
     def max_tokens(self) -> int:
         """Most tokens that it may have."""
+        ...
+
+    @property
+    def sampling(self) -> SamplingView:
+        """See `SamplingView`."""
         ...
 
     @property
@@ -202,7 +226,8 @@ class Reply:
         choices: In order, those of a prompt together.
         tokenizer: The model's.
         sends_usage: What the operator has streams do where a request does not say: end with the tokens used.
-        is_kept: `Writer.whole` will be asked for a stream, too, to store it.
+        is_kept: `Writer.whole` will be asked for a stream, too, to store it. The server sets it to False where storing
+            failed, and then asks for `close`, or for `whole` once more.
     """
 
     id: str
@@ -273,6 +298,15 @@ class Writer(ABC):
     @abstractmethod
     def whole(self) -> bytes:
         """Return the whole reply, JSON; all choices have ended."""
+
+    def fail(self, failure: Failure) -> bool:
+        """Note that a reply has failed of which something has been sent.
+
+        Returns:
+            Whether `close` tells of it, and `whole` has the failed reply, which is stored. Else the stream ends with
+            what `failed` returns, and nothing is stored.
+        """
+        return False
 
     @classmethod
     @abstractmethod

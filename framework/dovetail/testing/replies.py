@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
 from dovetail.contracts.replies import Reply, TokenLogprob, TopLogprob
 from dovetail.contracts.requests import Ids, Request
+from dovetail.messages import SamplingParams
 from dovetail.testing.parsers import BytesTokenizer
 
 BEGAN = 1000.0
@@ -60,6 +61,11 @@ class FakeChoice:
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
     tool_calls: list[Call] = field(default_factory=list)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What its tokens are sampled with."""
+        return SamplingParams(max_tokens=self.max_tokens)
 
     @property
     def num_top(self) -> int:

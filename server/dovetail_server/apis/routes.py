@@ -19,6 +19,10 @@ from dovetail_server.apis.messages.errors import told
 from dovetail_server.apis.messages.reply import MessagesWriter
 from dovetail_server.apis.messages.request import read as read_message
 from dovetail_server.apis.messages.schema import AnthropicError, MessageReply, MessagesRequest
+from dovetail_server.apis.responses.objects import ResponseObject
+from dovetail_server.apis.responses.reply import ResponsesWriter
+from dovetail_server.apis.responses.request import read as read_response
+from dovetail_server.apis.responses.schema import ResponsesRequest
 
 CHAT = Route(
     name="chat_completions",
@@ -66,6 +70,19 @@ MESSAGES = Route(
     tag="messages",
     error=AnthropicError,
 )
+RESPONSES = Route(
+    name="create_response",
+    path="/v1/responses",
+    about="Answer items, whole, as a stream or in the background; the reply is kept unless `store` is false.",
+    body=ResponsesRequest,
+    read=read_response,
+    writer=ResponsesWriter,
+    reply=ResponseObject,
+    id_prefix="resp_",
+    is_named_by_client=False,
+    tag="responses",
+)
+"""Served by `routes/responses.py`, for what a body refers to is looked up first."""
 
 
 class OpenAI(Api):

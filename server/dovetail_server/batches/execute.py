@@ -19,7 +19,6 @@ from dovetail_server.apis.embeddings import serve as embeddings
 from dovetail_server.apis.embeddings.schema import EmbeddingRequest
 from dovetail_server.apis.rerank import serve as rerank
 from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
-from dovetail_server.apis.responses.job import reply as reply_of
 from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.apis.score import serve as score
@@ -165,7 +164,7 @@ async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:
         return asked.model_copy(update={"priority": BACKGROUND, "store": asked.store is True})
 
     job = await response_bodies.begin(state, raw, CALLER.get().owner, adjusted, is_line=True)
-    return lambda: reply_of(job)
+    return lambda: run.reply(job)
 
 
 def pooled_reply(state: ReadingContext, asked: Pooled, prompts: Prompts | None) -> Reply:

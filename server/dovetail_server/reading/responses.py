@@ -9,21 +9,24 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from dovetail.errors import RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
-from dovetail_server.apis.responses import compaction, translate
-from dovetail_server.apis.responses import job as responses
+from dovetail_server.apis.responses import compaction
+from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.items import new_response_id
-from dovetail_server.apis.responses.job import ReadItems
 from dovetail_server.apis.responses.keeper import ResponseRecorder
 from dovetail_server.apis.responses.objects import CompactedResponse
 from dovetail_server.apis.responses.references import Answer, references_of
+from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
+from dovetail_server.apis.routes import RESPONSES as ROUTE
 from dovetail_server.reading.request import not_beside_prompts, read
 from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES
 from dovetail_server.reading.wire import Outcome, Question
+from dovetail_server.serving.job import Job, make_job
 
 if TYPE_CHECKING:
     from dovetail_server.apis.responses.store import ResponseStore
@@ -40,7 +43,7 @@ async def begin(
     adjust: Adjust = lambda request: request,
     *,
     is_line: bool = False,
-) -> responses.ResponsesJob:
+) -> Job:
     """Read, check and prepare a request.
 
     Args:
@@ -164,7 +167,7 @@ class Entry:
         """
         self._request = request = self._adjust(request)
         self.state.check_model(request.model)
-        translate.check(request)
+        responses.check(request)
         store = self._store = await open_store(self.state, request, refers=bool(references))
         if store is None:
             return Answer()
@@ -189,27 +192,21 @@ class Entry:
 
         return answer
 
-    @property
-    def model(self) -> str:
-        """The name that the reply carries."""
-        return self.state.check_model(self._request.model)
-
-    def job_of(self, found: Answer) -> responses.ResponsesJob:
+    def job_of(self, found: Answer) -> Job:
         """Prepare a body that has been read here; CPU work."""
         return self.job(responses.read_prompt(self.state.text, self._request, self.response_id, found))
 
-    def job(self, made: ReadItems) -> responses.ResponsesJob:
-        """Put the job together."""
-        request, store, settings = self._request, self._store, self.state.settings
-        keeps = store is not None and request.store is not False and settings.max_stored_responses > 0
-        return responses.prepare(
-            self.state,
-            request,
-            self.model,
-            response_id=self.response_id,
-            read=made,
-            keeper=ResponseRecorder(store, self.owner) if keeps and store is not None else None,
-        )
+    def job(self, made: ReadItems) -> Job:
+        """Put the job together. What another process has read knows nothing of how the request was adjusted."""
+        if made.request is None:
+            raise ValueError("a response needs a request")
+        asked, store = self._request, self._store
+        keeps = made.request.keeps if store is not None and asked.store is not False else None
+        request = replace(made.request, priority=asked.priority or 0, keeps=keeps)
+        job = make_job(self.state, ROUTE, [request], is_rendered=True, reply_id=self.response_id)
+        if job.reply.is_kept and store is not None:
+            job.keeper = ResponseRecorder(store, self.owner, self.response_id, made.items)
+        return job
 
 
 async def open_store(state: ReadingContext, request: ResponsesRequest, *, refers: bool) -> ResponseStore | None:

@@ -23,9 +23,9 @@ from dovetail_server.apis.parsing.schema import ParseFunctionCallRequest, Separa
 from dovetail_server.apis.rerank import serve as rerank
 from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
 from dovetail_server.apis.responses import compaction
-from dovetail_server.apis.responses import job as responses
-from dovetail_server.apis.responses.job import ReadItems
+from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.references import Answer, references_of
+from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.apis.score import serve as score

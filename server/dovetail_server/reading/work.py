@@ -14,8 +14,8 @@ from dovetail.panics import is_panic
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-from dovetail_server.apis.responses.job import ReadItems
 from dovetail_server.apis.responses.references import Answer
+from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.reading.parse import check_name, decoded, validated
 from dovetail_server.reading.tasks import TASKS, Call, RawTask
 from dovetail_server.reading.wire import Job, Outcome, Question, Refusal, too_costly

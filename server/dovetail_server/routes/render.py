@@ -78,4 +78,4 @@ async def render_response(request: Request, state: State) -> Response:
 
     entry = begin(state, await raw_body(request), owner_of(request), only_looked_at)
     job = await cancel_on_disconnect(request, entry)
-    return answer(rendered(job.generation, job.model, job.request.stream)[0])
+    return answer(rendered(job.generation, job.reply.model, job.reply.requests[0].stream)[0])

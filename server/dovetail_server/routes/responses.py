@@ -11,8 +11,6 @@ from starlette.responses import Response
 from dovetail.errors import RequestError
 from dovetail_server.apis.responses.background import check_log
 from dovetail_server.apis.responses.items import OPEN, decode_items, missing, turn_items
-from dovetail_server.apis.responses.job import final_error_event, reply
-from dovetail_server.apis.responses.job import stream as events_of
 from dovetail_server.apis.responses.objects import (
     CompactedResponse,
     InputTokens,
@@ -20,11 +18,13 @@ from dovetail_server.apis.responses.objects import (
     ResponseDeleted,
     ResponseObject,
 )
+from dovetail_server.apis.responses.reply import ResponsesWriter
 from dovetail_server.apis.responses.schema import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import raw_body
 from dovetail_server.reading.responses import begin, compact, count, not_background
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
+from dovetail_server.serving import run
 from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["responses"])
 ResponseId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
+ENDING = run.ending(ResponsesWriter, None)
 Include = Annotated[list[Includable] | None, Query(max_length=32)]
 
 
@@ -41,16 +42,14 @@ async def create_response(request: Request, state: Annotated[ServerState, Depend
     """Answer items, whole, as a stream or in the background; the reply is kept unless `store` is false."""
     owner = owner_of(request)
     job = await cancel_on_disconnect(request, begin(state, await raw_body(request), owner))
-    body = job.request
-    if body.background:
+    asked = job.reply.requests[0]
+    if asked.reply["echo"]["background"]:
         service = await state.storage.get()
         live = await service.background.start(owner, job)
-        if body.stream:
-            return await start(request, live.follow(-1), final_error_event)
-        return json_reply(live.response)
-    if body.stream:
-        return await start(request, events_of(job), final_error_event)
-    return Response(await cancel_on_disconnect(request, reply(job)), media_type="application/json")
+        return await start(request, live.follow(-1), ENDING) if asked.stream else json_reply(live.response)
+    if asked.stream:
+        return await start(request, run.stream(job), ENDING)
+    return Response(await cancel_on_disconnect(request, run.reply(job)), media_type="application/json")
 
 
 @json_route(router, "/v1/responses/input_tokens", body=InputTokensRequest, reply=InputTokens, place="any")
@@ -101,7 +100,7 @@ async def get_response(
     if followed.is_ended and starting_after >= len(followed.log) - 1:
         text = f"starting_after is {starting_after}, and the last event has the number {len(followed.log) - 1}"
         raise RequestError(text, param="starting_after", code="invalid_value")
-    return await start(request, followed.follow(starting_after), final_error_event)
+    return await start(request, followed.follow(starting_after), ENDING)
 
 
 @json_route(router, "/v1/responses/{response_id}", reply=ResponseDeleted, methods=("DELETE",))

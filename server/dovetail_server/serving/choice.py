@@ -13,7 +13,7 @@ from dovetail.contracts.requests import Ids, Request
 from dovetail.grammar.spec.blame import explained
 from dovetail.grammar.spec.route import GrammarReport, Route
 from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.messages import Submit, TokenDelta, TokenLogprob
+from dovetail.messages import SamplingParams, Submit, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
 from dovetail.text.parsing.output import ToolCall
 from dovetail.text.parsing.stream import OutputStream
@@ -88,6 +88,11 @@ class Choice:
     def max_tokens(self) -> int:
         """Most tokens that it may have."""
         return self.submit.params.max_tokens
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What its tokens are sampled with."""
+        return self.submit.params
 
     @property
     def num_top(self) -> int:

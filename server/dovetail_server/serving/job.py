@@ -22,13 +22,8 @@ if TYPE_CHECKING:
 class Keeper(Protocol):
     """Where a reply is stored when it has ended."""
 
-    @property
-    def id(self) -> str:
-        """What the reply is called."""
-        ...
-
-    async def finish(self, body: bytes, model: str) -> None:
-        """Store the reply."""
+    async def finish(self, body: bytes, model: str) -> bool:
+        """Store the reply, and return whether that was possible."""
         ...
 
 
@@ -48,6 +43,7 @@ def make_job(
     requests: Sequence[Request],
     *,
     is_rendered: bool = False,
+    reply_id: str = "",
 ) -> Job:
     """Check, render and tokenize what has not been, and put the job together; CPU work.
 
@@ -56,13 +52,14 @@ def make_job(
         route: Whose writer answers.
         requests: Read by it.
         is_rendered: Another process has made prompts of token ids.
+        reply_id: What the reply is called, if it has a name already.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
     first = requests[0]
     model = state.check_model(first.model)
-    reply_id, created = new_id(route.id_prefix), time_ns() // 10**9
+    reply_id, created = reply_id or new_id(route.id_prefix), time_ns() // 10**9
     generation = make_generation(state, requests, reply_id, route.id_prefix, is_rendered=is_rendered)
     is_kept = first.keeps is not None and state.settings.max_stored_responses > 0
     reply = Reply(

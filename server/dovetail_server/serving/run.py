@@ -9,25 +9,28 @@ from dovetail_server import errors
 from dovetail_server.serving.choice import Step
 from dovetail_server.serving.common import check_not_aborted
 from dovetail_server.serving.job import Job
-from dovetail_server.serving.sse import Chunks
+from dovetail_server.serving.sse import Chunks, goes_on_elsewhere
 
 
 async def stream(job: Job) -> Chunks:
     """Yield the bytes of a stream, those of one engine step together."""
-    writer, source, is_open = job.writer, job.generation.steps(), False
+    writer, source, is_open, is_told = job.writer, job.generation.steps(), False, False
     try:
         async for steps in source:
-            data = b"" if is_open else writer.open()
-            is_open = True
             for step in steps:
                 if step.is_last:
                     check_not_given_up(job, step)
-            data += writer.step(steps)
+            data = writer.step(steps) if is_open else writer.open() + writer.step(steps)
+            is_open = True
             if data:
+                is_told = True
                 yield data
+    except Exception as error:
+        if not is_told or goes_on_elsewhere(error) or not writer.fail(errors.failure_of(error)):
+            raise
     finally:
         await source.aclose()
-    await _keep(job)
+    await keep(job)
     if end := writer.close():
         yield end
 
@@ -39,16 +42,16 @@ async def reply(job: Job) -> bytes:
             if step.is_last:
                 check_not_given_up(job, step)
         job.writer.take(steps)
-    return await _keep(job) or await job.generation.finished(job.writer.whole)
+    return await keep(job) or await job.generation.finished(job.writer.whole)
 
 
-async def _keep(job: Job) -> bytes:
-    """Store the reply where that was asked for, and return it then."""
+async def keep(job: Job) -> bytes:
+    """Store the reply where that was asked for, and return it if it was."""
     if job.keeper is None:
         return b""
     body = await job.generation.finished(job.writer.whole)
-    await job.keeper.finish(body, job.reply.model)
-    return body
+    job.reply.is_kept = await job.keeper.finish(body, job.reply.model)
+    return body if job.reply.is_kept else b""
 
 
 def check_not_given_up(job: Job, last: Step) -> None:

@@ -61,9 +61,10 @@ def error_event(error: Exception) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(ErrorBody(detail)) + b"\n\n"
 
 
-def ends_here(error: Exception) -> bool:
-    """Whether it is this server that cannot go on, and not the request."""
-    return isinstance(error, EngineDeadError) or getattr(error, "code", None) == DRAINING
+def goes_on_elsewhere(error: Exception) -> bool:
+    """Whether a gateway has another server go on: this one cannot, and the request is not at fault."""
+    ends_here = isinstance(error, EngineDeadError) or getattr(error, "code", None) == DRAINING
+    return ends_here and JOURNAL.get() is not None
 
 
 def final_error_event(error: Exception) -> bytes:
@@ -153,7 +154,7 @@ async def _guarded(first: asyncio.Future[bytes], chunks: Chunks, ends: Callable[
         async for chunk in chunks:
             yield chunk
     except Exception as error:
-        if JOURNAL.get() is not None and ends_here(error):
+        if goes_on_elsewhere(error):
             raise MovedError(str(error)) from error
         yield ends(error)
     finally:

@@ -172,12 +172,14 @@ class CompletionKeeper:
     metadata: Mapping[str, str]
     messages: bytes
 
-    async def finish(self, body: bytes, model: str) -> None:
+    async def finish(self, body: bytes, model: str) -> bool:
         """Keep the reply; where that is not possible, it is given out all the same, and the log says so."""
         try:
             await self.store.put(self.owner, self.id, model, self.metadata, body, self.messages)
         except errors.ServiceError as error:
             logger.warning("Chat completion %s could not be stored: %s", self.id, error)
+            return False
+        return True
 
 
 class _Messages(msgspec.Struct):

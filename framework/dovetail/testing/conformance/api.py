@@ -279,6 +279,21 @@ class ApiConformance(Conformance):
             check(isinstance(status, int) and 400 <= status < 600, f"failed() gives the status {status!r}")
             check("early" in json.dumps(msgspec.to_builtins(body)), "failed() leaves out the message")
 
+    def test_failures_are_told_where_they_are_noted(self) -> None:
+        """A writer that takes note of a failure tells of it at the end of the stream, and in the whole reply."""
+        for route, body in self.sampled():
+            reply = reply_of(self.right(route, body))
+            try:
+                writer = route.writer(reply)
+                made = writer.open() + writer.step(next(play(reply, 0, (1,))))
+                if not writer.fail(FAILURE):
+                    continue
+                whole, end = writer.whole(), writer.close()
+            except Exception as error:  # a stranger's code; the message says what it did
+                fail(f"{route.path}: the writer raised {raised(error)} after a failure")
+            check(b"early" in end and b"early" in whole, f"{route.path}: close() or whole() leaves out the failure")
+            check_framing(route, made + end)
+
     def _told(self, what: str, failed: Callable[[Failure, str | None], Any]) -> Any:
         try:
             check(failed(FAILURE, None) is not None, f"{what}: failed() returns nothing where there is no request id")

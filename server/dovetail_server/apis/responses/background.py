@@ -9,17 +9,24 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
+import msgspec
 
 from dovetail.errors import RequestError
 from dovetail.supervisor import Supervisor
+from dovetail_server import errors
 from dovetail_server.apis.responses import objects as ro
-from dovetail_server.apis.responses.job import ResponsesJob, failing, guarded, kept, opening, written
+from dovetail_server.apis.responses.keeper import ResponseRecorder
+from dovetail_server.apis.responses.reply import ResponsesWriter
+from dovetail_server.serving import run
+from dovetail_server.serving.job import Job
 
 LOG_S = 300.0
 """Events of finished responses are kept for so long."""
 MAX_LOG_BYTES = 128 << 20
 """Of all of them; beyond it the owner with most loses its oldest."""
+encode = msgspec.json.Encoder().encode
+END = b"\n\n"
+"""Of an event."""
 LOG_BYTES = 512 << 10
 """A response's events count as so many at least."""
 
@@ -29,7 +36,7 @@ class LiveResponse:
     """A response in the background. Its events stay until some time after its end."""
 
     owner: str
-    job: ResponsesJob | None
+    job: Job | None
     """None once it has ended: only the events are still wanted."""
     response: ro.ResponseObject
     log: list[bytes] = field(default_factory=list)
@@ -41,13 +48,11 @@ class LiveResponse:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
-    def tell(self, batch: list[ro.StreamEvent]) -> None:
-        """Add events and wake whoever follows."""
-        for event in batch:
-            self.log.append(written(event, len(self.log)))
-            self.num_bytes += len(self.log[-1])
-            if isinstance(event, ro.LifeEvent):
-                self.response = event.response
+    def tell(self, events: bytes, response: ro.ResponseObject) -> None:
+        """Add events and wake whoever follows; `response` is what there is of it now."""
+        self.log += [event + END for event in events.split(END)[:-1]]
+        self.num_bytes += len(events)
+        self.response = response
         self.wake()
 
     def end(self) -> None:
@@ -82,42 +87,45 @@ class BackgroundResponses:
         self._tasks = tasks
         self._live: dict[str, LiveResponse] = {}
 
-    async def start(self, owner: str, job: ResponsesJob) -> LiveResponse:
+    async def start(self, owner: str, job: Job) -> LiveResponse:
         """Write the response down and begin to generate.
 
         Raises:
             ServiceError: It cannot be stored.
         """
-        if job.keeper is None:
+        if not isinstance(job.keeper, ResponseRecorder):
             raise RuntimeError("a background response needs a store")
-        await job.keeper.finish(job.head, job.items)
-        live = LiveResponse(owner, job, job.head)
-        self._live[job.head.id] = live
+        response = writer_of(job).response
+        await job.keeper.begin(encode(response))
+        live = self._live[response.id] = LiveResponse(owner, job, response)
         live.task = self._tasks.start("background response", self._run(live, job))
         return live
 
-    async def _run(self, live: LiveResponse, job: ResponsesJob) -> None:
+    async def _run(self, live: LiveResponse, job: Job) -> None:
+        writer = writer_of(job)
         try:
-            async with aclosing(guarded(job)) as events:
-                async for batch in events:
-                    live.tell(list(batch))
+            async with aclosing(run.stream(job)) as chunks:
+                async for chunk in chunks:
+                    live.tell(chunk, writer.response)
         except asyncio.CancelledError:
-            live.tell([await self._cut_off(live, job)])
-        except Exception as error:
-            live.tell([*opening(job), await failing(job, error)])
+            await self._cut_off(live, job)
+        except Exception as error:  # before the first event: the writer tells of later ones
+            told = b"" if live.log else writer.open()
+            writer.fail(errors.failure_of(error))
+            await run.keep(job)
+            live.tell(told + writer.close(), writer.response)
         finally:
             live.end()
             self.forget()
             asyncio.get_running_loop().call_later(LOG_S, self.forget)
 
     @staticmethod
-    async def _cut_off(live: LiveResponse, job: ResponsesJob) -> ro.StreamEvent:
-        if live.is_cancelled:
-            response = replace(job.head, status="cancelled")
-        else:
-            error = ro.ResponseError(code="server_error", message="the server was stopped")
-            response = replace(job.head, status="failed", error=error)
-        return ro.Failed(response=await kept(job, response))
+    async def _cut_off(live: LiveResponse, job: Job) -> None:
+        writer = writer_of(job)
+        why = ro.ResponseError(code="server_error", message="the server was stopped")
+        writer.give_up(None if live.is_cancelled else why)
+        await run.keep(job)
+        live.tell(writer.close(), writer.response)
 
     def ids(self) -> set[str]:
         """Return the responses that run or ended a short while ago."""
@@ -140,7 +148,7 @@ class BackgroundResponses:
             live.task.cancel()
             await asyncio.gather(live.task, return_exceptions=True)
         if live.job is not None:  # the task had not begun
-            live.tell([await self._cut_off(live, live.job)])
+            await self._cut_off(live, live.job)
             live.end()
 
     async def drop(self, owner: str, response_id: str) -> None:
@@ -176,6 +184,13 @@ class BackgroundResponses:
     async def close(self) -> None:
         """End everything."""
         await asyncio.gather(*(self._stop(live) for live in self._live.values() if not live.is_ended))
+
+
+def writer_of(job: Job) -> ResponsesWriter:
+    """Return what writes a response."""
+    if not isinstance(job.writer, ResponsesWriter):
+        raise TypeError(f"{type(job.writer)} writes no response")
+    return job.writer
 
 
 def check_log(live: LiveResponse | None, response_id: str) -> LiveResponse:

@@ -18,10 +18,9 @@ from dovetail.contracts.requests import Chat, Request
 from dovetail.processing.input import Preparation
 from dovetail_server import errors
 from dovetail_server.apis.responses import objects as ro
-from dovetail_server.apis.responses import translate
 from dovetail_server.apis.responses.items import Item, decode_items, encode_reasoning, item_id, messages_of
-from dovetail_server.apis.responses.job import ReadItems, joined
 from dovetail_server.apis.responses.references import items_before, items_of
+from dovetail_server.apis.responses.request import NAMES, ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest
 from dovetail_server.apis.responses.usage import response_usage
 from dovetail_server.serving.common import check_not_aborted
@@ -68,15 +67,16 @@ def read_prompt(text: Processor, body: CompactRequest, compacted_id: str, found:
             yield item
 
     messages = messages_of(conversation(), body.instructions)
+    stays = b"[" + b",".join(kept) + b"]"
     if not num:
-        return ReadItems(None, joined(kept))
+        return ReadItems(None, stays)
     request = Request(
         prompts=[Chat(messages=[*messages, {"role": "user", "content": ASK}])],
         limit=MAX_SUMMARY,
         clamps=True,
-        names=translate.NAMES,
+        names=NAMES,
     )
-    return ReadItems(Preparation(text, request).rendered(), joined(kept))
+    return ReadItems(Preparation(text, request).rendered(), stays)
 
 
 async def compact(state: ServingContext, read: ReadItems, compacted_id: str) -> ro.CompactedResponse:

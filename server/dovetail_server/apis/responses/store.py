@@ -39,6 +39,18 @@ encode = msgspec.json.Encoder().encode
 decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
 
 
+class Head(msgspec.Struct):
+    """What columns have of a response."""
+
+    id: str
+    status: ro.ResponseStatus
+    previous_response_id: str | None
+    background: bool
+
+
+decode_head = msgspec.json.Decoder(Head).decode
+
+
 @dataclass(slots=True)
 class Held:
     """About how much is stored for an owner: a bit more where something was deleted since the last count."""
@@ -66,13 +78,18 @@ class ResponseStore:
         self._writer: asyncio.Task[None] | None = None
         self._missing: set[str] = set()
 
-    async def put(self, owner: str, response: ro.ResponseObject, items: bytes) -> None:
+    async def put(self, owner: str, body: bytes, items: bytes) -> None:
         """Write a response, or what has become of one in the background; one that was deleted stays deleted.
+
+        Args:
+            owner: Whose it is.
+            body: The response, JSON.
+            items: Its own input, JSON.
 
         Raises:
             ServiceError: The database cannot be used now.
         """
-        body = encode(response)
+        response = decode_head(body)
         is_open = response.status in OPEN
         row: Row = {
             "id": response.id,

@@ -1,22 +1,35 @@
-"""From a Responses request to a chat request, and to the fields that the response echoes."""
+"""`/v1/responses`: from a body to a request, which has the fields that the response echoes, too."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
 from dovetail.errors import RequestError
-from dovetail.identity import time_ns
+from dovetail.processing.input import Preparation
 from dovetail.processing.refusals import wrong
 from dovetail_server import errors
 from dovetail_server.apis.fields import same_field
-from dovetail_server.apis.responses import objects as ro
-from dovetail_server.apis.responses.schema import ResponsesRequest, ResponseTool, TextFormat
+from dovetail_server.apis.responses.items import Item, messages_of
+from dovetail_server.apis.responses.objects import InputTokens
+from dovetail_server.apis.responses.references import Answer, items_before, items_of
+from dovetail_server.apis.responses.schema import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponsesRequest,
+    ResponseTool,
+    TextFormat,
+)
 
 if TYPE_CHECKING:
-    from dovetail.messages import SamplingParams
+    from dovetail.processing.processor import Processor
+
+encoder = msgspec.json.Encoder()
 
 RENAMED = {
     r"messages(?:\[\d+\][\w.\[\]]*)?": "input",
@@ -33,6 +46,87 @@ SAMPLED = (
 )
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
+NOTHING = Answer()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadItems:
+    """What was read of a body with items: a request whose prompt is token ids, or none, and items to keep, JSON."""
+
+    request: Request | None
+    items: bytes
+
+
+def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found: Answer) -> ReadItems:
+    """Check, translate, render and tokenize a conversation; CPU work.
+
+    Args:
+        text: Tokenizer, template and parsers.
+        body: Checked by its schema.
+        response_id: The response's.
+        found: What it refers to.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    rows = bytearray()
+    request = read(body, response_id, found, rows)
+    return ReadItems(Preparation(text, request).rendered(), bytes(rows))
+
+
+def count(text: Processor, body: InputTokensRequest, response_id: str, found: Answer) -> bytes:
+    """Count the tokens of a response's prompt, nothing left out, and return the reply; CPU work.
+
+    Args:
+        text: See `read_prompt`.
+        body: See `read_prompt`.
+        response_id: See `read_prompt`.
+        found: See `read_prompt`.
+
+    Raises:
+        RequestError: The prompt cannot be made, or is too big to look at.
+    """
+    request = read(as_response(body), response_id, found)
+    return encoder.encode(InputTokens(input_tokens=Preparation(text, request).count()))
+
+
+def as_response(request: InputTokensRequest | CompactRequest) -> ResponsesRequest:
+    """Return the request that would be answered; all of it has been validated, which takes time."""
+    fields = {name: getattr(request, name) for name in request.model_fields_set}
+    return ResponsesRequest.model_construct(**fields, store=False)
+
+
+def read(
+    body: ResponsesRequest, response_id: str = "", found: Answer = NOTHING, rows: bytearray | None = None
+) -> Request:
+    """Return the request that a body makes.
+
+    Args:
+        body: Checked by its schema.
+        response_id: The response's, which identifiers of items are made of.
+        found: What it refers to.
+        rows: Gets its own items as they are stored, a list in JSON.
+
+    Raises:
+        RequestError: It asks for what is not served here, or its fields contradict each other.
+    """
+    check(body)
+    own = items_of(body.input, response_id, found)
+    messages = messages_of(
+        chain(items_before(found), own if rows is None else written_down(own, rows)), body.instructions
+    )
+    return to_request(body, messages)
+
+
+def written_down(items: Iterable[Item], rows: bytearray) -> Iterator[Item]:
+    """Pass items on, and add each to a list of JSON: as such they take a third of the memory."""
+    rows += b"["
+    for at, item in enumerate(items):
+        if at:
+            rows += b","
+        encoder.encode_into(item, rows, -1)
+        yield item
+    rows += b"]"
 
 
 def check(request: ResponsesRequest) -> None:
@@ -97,6 +191,7 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
         prompts=[Chat(messages=messages, drops_turns=body.truncation == "auto")],
         model=body.model,
         rid=same_field(body, "rid", "request_id"),
+        stream=bool(body.stream),
         sampling=Sampling(**{name: value for name in SAMPLED if (value := getattr(body, name)) is not None}),
         limit=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if wants_logprobs(body) else None,
@@ -108,7 +203,13 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
         thinking_budget=body.thinking_budget,
         priority=body.priority or 0,
         cache_salt=same_field(body, "cache_salt", "extra_key") or "",
+        keeps=None if body.store is False else body.metadata or {},
         names=NAMES,
+        reply={
+            "echo": echo(body),
+            "summarises": summary_of(body) is not None,
+            "encrypts": ENCRYPTED in (body.include or ()),
+        },
     )
 
 
@@ -163,41 +264,29 @@ def response_format(given: TextFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {k: v for k, v in inner.items() if v is not None}}
 
 
-def echo(
-    request: ResponsesRequest, response_id: str, model: str, params: SamplingParams, *, stores: bool
-) -> ro.ResponseObject:
-    """Return the response before anything was generated."""
-    return ro.ResponseObject(
-        id=response_id,
-        created_at=time_ns() // 10**9,
-        status="queued" if request.background else "in_progress",
-        background=bool(request.background),
-        frequency_penalty=params.frequency_penalty,
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
-        metadata=dict(request.metadata or {}),
-        model=model,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        presence_penalty=params.presence_penalty,
-        previous_response_id=request.previous_response_id,
-        prompt_cache_key=request.prompt_cache_key,
-        reasoning={
+def echo(request: ResponsesRequest) -> JsonObject:
+    """Return the fields of a response that repeat its request's."""
+    shown: JsonObject = {
+        "background": bool(request.background),
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": dict(request.metadata or {}),
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {
             "effort": None if request.reasoning is None else request.reasoning.effort,
             "summary": summary_of(request),
         },
-        safety_identifier=request.safety_identifier,
-        service_tier="default",
-        store=stores,
-        temperature=params.temperature,
-        text=text_config(request),
-        tool_choice=request.tool_choice if request.tool_choice is not None else "auto",
-        tools=[tool_echo(tool) for tool in request.tools or ()],
-        top_logprobs=request.top_logprobs or 0,
-        top_p=params.top_p,
-        truncation=request.truncation or "disabled",
-        user=msgspec.UNSET if request.user is None else request.user,
-    )
+        "safety_identifier": request.safety_identifier,
+        "text": text_config(request),
+        "tool_choice": request.tool_choice if request.tool_choice is not None else "auto",
+        "tools": [tool_echo(tool) for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": request.truncation or "disabled",
+    }
+    return shown if request.user is None else {**shown, "user": request.user}
 
 
 def text_config(request: ResponsesRequest) -> dict[str, Any]:

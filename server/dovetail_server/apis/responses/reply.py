@@ -1,0 +1,144 @@
+"""`/v1/responses`: from a reply's steps to bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from dovetail.contracts.replies import Failure, Reply, StepView, Writer
+from dovetail_server.apis.responses import objects as ro
+from dovetail_server.apis.responses.builder import OutputBuilder
+from dovetail_server.apis.responses.usage import response_usage
+from dovetail_server.schema.reports import report_field
+
+encode = msgspec.json.Encoder().encode
+ENDS: dict[str, type[ro.LifeEvent]] = {
+    "completed": ro.Completed,
+    "incomplete": ro.Incomplete,
+    "failed": ro.Failed,
+    "cancelled": ro.Failed,
+}
+
+
+class ResponsesWriter(Writer):
+    """Writes a response.
+
+    `Request.reply` has `echo`, fields of the response that repeat the request's, and may have: `summarises`, reasoning
+    goes out as a summary; `encrypts`, reasoning items carry `encrypted_content`.
+    """
+
+    response: ro.ResponseObject
+    """As it is now; its output is there from the end on."""
+
+    def __init__(self, reply: Reply) -> None:
+        """Begin without output."""
+        super().__init__(reply)
+        self._choice = reply.choices[0]
+        request, sampling = reply.requests[0], self._choice.sampling
+        echo = request.reply["echo"]
+        self.response = ro.ResponseObject(
+            id=reply.id,
+            created_at=reply.created,
+            status="queued" if echo["background"] else "in_progress",
+            model=reply.model,
+            service_tier="default",
+            store=reply.is_kept,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            **echo,
+        )
+        self._begun = self.response
+        self._builder = OutputBuilder(
+            response_id=reply.id,
+            tokenizer=reply.tokenizer,
+            summarises=request.reply.get("summarises", False),
+            encrypts=request.reply.get("encrypts", False),
+            num_top=None if request.logprobs is None else self._choice.num_top,
+        )
+        self._num_told = 0
+        self._last: Sequence[ro.StreamEvent] | None = None
+        """What a stream tells before its last event; None before the end."""
+
+    def open(self) -> bytes:
+        """Return the events that tell of the response's states before its output."""
+        told: list[ro.StreamEvent] = [ro.Created(response=self.response)]
+        if self.response.status == "queued":
+            told.append(ro.Queued(response=self.response))
+        self.response = replace(self.response, status="in_progress")
+        return self._written([*told, ro.LifeEvent(response=self.response)])
+
+    def step(self, steps: Sequence[StepView]) -> bytes:
+        """Return what the steps' events tell of the output."""
+        return self._written(event for step in steps for event in self._builder.take(step.events, step.visible))
+
+    def take(self, steps: Sequence[StepView]) -> None:
+        """Build the output."""
+        for step in steps:
+            self._builder.take(step.events, step.visible)
+
+    def close(self) -> bytes:
+        """Return the events that end what is open, and the whole response."""
+        response = self._ended()
+        return self._written([*(self._last or ()), ENDS[response.status](response=response)])
+
+    def whole(self) -> bytes:
+        """Return the response."""
+        return encode(self._ended())
+
+    def fail(self, failure: Failure) -> bool:
+        """Have the response failed; it has no output then."""
+        self.give_up(ro.ResponseError(code=error_code(failure), message=failure.message))
+        self.response.usage = response_usage(self._choice)
+        return True
+
+    def give_up(self, error: ro.ResponseError | None = None) -> None:
+        """End the response without output: it failed, or was cancelled where there is no error."""
+        status: ro.ResponseStatus = "cancelled" if error is None else "failed"
+        self.response, self._last = replace(self._begun, status=status, error=error), ()
+
+    @classmethod
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
+        """Return the only event of a stream that failed before there was a response to tell of."""
+        return written(ro.ErrorEvent(code=failure.code, message=failure.message, param=failure.param), 0)
+
+    def _written(self, events: Iterable[ro.StreamEvent]) -> bytes:
+        parts = [written(event, number) for number, event in enumerate(events, self._num_told)]
+        self._num_told += len(parts)
+        return b"".join(parts)
+
+    def _ended(self) -> ro.ResponseObject:
+        """Return the response, complete if its choice has ended."""
+        if self._last is None:
+            is_cut = self._choice.finish_reason == "length"
+            self._last = self._builder.finish("incomplete" if is_cut else "completed")
+            self.response = replace(
+                self.response,
+                status="incomplete" if is_cut else "completed",
+                completed_at=None if is_cut else int(time.time()),
+                incomplete_details=ro.IncompleteDetails("max_output_tokens") if is_cut else None,
+                output=self._builder.items,
+                usage=response_usage(self._choice),
+                structured_output=report_field(self._choice, "parameters"),
+            )
+        self.response.store = self.reply.is_kept
+        return self.response
+
+
+def error_code(failure: Failure) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
+    """Return OpenAI's word for an error of this HTTP status and code."""
+    if failure.status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if failure.status >= 500 or failure.code == "request_aborted" else "invalid_prompt"
+
+
+def written(event: ro.StreamEvent, number: int) -> bytes:
+    """Return an event as it is sent."""
+    event.sequence_number = number
+    kind = event.__struct_config__.tag
+    return b"event: %b\ndata: %b\n\n" % (str(kind).encode(), encode(event))
