@@ -119,7 +119,7 @@ def server(llm: LLM) -> Iterator[Any]:
     made = preflight.with_model(ServeSettings(log_level="error", device="cpu", max_total_tokens=16384, port=0))
     made, _, plan = plan_plugins(made, unread_model())
     text = Processor.load(made, plan, ModelFolder(made.folder, weights=False)).with_engine_limits(llm.info, made)
-    yield SimpleNamespace(text=text, check_choices=lambda num: None, settings=made)
+    yield SimpleNamespace(text=text, check_generated=lambda num: None, settings=made)
     text.grammar.close()
 
 

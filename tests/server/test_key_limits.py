@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -62,11 +63,16 @@ def write(path: Path, *entries: dict[str, Any]) -> Path:
         ("keys:\n- name: a\n  hash: HASH\n  roles: [root]\n", "line 4: keys[0].roles[0] should be 'user' or 'admin'"),
         ("keys:\n- {name: a, hash: HASH}\n- {name: b, hash: HASH}\n", "line 3: keys[1].hash another key has it, too"),
         ("keys:\n- name: a\n  name: b\n  hash: HASH\n", "line 3: 'name' is given twice"),
-        ("a: &x [1]\nb: *x\n", "line 1: YAML's aliases (*name) are not taken"),
+        ("a: &x [1]\nb: *x\n", "line 2: YAML's aliases (*name) are not taken"),
+        ("keys:\n- ? [a]\n  : b\n", "line 2: the name of a field is no text"),
+        ("keys:\n- {? {a: b} : c}\n", "line 2: the name of a field is no text"),
+        ("keys: []\n---\nkeys: []\n", "line 2: a second document begins"),
+        ('keys:\n- {name: a, hash: HASH, "\\e[1m\\n": 1}\n', r"line 2: keys[0].'\x1b[1m\n' is no field"),
+        ("keys: [" + "x," * 100_000 + "]", "line 1: keys[0] should be a valid dictionary"),
         ("keys:\n  - name: [\n", "line 3: not valid YAML"),
         ("keys:\n- hash: abc\n", "line 2: keys[0].name field required"),
         ("keys:\n- name: a\n  hash: sk-secret\n", "line 3: keys[0].hash string should match pattern"),
-        ("[" * 3000, "line 1: is nested too deeply"),
+        ("[" * 100_000, "line 1: is nested too deeply"),
     ],
 )
 def test_a_fault_of_the_file_is_told_by_line_and_field(tmp_path: Path, text: str, why: str) -> None:
@@ -78,6 +84,28 @@ def test_a_fault_of_the_file_is_told_by_line_and_field(tmp_path: Path, text: str
     assert why in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Whoever opens one waits for somebody who writes: a start, or for ever the thread that reads a changed file."""
+    path = tmp_path / "keys.yaml"
+    os.mkfifo(path, 0o600)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read_keys_file, path)
+        try:
+            error = reading.exception(timeout=30)
+        finally:
+            os.close(os.open(path, os.O_RDWR))  # lets a reader go that waits
+    assert "is no file" in str(error)
+
+
+def test_ten_thousand_keys_are_read_within_two_seconds(tmp_path: Path) -> None:
+    """As the page says of a changed file; one that is as long and at fault is, too."""
+    entries = [{"name": f"k{i}", "hash": f"sha256:{i:064x}", "limits": {"requests": 3}} for i in range(10_000)]
+    path = write(tmp_path / "keys.yaml", *entries)
+    began = time.process_time()
+    assert len(read_keys_file(path)) == 10_000
+    assert time.process_time() - began < 2
 
 
 def test_a_file_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
@@ -254,6 +282,23 @@ def test_requests_at_once_and_use_are_counted_by_key(make_harness: Callable[...,
     assert f'dovetail_key_requests_total{{key="{owner_name(ALICE)[:16]}"}} 2.0' in text
     assert f'dovetail_key_rejected_requests_total{{key="{owner_name(ALICE)[:16]}",limit="requests"}} 1.0' in text
     assert "dovetail_keys_file_current 1.0" in text
+
+
+@pytest.mark.parametrize("prompts", [["hi"], ["hi"] * 2])
+def test_choices_of_one_request_are_within_its_keys_limit(
+    make_harness: Callable[..., Harness], tmp_path: Path, prompts: list[str]
+) -> None:
+    """It took any number while the key had nothing else running. Other keys take as many as before."""
+    limited = entry("a", ALICE, limits={"requests": 2})
+    harness = make_harness(keys_file=write(tmp_path / "keys.yaml", limited, entry("b", BOB)))
+    body = {"prompt": prompts, "max_tokens": 1}
+    fits = {**body, "n": 2 // len(prompts)}
+    assert harness.post("/v1/completions", fits, headers=as_key(ALICE)).status_code == 200
+    more = {**body, "n": 3}
+    reply = harness.post("/v1/completions", more, headers=as_key(ALICE))
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "n")
+    assert "the key 'a' may have 2 requests at once" in reply.text
+    assert harness.post("/v1/completions", more, headers=as_key(BOB)).status_code == 200
 
 
 def test_reasons_that_name_places_are_for_admins(make_harness: Callable[..., Harness]) -> None:

@@ -58,6 +58,12 @@ class Live:
             self._stream.abort()
 
 
+def _is_paced() -> bool:
+    """Whether a key's limits hold for the present work: lines of batches run where there is room for them."""
+    origin = ORIGIN.get()
+    return origin is None or not origin.batch_id
+
+
 class ServingContext:
     """One per server. Used from its event loop only. What reads bodies and what keeps files add to it."""
 
@@ -168,6 +174,13 @@ class ServingContext:
             text = f"{what} is {num_choices}; at most {self.max_live} fit into this server's queue"
             raise RequestError(text, param=param, code="invalid_value")
 
+    def check_generated(self, num_choices: int) -> None:
+        """As `check_choices`, of choices that are generated: the present caller's key may have a bound of its own."""
+        self.check_choices(num_choices)
+        tenant = CALLER.get().tenant
+        if tenant.is_limited and _is_paced():
+            tenant.check_choices(num_choices)
+
     def check_room(self, num_requests: int = 1, num_tokens: int = 1) -> None:
         """Raise where so much more of the present caller's does not fit. A request that is alone always fits.
 
@@ -177,9 +190,9 @@ class ServingContext:
         Raises:
             ServiceError: 429, the queue is full, or the caller's key has come to its limits.
         """
-        tenant, origin = CALLER.get().tenant, ORIGIN.get()
-        if tenant.is_limited:
-            tenant.check(num_requests, num_tokens, is_paced=origin is None or not origin.batch_id)
+        tenant = CALLER.get().tenant
+        if tenant.is_limited and _is_paced():
+            tenant.check(num_requests, num_tokens)
         most = self.max_live
         is_full = self.num_live + num_requests > most
         if is_full and tenant.num_live + num_requests > share_of(tenant, self.live_tenants) * most:

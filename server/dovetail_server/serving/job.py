@@ -92,7 +92,7 @@ def make_generation(
     Raises:
         RequestError: A request cannot be served as it is.
     """
-    state.check_choices(sum(len(request.prompts) * (request.candidates or request.n) for request in requests))
+    state.check_generated(sum(len(request.prompts) * (request.candidates or request.n) for request in requests))
     choices: list[Choice] = []
     before: Preparation | None = None
     for at, request in enumerate(requests):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import stat
 from collections import Counter
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from dovetail.errors import ConfigError
 
@@ -20,6 +21,10 @@ MAX_KEYS = 10_000
 HASH = r"^sha256:[0-9a-f]{64}$"
 PER_MINUTE = 1 << 40
 PRIORITIES = ((-1 << 31), (1 << 31) - 1)
+MAX_DEPTH = 8
+LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+"""Only its events are used: its nodes are made by recursion, which in libyaml's fast one ends the process."""
+Steps = tuple[str | int, ...]
 
 
 def key_hash(key: str) -> str:
@@ -88,7 +93,7 @@ class KeyEntry(_Strict):
 class KeysFile(_Strict):
     """The whole file."""
 
-    keys: tuple[KeyEntry, ...] = Field(max_length=MAX_KEYS)
+    keys: Annotated[tuple[KeyEntry, ...], FailFast()] = Field(max_length=MAX_KEYS)
 
 
 def read_keys_file(path: Path) -> tuple[KeyEntry, ...]:
@@ -99,7 +104,8 @@ def read_keys_file(path: Path) -> tuple[KeyEntry, ...]:
     """
     where = f"--keys-file {str(path)!r}"
     try:
-        with path.open("rb") as file:
+        # Without O_NONBLOCK a named pipe keeps whoever opens it waiting until somebody writes to it.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise ConfigError(f"{where}: is no file")
@@ -110,11 +116,9 @@ def read_keys_file(path: Path) -> tuple[KeyEntry, ...]:
         raise ConfigError(f"{where}: {error.strerror}; give a readable YAML file") from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{where}: is over {MAX_BYTES} bytes")
+    lines: dict[Steps, int] = {}
     try:
-        loader = yaml.BaseLoader(raw.decode("utf-8"))  # all values are texts, which the schema converts
-        node = loader.get_single_node()
-        lines = dict(_lines(node, ()))
-        value = None if node is None else loader.construct_document(node)
+        value = _document(yaml.parse(raw.decode("utf-8"), Loader=LOADER), lines)
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise ConfigError(f"{where} line {line}: not UTF-8") from None
@@ -122,8 +126,6 @@ def read_keys_file(path: Path) -> tuple[KeyEntry, ...]:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = 1 if mark is None else mark.line + 1
         raise ConfigError(f"{where} line {line}: not valid YAML{f': {problem}' if problem else ''}") from None
-    except RecursionError:
-        raise ConfigError(f"{where} line 1: is nested too deeply") from None
     except _FaultError as error:
         raise ConfigError(f"{where} {error}") from None
     if not isinstance(value, dict):
@@ -150,35 +152,63 @@ class _FaultError(Exception):
     """A fault of the file that neither YAML nor the schema knows."""
 
 
-def _lines(node: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], int]]:
-    """Yield the line of each value, by its path.
+def _document(events: Iterator[yaml.Event], lines: dict[Steps, int]) -> Any:
+    """Return the value of the only document, None for none. Notes in `lines` where each part of it stands.
 
     Raises:
-        _FaultError: A field stands twice in one place, or an alias in any: what it repeats may have no end.
+        _FaultError: There are several documents, or see `_value`.
     """
-    seen: set[int] = set()
-    stack = [] if node is None else [(node, path)]
-    while stack:
-        node, path = stack.pop()
-        line = node.start_mark.line + 1
-        if id(node) in seen:
-            raise _FaultError(f"line {line}: YAML's aliases (*name) are not taken; write the value out")
-        seen.add(id(node))
-        yield path, line
-        if isinstance(node, yaml.SequenceNode):
-            stack += [(item, (*path, i)) for i, item in enumerate(node.value)]
-        elif isinstance(node, yaml.MappingNode):
-            names: set[str] = set()
-            for name, item in node.value:
-                if name.value in names:
-                    raise _FaultError(f"line {name.start_mark.line + 1}: {str(name.value)!r} is given twice")
-                names.add(str(name.value))
-                stack.append((item, (*path, str(name.value))))
+    found = [event for event in itertools.islice(events, 3) if isinstance(event, yaml.NodeEvent)]
+    value = _value(events, found[0], (), lines) if found else None
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            raise _FaultError(f"{_line(event)}: a second document begins; the file is one")
+    return value
 
 
-def _place(lines: dict[tuple[str | int, ...], int], loc: tuple[int | str, ...]) -> str:
+def _value(events: Iterator[yaml.Event], first: yaml.Event, path: Steps, lines: dict[Steps, int]) -> Any:
+    """Return the value whose events begin with `first`: texts, lists and mappings.
+
+    Raises:
+        _FaultError: A field stands twice in one place, its name is no text, or values nest too deeply; or there is an
+            alias: what it repeats may have no end.
+    """
+    lines[path] = _line_number(first)
+    if isinstance(first, yaml.AliasEvent):
+        raise _FaultError(f"{_line(first)}: YAML's aliases (*name) are not taken; write the value out")
+    if isinstance(first, yaml.ScalarEvent):
+        return first.value
+    if len(path) > MAX_DEPTH:
+        raise _FaultError(f"{_line(first)}: is nested too deeply")
+    if isinstance(first, yaml.SequenceStartEvent):
+        items: list[Any] = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_value(events, event, (*path, len(items)), lines))
+        return items
+    fields: dict[str, Any] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        if not isinstance(event, yaml.ScalarEvent):
+            raise _FaultError(f"{_line(event)}: the name of a field is no text; write a word")
+        if event.value in fields:
+            raise _FaultError(f"{_line(event)}: {event.value!r} is given twice")
+        fields[event.value] = _value(events, next(events), (*path, event.value), lines)
+    return fields
+
+
+def _line_number(event: yaml.Event) -> int:
+    return 1 if event.start_mark is None else event.start_mark.line + 1
+
+
+def _line(event: yaml.Event) -> str:
+    return f"line {_line_number(event)}"
+
+
+def _place(lines: dict[Steps, int], loc: Steps) -> str:
     """Word where a value stands: `line 7: keys[0].limits.requests`."""
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc).removeprefix(".")
+    names = (
+        f"[{step}]" if isinstance(step, int) else "." + (step if step.isprintable() else repr(step)) for step in loc
+    )
+    path = "".join(names).removeprefix(".")
     near = loc
     while near and near not in lines:
         near = near[:-1]
@@ -188,7 +218,7 @@ def _place(lines: dict[tuple[str | int, ...], int], loc: tuple[int | str, ...]) 
 MODELS: dict[str, type[BaseModel]] = {"keys": KeyEntry, "limits": Limits, "priority": PriorityRange}
 
 
-def _known(loc: tuple[int | str, ...]) -> list[str]:
+def _known(loc: Steps) -> list[str]:
     """Return the fields that may stand where an unknown one does."""
     model: type[BaseModel] = KeysFile
     for step in loc[:-1]:

@@ -129,19 +129,23 @@ class Tenant:
         self._input.set(limits.input_tokens_per_minute)
         self._output.set(limits.output_tokens_per_minute)
 
-    def check(self, num_requests: int = 1, num_tokens: int = 1, *, is_paced: bool = True) -> None:
-        """Raise where a request goes beyond the key's limits.
+    def check_choices(self, num_choices: int) -> None:
+        """Refuse a request that would generate more at once than the key ever may.
 
-        Args:
-            num_requests: Choices of it.
-            num_tokens: Prompt tokens.
-            is_paced: Not a line of a batch, of which as many run as there is room for.
+        Raises:
+            RequestError: It asks for so many choices.
+        """
+        most = self.grant.limits.requests
+        if most is not None and num_choices > most:
+            text = f"prompts times n is {num_choices}; {self._whose()} may have {most} requests at once"
+            raise RequestError(text, param="n", code="invalid_value")
+
+    def check(self, num_requests: int = 1, num_tokens: int = 1) -> None:
+        """Raise where a request, or a list of texts that are not continued, goes beyond the key's limits.
 
         Raises:
             ServiceError: 429, with the time after which it may be sent again.
         """
-        if not is_paced:
-            return
         limits = self.grant.limits
         if limits.requests is not None and self.num_live and self.num_live + num_requests > limits.requests:
             self._refuse("requests", f"has {self.num_live} requests at once, and may have {limits.requests}", 1.0)
