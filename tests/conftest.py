@@ -536,7 +536,9 @@ def core_as_before(pytestconfig: pytest.Config) -> Iterator[None]:
     # What is new is not looked at: Triton's interpreter adds names to the modules of kernels.
     had = {f"{owner.replace(':', '.')}.{name}" for owner, (held, _) in before.items() for name in held}
     changed = [
-        name for name in detect_monkeypatches(before) if name in had and not name.rpartition(".")[2].startswith("_")
+        name
+        for name in detect_monkeypatches(before)
+        if name.startswith("dovetail") and name in had and not name.rpartition(".")[2].startswith("_")
     ]
     if changed:
         del pytestconfig.stash[CORE]  # the next file is not to blame

@@ -96,7 +96,8 @@ def make_policy(plugins: LoadedPlugins) -> Policy:
         PluginError: The plan holds none, or it cannot be made.
     """
     for planned, cls in plugins.candidates(KIND):
-        return policy_of(cls, describe(planned))
+        with plugins.watched(planned):
+            return policy_of(cls, describe(planned))
     raise PluginError(f"the engine's plan holds no {KIND}; give make_plan a model, or a name for it")
 
 

@@ -116,5 +116,6 @@ class Drafter:
 def make_speculation(plugins: LoadedPlugins, vocab_size: int) -> Speculation | None:
     """Make what an engine's plan drafts with; None where it names no speculator."""
     for planned, cls in plugins.candidates(KIND):
-        return Speculation(Drafter(cls(), describe(planned)).propose, vocab_size)
+        with plugins.watched(planned):
+            return Speculation(Drafter(cls(), describe(planned)).propose, vocab_size)
     return None

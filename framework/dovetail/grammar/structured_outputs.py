@@ -106,7 +106,8 @@ class StructuredOutputs:
         )
         backends: dict[str, GrammarBackend] = {}
         for planned, backend in plugins.candidates("grammar_backend"):
-            backends[planned.name] = backend(vocabulary)
+            with plugins.watched(planned):
+                backends[planned.name] = backend(vocabulary)
         tell_unserved(backends)
         return cls(backends, **options)
 

@@ -7,6 +7,7 @@ candidate of `auto` may fail: a warning is logged and the next candidate is take
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -126,18 +127,20 @@ class LoadedPlugins:
     def _object(self, planned: PlannedPlugin) -> Any:
         key = (planned.kind, planned.qualified)
         if key not in self._objects:
-            is_ours = planned.distribution == DISTRIBUTION  # the kit watches these; a start need not pay for it
-            self._objects[key] = self._import(planned) if is_ours else self._import_watched(planned)
+            with self.watched(planned):
+                self._objects[key] = import_planned(planned, self.plan.timeout_s)
         return self._objects[key]
 
-    def _import(self, planned: PlannedPlugin) -> Any:
-        return import_planned(planned, self.plan.timeout_s)
-
-    def _import_watched(self, planned: PlannedPlugin) -> Any:
+    @contextmanager
+    def watched(self, planned: PlannedPlugin) -> Iterator[None]:
+        """Note what a plugin changes for others meanwhile; for code that imports or makes one."""
+        if planned.distribution == DISTRIBUTION:  # the kit watches these; a start need not pay for it
+            yield
+            return
         own_module = planned.target.partition(":")[0]
         state = ProcessState.now()
-        with watching(skip=own_module) as before:
-            loaded = self._import(planned)
+        with watching(skip=own_module) as before, one_process():
+            yield
         changed = detect_monkeypatches(before, skip=own_module)
         ours = [name for name in changed if name.partition(".")[0] in CORE]
         if ours:
@@ -146,7 +149,6 @@ class LoadedPlugins:
             self._note(f"{describe(planned)} changed {', '.join(others)}, which all code of the process goes through")
         if left := state.shared_differences(ProcessState.now()):
             self._note(f"{describe(planned)} left {', '.join(left)} behind, which all code of the process shares")
-        return loaded
 
     def _note(self, line: str) -> None:
         self.monkeypatches.append(line)
@@ -165,6 +167,17 @@ class LoadedPlugins:
                 f"{' or '.join(strangers)} left {', '.join(left)} behind, of which requests of all others fail; a "
                 "plugin must undo what it sets for itself: report this to its author, or leave the plugin out"
             )
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """End the copies of this process that a plugin's code makes (`os.fork`): each would go on as a second server."""
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
 
 
 @contextmanager
@@ -219,7 +232,7 @@ def import_planned(planned: PlannedPlugin, timeout_s: float = DEFAULT_TIMEOUT_S)
     """
     kind = KINDS[planned.kind]
     _check_version(planned)
-    with time_limit(f"{describe(planned)}: importing {planned.target.partition(':')[0]}", timeout_s):
+    with time_limit(f"{describe(planned)}: importing {planned.target.partition(':')[0]}", timeout_s), one_process():
         loaded = _import_target(planned)
     if planned.api < kind.api:
         loaded = _adapt(planned, loaded)

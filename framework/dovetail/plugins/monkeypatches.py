@@ -2,8 +2,9 @@
 
 A plugin that patches the core works until the core changes, and breaks other plugins meanwhile. Nothing prevents it
 (a plugin is ordinary code), so it is shown. Compared are the attributes of every core module and of the classes
-defined there, by identity, and the contents of its constant tables; a module that the plugin is the first to import is
-held as it is once its own code has run. The same holds for modules of Python that all code goes through (`SHARED`).
+defined there, by identity, the contents of its constant tables, and the code and defaults of its functions; a module
+that the plugin is the first to import is held as it is once its own code has run. The same holds for modules of Python
+and of libraries that all code goes through (`SHARED`), where what is new is nobody's concern.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 CORE = ("dovetail", "dovetail_server")
-SHARED = ("json", "json.encoder", "json.decoder", "builtins", "os", "time", "socket", "threading", "random", "signal")
-"""Modules of Python whose public functions and classes nobody may replace."""
+SHARED = (
+    *("json", "json.encoder", "json.decoder", "builtins", "os", "time", "socket", "threading", "random", "signal"),
+    *("logging", "re", "pathlib", "io", "copy", "functools", "subprocess", "asyncio", "asyncio.runners"),
+    *("msgspec", "msgspec.json", "msgspec.msgpack", "numpy", "torch", "torch.nn.functional"),
+    *("torch.nn.modules.module", "torch.nn.modules.linear", "torch.nn.modules.sparse"),
+)
+"""Modules whose public functions and classes, and the methods of these, nobody may replace."""
 _MACHINERY = ("__pydantic_", "__msgspec_", "__warningregistry__", "__annotat", "_abc_")
 """Attributes that Python, pydantic and msgspec make themselves, when they are first needed."""
 
 _Held = tuple[Mapping[str, Any], Mapping[str, Any]]
 Snapshot = dict[str, _Held]
-"""By owner (`module` or `module:Class`): the attributes, and copies of those that are constant tables (`KINDS`)."""
+"""By owner (`module` or `module:Class`): the attributes, and of those that can change in place what they held: of
+constant tables (`KINDS`) a copy, of functions which code and defaults."""
 
 
 def snapshot(skip: str = "") -> Snapshot:
@@ -40,9 +47,8 @@ def snapshot(skip: str = "") -> Snapshot:
         if name.partition(".")[0] in CORE and name != skip and isinstance(module, ModuleType):
             _hold(taken, name, module)
     for name in SHARED:
-        if (shared := sys.modules.get(name)) is not None:
-            public = {key: value for key, value in vars(shared).copy().items() if key[0] != "_" and callable(value)}
-            taken[name] = public, {}
+        if isinstance(shared := sys.modules.get(name), ModuleType):
+            _hold(taken, name, shared)
     return taken
 
 
@@ -50,12 +56,27 @@ def _hold(taken: Snapshot, name: str, module: ModuleType) -> None:
     """Add a module of the core, and the classes defined there."""
     for owner, namespace in _owners(name, module):
         held = namespace.copy()
-        taken[owner] = held, {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
+        if name in SHARED:
+            if owner.partition(":")[2].startswith("_"):
+                continue  # the same class under a second name
+            held = {key: value for key, value in held.items() if key[0] != "_" and callable(value)}
+            held.pop("Storage", None)  # torch's own, and another one with another default dtype
+        inside: dict[str, Any] = {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
+        for key, value in held.items():
+            if type(value) is FunctionType and value.__module__ == name:
+                inside[key] = _made_of(value)
+        taken[owner] = held, inside
+
+
+def _made_of(function: FunctionType) -> tuple[object, ...]:
+    """Say which code and which defaults a function has; comparing these themselves could run anybody's code."""
+    named = function.__kwdefaults__
+    return id(function.__code__), id(function.__defaults__), named and tuple(map(id, named.values()))
 
 
 @contextmanager
 def watching(skip: str = "") -> Iterator[Snapshot]:
-    """Take a snapshot, and add core modules that are first imported inside, each as its own code leaves it."""
+    """Take a snapshot, and add modules that are first imported inside, each as its own code leaves it."""
     before = snapshot(skip)
     finder = _CoreImports(before, skip)
     sys.meta_path.insert(0, finder)
@@ -66,20 +87,20 @@ def watching(skip: str = "") -> Iterator[Snapshot]:
 
 
 class _CoreImports:
-    """Finds core modules as the other finders do, and holds them once they are executed."""
+    """Finds modules of the core and shared ones as the other finders do, and holds them once they are executed."""
 
     def __init__(self, taken: Snapshot, skip: str) -> None:
         self._taken, self._skip = taken, skip
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """See `importlib.abc.MetaPathFinder`."""
-        if name.partition(".")[0] not in CORE or name == self._skip:
+        if (name.partition(".")[0] not in CORE and name not in SHARED) or name == self._skip:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # of two that watch, one asks the other, not both
         found = (finder.find_spec(name, path, target) for finder in behind)
         spec = next((one for one in found if one is not None), None)
         loader: Any = None if spec is None else spec.loader
-        if loader is not None and hasattr(loader, "exec_module"):
+        if hasattr(loader, "exec_module") and not isinstance(loader, type):  # a class loads what is built in
             inner = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
@@ -97,9 +118,12 @@ def detect_monkeypatches(before: Snapshot, skip: str = "") -> list[str]:
     now = snapshot(skip)
     for owner, held in before.items():
         current = now.get(owner)
+        if current is None and ":" not in owner and owner != skip:
+            changed.append(f"sys.modules[{owner!r}]")
         if current is None or _same(held, current):  # None: a replaced class, which its module's attribute shows
             continue
-        for key in held[0].keys() | current[0].keys():
+        keys = held[0].keys() if owner.partition(":")[0] in SHARED else held[0].keys() | current[0].keys()
+        for key in keys:
             old, new = _at(held, key), _at(current, key)
             if key.startswith(_MACHINERY) or not _differs(old, new):
                 continue

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import locale
+import logging
 import os
+import resource
 import signal
+import socket
 import sys
 import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,32 +19,51 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What all code of a process shares and a plugin must leave as it is when it is loaded."""
+    """What all code of a process shares and a plugin must leave as it is when it is loaded.
+
+    Attributes:
+        threads: Names of all threads but those that run Dovetail's code.
+        children: Processes that any thread has started.
+        own_children: Those that this thread has started.
+        signals: What handles each signal.
+        torch: Defaults of torch of which requests fail.
+        python: Everything else, by what it is called in messages.
+        environment: The environment variables.
+    """
 
     threads: frozenset[str]
     children: frozenset[int]
+    own_children: frozenset[int]
     signals: dict[str, str]
     torch: dict[str, str]
     python: dict[str, object]
+    environment: dict[str, str]
 
     @classmethod
     def now(cls) -> ProcessState:
         """Look at this process."""
         children = {pid for path in Path("/proc/self/task").glob("*/children") for pid in _pids(path)}
+        own = _pids(Path(f"/proc/self/task/{threading.get_native_id()}/children"))
         handlers = {name.name: repr(signal.getsignal(name)) for name in signal.valid_signals() if hasattr(name, "name")}
-        threads = frozenset(thread.name for thread in threading.enumerate())
-        return cls(threads, frozenset(children), handlers, _torch(), _python())
+        threads = frozenset(thread.name for thread in threading.enumerate() if not _is_ours(thread))
+        python = {**_python(), **_settings()}
+        return cls(threads, frozenset(children), frozenset(own), handlers, _torch(), python, dict(os.environ))
 
     def differences(self, later: ProcessState) -> list[str]:
         """Say what is there that was not."""
-        found = [f"the thread {name!r}" for name in sorted(later.threads - self.threads)]
-        found += [f"the process {pid}" for pid in sorted(later.children - self.children)]
+        found = [f"the process {pid}" for pid in sorted(later.children - self.children - later.own_children)]
         return found + self.shared_differences(later)
 
     def shared_differences(self, later: ProcessState) -> list[str]:
-        """Say the same but for threads and processes, which others may have started meanwhile."""
-        found = [f"a handler of {name}" for name, handler in later.signals.items() if handler != self.signals[name]]
-        found += [f"another {what}" for what, value in later.python.items() if value != self.python[what]]
+        """Say the same but for processes of other threads, which others may have started meanwhile."""
+        found = [f"the thread {name!r}" for name in sorted(later.threads - self.threads)]
+        found += [f"the process {pid}" for pid in sorted(later.own_children - self.own_children)]
+        found += [f"a handler of {name}" for name, handler in later.signals.items() if handler != self.signals[name]]
+        # A setting of a library that was imported meanwhile had no value before.
+        found += [f"another {what}" for what, value in later.python.items() if value != self.python.get(what, value)]
+        names = later.environment.keys() | self.environment.keys()
+        changed = sorted(name for name in names if later.environment.get(name) != self.environment.get(name))
+        found += [f"another value of the environment variable {name}" for name in changed]
         return found + self.torch_differences(later)
 
     def torch_differences(self, later: ProcessState) -> list[str]:
@@ -52,6 +77,12 @@ TORCH = {"default dtype": "torch.float32", "default device": "cpu", "grad mode":
 """How torch begins."""
 
 
+def _is_ours(thread: threading.Thread) -> bool:
+    """Whether a thread was begun by Dovetail, which may do so at any time."""
+    home = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
+    return home.partition(".")[0] in ("dovetail", "dovetail_server")
+
+
 def _pids(path: Path) -> list[int]:
     """Return the processes that a file lists; none if the thread whose it is has just ended."""
     try:
@@ -62,8 +93,69 @@ def _pids(path: Path) -> list[int]:
 
 def _python() -> dict[str, object]:
     """What all code of Python's goes through."""
-    streams = {"standard output": sys.stdout, "standard error": sys.stderr, "hook for exceptions": sys.excepthook}
-    return {"recursion limit": sys.getrecursionlimit(), "working directory": os.getcwd(), **streams}
+    core = logging.getLogger("dovetail")
+    return {
+        "recursion limit": sys.getrecursionlimit(),
+        "limit of digits": sys.get_int_max_str_digits(),
+        "time between threads": sys.getswitchinterval(),
+        "standard output": _stream(sys.stdout, 1),
+        "standard error": _stream(sys.stderr, 2),
+        "hook for exceptions": (sys.excepthook, sys.unraisablehook),
+        "tracing": (sys.gettrace(), sys.getprofile()),
+        "search path of modules": tuple(sys.path),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "level of logging": (logging.root.level, logging.root.manager.disable, core.level, core.propagate),
+        "handler of logging": (*map(id, logging.root.handlers), *map(id, core.handlers)),
+        "class of loggers": logging.getLoggerClass(),
+        "rule for warnings": tuple(rule for rule in warnings.filters if rule[0] == "error"),
+        "policy of event loops": getattr(sys.modules.get("asyncio.events"), "_event_loop_policy", None),
+    }
+
+
+def _settings() -> dict[str, object]:
+    """What the operating system keeps for the process, and settings of libraries."""
+    torch: Any = sys.modules.get("torch")
+    has_torch = hasattr(torch, "get_float32_matmul_precision")
+    processes: Any = sys.modules.get("multiprocessing")
+    found: dict[str, object] = {
+        "working directory": os.getcwd(),
+        "mask of files": _umask(),
+        "mask of signals": frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "timer of signals": [bool(signal.getitimer(which)[0]) for which in (signal.ITIMER_REAL, signal.ITIMER_PROF)],
+        "limit of open files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "limit of memory": resource.getrlimit(resource.RLIMIT_AS),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "timeout of sockets": socket.getdefaulttimeout(),
+        "way to start processes": processes and processes.get_start_method(allow_none=True),
+    }
+    if has_torch:
+        found |= {
+            "number of torch's threads": torch.get_num_threads(),
+            "precision of torch's products": torch.get_float32_matmul_precision(),
+            "determinism of torch": torch.are_deterministic_algorithms_enabled(),
+        }
+    if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "geterr"):
+        found["way in which NumPy takes errors"] = numpy.geterr()
+    return found
+
+
+def _stream(stream: Any, descriptor: int) -> object:
+    """What a standard stream is: the object, whether it is closed, and the file behind its descriptor."""
+    try:
+        file = os.fstat(descriptor)
+        behind: object = (file.st_dev, file.st_ino)
+    except OSError:
+        behind = None
+    return stream, getattr(stream, "closed", None), behind
+
+
+def _umask() -> str:
+    """Return the mask of new files as Linux shows it: the system call would have to set another one."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return ""
+    return status.partition("Umask:")[2].partition("\n")[0].strip()
 
 
 def _torch() -> dict[str, str]:
@@ -74,5 +166,5 @@ def _torch() -> dict[str, str]:
     return dict(zip(TORCH, map(str, values), strict=True))
 
 
-BEGINNING = ProcessState(frozenset(), frozenset(), {}, {}, {})
+BEGINNING = ProcessState(frozenset(), frozenset(), frozenset(), {}, {}, {}, {})
 """A process of which nothing is known but how torch begins."""

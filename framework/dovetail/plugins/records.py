@@ -145,6 +145,15 @@ class Rules:
         return self.lock(distribution, version) if self.lock is not None else None
 
 
+NAMES = "use visible characters, no blanks, no : and no comma, 100 at most, and neither auto nor none"
+
+
+def can_be_typed(name: str) -> bool:
+    """Whether a flag can name a plugin so: settings list names with commas, `:` follows a distribution."""
+    is_visible = name.isprintable() and not any(char.isspace() or char in ":," for char in name)
+    return 0 < len(name) <= 100 and is_visible and name.lower() not in ("auto", "none")
+
+
 def is_target(target: str) -> bool:
     """Whether `target` has the form `module:attr`."""
     module, colon, attr = target.partition(":")
@@ -200,6 +209,8 @@ def _static_state(
         return State.INCOMPATIBLE, installed.unmet
     if not is_target(entry.target):
         return State.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
+    if not can_be_typed(entry.name):
+        return State.INCOMPATIBLE, f"nobody can ask for the name {entry.name!r}; {NAMES}"
     if (blocked := rules.why_blocked(installed.name, installed.version, entry.name)) is not None:
         return State.BLOCKED, blocked
     return State.FOUND, "" if api == kind.api else f"made for API {api} of {kind.name}; used through an adapter"

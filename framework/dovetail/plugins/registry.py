@@ -15,7 +15,16 @@ from typing import Any
 
 from dovetail.errors import PluginError
 from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution, split_qualified
-from dovetail.plugins.records import PluginRecord, Rules, State, facts_without_plugin, is_target, record_of
+from dovetail.plugins.records import (
+    NAMES,
+    PluginRecord,
+    Rules,
+    State,
+    can_be_typed,
+    facts_without_plugin,
+    is_target,
+    record_of,
+)
 from dovetail.plugins.scan import parse_facts, scan
 
 
@@ -124,6 +133,8 @@ class Registry:
         who = f"{distribution or 'registry.add'}: {kind} {name!r}"
         if kind not in KINDS:
             raise PluginError(f"{who}: unknown kind; possible: {', '.join(KINDS)}")
+        if not can_be_typed(name):
+            raise PluginError(f"{who}: nobody can ask for such a name; {NAMES}")
         if not is_target(target):
             raise PluginError(f"{who}: target {target!r} is not of the form 'module:attr'")
         try:

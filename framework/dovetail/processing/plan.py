@@ -85,7 +85,8 @@ def make_parsers(plan: PluginPlan) -> None:
     loaded = load(plan, "api")
     for kind in ("reasoning_parser", "tool_parser"):
         for planned, parser in loaded.candidates(kind):
-            with time_limit(f"{describe(planned)}: making it", plan.timeout_s), naming_plugin(loaded):
+            limit = time_limit(f"{describe(planned)}: making it", plan.timeout_s)
+            with limit, naming_plugin(loaded), loaded.watched(planned):
                 parser()
 
 

@@ -48,6 +48,7 @@ class ChildReport(msgspec.Struct):
         changed: Core attributes that loading it changed.
         left: What loading it left behind in the process.
         error: Why loading failed.
+        ended: Whether loading ends the process.
         second_error: Why loading it again failed.
     """
 
@@ -59,6 +60,7 @@ class ChildReport(msgspec.Struct):
     changed: list[str] = []
     left: list[str] = []
     error: str | None = None
+    ended: bool = False
     second_error: str | None = None
 
 
@@ -156,28 +158,33 @@ def _watch(heavy: list[str], core: list[str] | None, channel: socket.socket) -> 
     """Do one job in a fork of this fork, and tell how that one ended."""
     job = msgspec.msgpack.decode(receive(channel), type=Job)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as printed:
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         if (pid := os.fork()) == 0:
             channel.close()
-            _begin(job, printed.fileno())
+            _begin(job, output.fileno(), errors.fileno())
             told.write(msgspec.msgpack.encode(_work(job, heavy, core)))
             told.flush()
             os._exit(0)
         crash = _wait(pid)
-        if crash is None:
-            told.seek(0)
-            report = msgspec.msgpack.decode(told.read(), type=ChildReport)
+        told.seek(0)
+        if crash is None and (found := told.read()):
+            report = msgspec.msgpack.decode(found, type=ChildReport)
         else:
-            printed.seek(0)
-            last = " ".join(printed.read().decode(errors="replace").split()[-40:])
-            report = replace(job.report, listed=True, error=f"{crash}: {last}")
+            words = [word for file in (output, errors) for word in _text_from(file.fileno(), 0).split()]
+            last, crash = " ".join(words[-40:]), crash or "the process ended with exit code 0"
+            report = replace(job.report, listed=True, error=f"{crash}: {last}".removesuffix(": "), ended=True)
     send(channel, report)
 
 
-def _begin(job: Job, output: int) -> None:
+def _text_from(descriptor: int, start: int) -> str:
+    """Return what a file holds behind its first bytes."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size - start, start).decode(errors="replace")
+
+
+def _begin(job: Job, output: int, errors: int) -> None:
     """Be as a process that has just started in the asker's environment."""
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(job.environment)
@@ -244,12 +251,17 @@ def _foreign(top: str) -> tuple[str, ...]:
 
 
 def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, core: list[str], report: ChildReport) -> None:
-    state = ProcessState.now()
+    gc.enable()
+    state, output = ProcessState.now(), os.dup(1)
     with watching() as before:
         first = load(plan, role).get(planned.kind, planned.qualified)
         _make(planned, first)
     report.changed = detect_monkeypatches(before)
     report.left = state.differences(ProcessState.now())
+    if not getattr(sys.stdout, "closed", True):
+        sys.stdout.flush()
+    if text := _text_from(output, 0):
+        report.left.append(f"{text[:60]!r} on standard output, which belongs to the command that runs")
     report.heavy_after_load = [name for name in HEAVY if name in sys.modules and name not in core]
     try:
         load(plan, role).get(planned.kind, planned.qualified)

@@ -31,7 +31,7 @@ def made(loaded: LoadedPlugins) -> list[Api]:
     apis: list[Api] = []
     owners: dict[str, str] = {}
     for planned, kind in loaded.candidates("api"):
-        with naming_plugin(loaded):
+        with naming_plugin(loaded), loaded.watched(planned):
             api: Api = kind()
             routes = api.routes()
         who = describe(planned)

@@ -35,7 +35,7 @@ class Processors:
         """Make those of an engine's plan."""
         made: dict[str, LogitsProcessor] = {}
         for planned, plugin in plugins.candidates("logits_processor"):
-            with torch.inference_mode():
+            with torch.inference_mode(), plugins.watched(planned):
                 made[planned.name] = plugin(vocab_size, num_rows, device)
             if not plugin.capturable:
                 text = "%s reads tensors on the host: steps with requests that ask for it wait for the device."
