@@ -13,7 +13,7 @@ import pytest
 from dovetail.plugins.monkeypatches import detect_monkeypatches, snapshot
 
 MOST = 2_000
-"""Modules that are imported in each look: each is looked at by the snapshots, which may let the collector run for each."""
+"""Modules that are imported in each look: the snapshots look at each, which may let the collector run for each."""
 
 
 @pytest.fixture
