@@ -17,8 +17,10 @@ documentation of structural tags (0.2.8).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 from xml.sax.saxutils import escape as escape_xml
 
@@ -32,6 +34,8 @@ SPACE: Node = {"type": "regex", "pattern": r"[ \t\r\n]{0,20}"}
 MARK = "]<]minimax[>["
 """Before each tag of `minimax_m3_xml`."""
 _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$defs", "definitions"))
+_TO_WHOLE = re.compile(r"#(?:$|/(?!\$defs/|definitions/))")
+"""References to a schema itself, or to a part of it that is no definition."""
 MAX_DEPTH = 16
 _QUOTE = {'"': "&quot;"}
 ANY_NAME: Node = {"type": "regex", "pattern": "[a-zA-Z_][a-zA-Z0-9_]*"}
@@ -84,7 +88,7 @@ class TaggedArguments:
     def __init__(self, root: Any, style: str, *, any_order: bool = False) -> None:
         """Keep what there is; `any_order`: keys come as they like, and are not counted one by one."""
         self.lost: list[str] = []
-        self._root: Mapping[str, Any] = root if isinstance(root, Mapping) else {}
+        self._root: Mapping[str, Any] = _taken_apart(root) if isinstance(root, Mapping) else {}
         self._shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
         self._style, self._any_order = style, any_order
 
@@ -220,6 +224,21 @@ class TaggedArguments:
     @staticmethod
     def _sequence(*elements: Node) -> Node:
         return {"type": "sequence", "elements": [*elements]}
+
+
+def _taken_apart(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema in which references go to definitions: its values become schemas of their own."""
+    made = json.loads(json.dumps(root))
+    name = next(name for name in map("root{}".format, count()) if name not in root.get("$defs", {}))
+    is_referred = False
+    for _, node in schema.every(made):
+        given = node.get("$ref") if isinstance(node, dict) else None
+        if isinstance(given, str) and _TO_WHOLE.match(given) is not None:
+            node["$ref"], is_referred = f"#/$defs/{name}{given[1:]}", True
+    if not is_referred:
+        return root
+    whole = {key: value for key, value in made.items() if key not in schema.DEFINITIONS}
+    return {**made, "$defs": {**made.get("$defs", {}), name: whole}}
 
 
 def in_any_order(node: Any, where: str = "") -> tuple[Any, list[str]]:

@@ -27,7 +27,7 @@ from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail.grammar.spec.wire import option_of
 from dovetail.text.tool_calls.reply_grammar import answer_message, arguments_schema, chosen, other_messages
-from dovetail.text.tool_calls.schema_types import STRING, types_of
+from dovetail.text.tool_calls.schema_types import STRING, properties_of, schemas_by_tool, types_of
 from dovetail.text.tool_calls.tagged_values import DERIVED, tagged_value
 
 Tool = Mapping[str, Any]
@@ -121,7 +121,7 @@ class ToolRouter:
         numbers = {each.name: number for number, each in enumerate(schemas)}
         weak: dict[int, tuple[str, Weakened]] = {}
         for number, each in enumerate(schemas):
-            normal = normalize(json.loads(each.source))
+            normal = normalize(json.loads(each.source), is_taken_apart=True)
             item = weakened(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
             if item.reason or not isinstance(item.schema, dict):
                 if self._router.enforced_only:
@@ -145,7 +145,7 @@ class ToolRouter:
                 continue
             number = numbers[tool["function"]["name"]]
             place, item = weak[number]
-            lost = [*item.ignored, *(item.normal.place(at) for at in _lost(number, item.schema, places))]
+            lost = [*item.ignored, *(item.normal.place(at) for at in _lost(number, item.schema, places, tool))]
             lost += [at[1] for at in unsaid if at is not None and at[0] == number]
             if lost and tool["function"].get("strict") and self._router.strict_schema:
                 raise not_strict(
@@ -264,19 +264,22 @@ def _function(tool: Tool, parameters: Any) -> Tool:
     return {**tool, "function": {**tool["function"], "parameters": parameters}}
 
 
-def _lost(number: int, whole: Mapping[str, Any], places: ToolPlaces) -> list[str]:
-    """Return the places of a tool's schema that a grammar does not keep."""
+def _lost(number: int, whole: Mapping[str, Any], places: ToolPlaces, tool: Tool) -> list[str]:
+    """Return the places of a schema that a grammar does not keep, and of values that are read as of other types."""
     if places.holds(number, ""):
         return []
+    given = schemas_by_tool([tool]).get(tool["function"]["name"])
     lost = [f"/{escape(key)}" for key in whole if key not in _HELD]
     properties = whole.get("properties", {})
     if any(name not in properties for name in whole.get("required", ())):
         lost.append("/required")
     for name, declared in properties.items():
         where = f"/properties/{escape(name)}"
+        kinds, read = types_of(declared, whole), types_of(properties_of(given).get(name), given)
+        if "string" in kinds and (not read or read - kinds):
+            lost.append(where)
         if declared is True or places.holds(number, where):
             continue
-        kinds = types_of(declared, whole)
         if "string" in (kinds or STRING) and tagged_value(declared, whole).is_full:
             continue
         kept = {"type", "enum"} if kinds == STRING else {"type"} if "string" in kinds else set()

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 from dovetail.text.tool_calls.python_literals import literal_json
 
 STRING = frozenset(["string"])
 CONTAINERS = frozenset(["array", "object"])
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_ANCHORS = ("$anchor", "$dynamicAnchor")
 _MAX_DEPTH = 8
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -24,13 +28,33 @@ def schemas_by_tool(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str
         function = tool.get("function", tool)
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         if isinstance(parameters, Mapping):
-            found[str(function.get("name"))] = parameters
+            found[str(function.get("name"))] = _object_of(parameters)
     return found
 
 
-def properties_of(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _object_of(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema with the properties of the object that it only names."""
+    node: Any = root
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(node, Mapping) or "properties" in node:
+            break
+        parts, reference = node.get("allOf"), _reference(node)
+        if reference is not None:
+            node = resolve(reference, root)
+        elif isinstance(parts, list) and len(parts) == 1:
+            node = parts[0]
+        else:
+            break
+    return {**root, "properties": node["properties"]} if node is not root and properties_of(node) else root
+
+
+def _reference(schema: Mapping[str, Any]) -> str | None:
+    return next((schema[key] for key in _REFERENCES if isinstance(schema.get(key), str)), None)
+
+
+def properties_of(schema: Any) -> Mapping[str, Any]:
     """Return the properties that a schema declares."""
-    found = schema.get("properties") if schema is not None else None
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
@@ -38,14 +62,16 @@ def types_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0)
     """Return the JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return types_of(resolve(reference, root), root, depth + 1)
     given = schema.get("type")
     if isinstance(given, str):
         return frozenset([given])
+    reference = _reference(schema)
+    named = frozenset[str]() if reference is None else types_of(resolve(reference, root), root, depth + 1)
     if isinstance(given, list):
-        return frozenset(kind for kind in given if isinstance(kind, str))
+        kinds = frozenset(kind for kind in given if isinstance(kind, str))
+        return _both(kinds, named) if named else kinds
+    if named:
+        return named
     if isinstance(values := schema.get("enum"), list):
         return frozenset(type_name(value) for value in values)
     if "const" in schema:
@@ -53,10 +79,18 @@ def types_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(branches := schema.get(key), list):
             found = [types_of(branch, root, depth + 1) for branch in branches]
-            return frozenset().union(*found) if all(found) or key == "allOf" else frozenset()
+            if key == "allOf":
+                return reduce(_both, filter(None, found), frozenset[str]())
+            return frozenset().union(*found) if all(found) else frozenset()
     if "properties" in schema:
         return frozenset(["object"])
     return frozenset(["array"]) if "items" in schema else frozenset()
+
+
+def _both(one: frozenset[str], two: frozenset[str]) -> frozenset[str]:
+    """Return the types that two schemas allow together; `one` where none does, or it says nothing."""
+    number = frozenset(["integer"]) if {"integer", "number"} <= one | two else frozenset[str]()
+    return (one & two) | number if one else two
 
 
 def type_name(value: Any) -> str:
@@ -128,10 +162,19 @@ def _refuse(name: str) -> NoReturn:
 
 
 def resolve(reference: str, root: Mapping[str, Any] | None) -> Any:
-    """Follow a local reference such as `#/$defs/City`."""
+    """Follow a local reference such as `#/$defs/City`, `#`, or `#city` for a definition's anchor."""
     found: Any = root
+    if reference == "#":
+        return root
     if not reference.startswith("#/"):
-        return None
-    for step in reference[2:].split("/"):
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        groups = [root.get(key) for key in ("$defs", "definitions")] if root is not None else []
+        definitions = [each for group in groups if isinstance(group, Mapping) for each in group.values()]
+        named = (each for each in definitions if isinstance(each, Mapping) and reference[1:] in map(each.get, _ANCHORS))
+        return next(named, None) if reference.startswith("#") else None
+    for step in unquote(reference[2:]).split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
     return found

@@ -74,18 +74,20 @@ class Normal:
         return pointer if best is None else best.keyword(rest)
 
 
-def normalize(given: Any, text: str | None = None) -> Normal:
+def normalize(given: Any, text: str | None = None, *, is_taken_apart: bool = False) -> Normal:
     """Return a schema, which `schema.check` has passed, in the normal form.
 
     Args:
         given: The schema.
         text: What it was read from, where its descriptions may stay: then most schemas are served as they came.
+        is_taken_apart: Its properties become schemas of their own: nothing in it refers to all of it, and where it only
+            names an object of its definitions, it is that object.
     """
     if not isinstance(given, dict):
         return Normal(given, (), {})
     if text is not None and is_normal(given, len(text)):
         return Normal(given, (), {}, text)
-    work = _Document(given)
+    work = _Document(given, is_taken_apart=is_taken_apart)
     plain = work.write()
 
     def most() -> int:
@@ -104,9 +106,9 @@ def plain(given: Any) -> Any:
 class _Document:
     """Writes one document anew."""
 
-    def __init__(self, given: Node, *, is_judged: bool = False) -> None:
+    def __init__(self, given: Node, *, is_judged: bool = False, is_taken_apart: bool = False) -> None:
         """Prepare; `is_judged`: texts are judged by it, so that bounds of numbers stay."""
-        self._is_judged = is_judged
+        self._is_judged, self._is_taken_apart = is_judged, is_taken_apart
         self.places: dict[int, nodes.Place] = {}
         self.dropped: list[str] = []
         self._given = given
@@ -137,7 +139,7 @@ class _Document:
 
     def write(self) -> Any:
         """Return the document; definitions that nothing refers to are left out."""
-        root = self._node(self._given, "")
+        root = self._node(*(self._object() if self._is_taken_apart else (self._given, "")))
         definitions: Node = {}
         while self._targets:
             name, target = self._targets.popleft()
@@ -145,6 +147,28 @@ class _Document:
         if definitions and isinstance(root, dict):
             root["$defs"] = definitions
         return root
+
+    def _object(self) -> tuple[Node, str]:
+        """Return the schema with properties that the document names, and its place; else the document."""
+        node, pointer, seen = self._given, "", [self._given]
+        while node.keys() & MEANING <= {"$ref", "allOf", "type"} and node.get("type", "object") == "object":
+            parts, reference = node.get("allOf", []), node.get("$ref")
+            if len(parts) + (reference is not None) != 1:
+                break
+            node, pointer = (parts[0], f"{pointer}/allOf/0") if parts else self._target(node)
+            if not isinstance(node, dict) or any(node is each for each in seen):
+                break
+            seen.append(node)
+            if node.get("type") == "object":
+                return node, pointer
+        return self._given, ""
+
+    def _target(self, node: Node) -> tuple[Any, str]:
+        try:
+            found = self._references.resolve(node["$ref"], self._references.base_of(node))
+        except (KeyError, ValueError):
+            return None, ""
+        return found.node, found.pointer
 
     def _node(self, node: Any, pointer: str) -> Any:
         if not isinstance(node, dict):
@@ -184,7 +208,7 @@ class _Document:
             return None
         if isinstance(target.node, bool):
             return target.node
-        if target.node is self._given:
+        if target.node is self._given and not self._is_taken_apart:
             return "#"
         name = self._names.get(id(target.node))
         if name is None:
