@@ -22,6 +22,7 @@ from dovetail.plugins.adapters import adapt
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.kinds import KINDS, ROLES, normalise, split_qualified
 from dovetail.plugins.monkeypatches import CORE, detect_monkeypatches, watching
+from dovetail.plugins.moved import where_now
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.process_state import BEGINNING, ProcessState
@@ -313,6 +314,8 @@ def _import_target(planned: PlannedPlugin) -> Any:
 
 
 def _import_fix(planned: PlannedPlugin, error: BaseException) -> str:
+    if moved := where_now(error):
+        return f"{moved}, or upgrade {planned.distribution}"
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         top = error.name.partition(".")[0]
         if top != planned.target.partition(":")[0].partition(".")[0]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
+import dovetail
 from dovetail.distribution import DISTRIBUTION, OTHER_PROJECT
 from dovetail.plugins.clues import PARSERS, Clue, parse_clues
 from dovetail.plugins.kinds import KIT_GROUP, MANIFEST_GROUP, ROLES, normalise_distribution
@@ -165,9 +166,16 @@ def _name_and_version(dist: Distribution) -> tuple[str, str]:
     return found.get("name", "(unnamed)"), found.get("version", "0")
 
 
-def _unmet(dist: Distribution) -> str | None:
+def unmet_by_next(distribution: str) -> str | None:
+    """Say why Dovetail's next minor version would refuse a distribution that is installed, None if it would not."""
+    major, minor = map(int, dovetail.__version__.split(".")[:2])
+    dist = next(iter(distributions(name=distribution)), None)
+    return None if dist is None else _unmet(dist, f"{major}.{minor + 1}.0")
+
+
+def _unmet(dist: Distribution, version: str = dovetail.__version__) -> str | None:
     """Compare what a distribution requires of Dovetail and of Python with what is here: pip may have been overruled."""
-    dovetail, python = [], ""
+    wanted, python = [], ""
     for line in (_read(dist, "METADATA") or _read(dist, "PKG-INFO")).splitlines():
         if not line.strip():
             break
@@ -175,28 +183,26 @@ def _unmet(dist: Distribution) -> str | None:
         if header.lower() == "requires-python":
             python = value.strip()
         elif header.lower() == "requires-dist" and _required(value) in (DISTRIBUTION, OTHER_PROJECT):
-            dovetail.append(value.strip())
-    is_bare = all(_required(line) == DISTRIBUTION and not set(line) & set("<>=~!") for line in dovetail)
+            wanted.append(value.strip())
+    is_bare = all(_required(line) == DISTRIBUTION and not set(line) & set("<>=~!") for line in wanted)
     if is_bare and not set(python) & set("<>=~!"):
         return None
     from packaging.requirements import InvalidRequirement, Requirement  # only here: it costs `plugin list` 10 ms
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    from dovetail import __version__
-
     try:
         here = ".".join(map(str, sys.version_info[:3]))
         if not SpecifierSet(python).contains(here, prereleases=True):
             return f"it requires Python {python}, this is {here}; use such a Python, or upgrade the package"
-        for requirement in map(Requirement, dovetail):
+        for requirement in map(Requirement, wanted):
             if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
                 continue
             if _required(requirement.name) == OTHER_PROJECT:
                 text = f"it requires {OTHER_PROJECT!r}, another project's package"
                 return f"{text}; take a version that requires {DISTRIBUTION!r}"
-            if not requirement.specifier.contains(__version__, prereleases=True):
+            if not requirement.specifier.contains(version, prereleases=True):
                 needed = f"{DISTRIBUTION} {requirement.specifier}"
-                return f"it requires {needed}, this is {__version__}; upgrade one of the two"
+                return f"it requires {needed}, this is {version}; upgrade one of the two"
     except (InvalidRequirement, InvalidSpecifier) as error:
         return f"its requirements cannot be read: {' '.join(str(error).split())}; reinstall it"
     return None

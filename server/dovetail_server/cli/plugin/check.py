@@ -6,6 +6,7 @@ import argparse
 
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
+from dovetail.plugins.scan import unmet_by_next
 from dovetail.testing import run_conformance
 from dovetail_server.cli.plugin import find, registry_of
 
@@ -15,4 +16,7 @@ def run(args: argparse.Namespace) -> int:
     record = find(registry_of(args), args.name, args.kind)
     if record.file:  # the kit would look for it among what is installed
         return run_conformance(record.kind, record.name, {"plugin_class": import_planned(as_planned(record))})
-    return run_conformance(record.kind, record.qualified)
+    code = run_conformance(record.kind, record.qualified)
+    if why := unmet_by_next(record.distribution):
+        print(f"note: Dovetail's next minor version would refuse it: {why}; leave the upper bound out")
+    return code
