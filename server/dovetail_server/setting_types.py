@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
 from dovetail.word_lists import given_names, split_words
+from dovetail_server.schema.models import TAGS
 
 
 def split_keys(value: object) -> object:
@@ -50,7 +51,17 @@ def check_hosts(names: list[str]) -> list[str]:
     return names
 
 
+def check_aliases(aliases: list[str]) -> list[str]:
+    """Refuse an API without routes that name a model, and a pattern of nothing."""
+    for alias in aliases:
+        api, is_for_api, pattern = alias.rpartition("=")
+        if not pattern or (is_for_api and api not in TAGS):
+            raise ValueError(f"{alias!r} is no PATTERN such as gpt-*, nor API=PATTERN with API of: {', '.join(TAGS)}")
+    return aliases
+
+
 ApiKey = Annotated[SecretStr | None, AfterValidator(check_key)]
 ApiKeys = Annotated[list[SecretStr], NoDecode, BeforeValidator(split_keys), AfterValidator(check_keys)]
 Origins = Annotated[list[str], NoDecode, BeforeValidator(given_names), AfterValidator(check_origins)]
+Aliases = Annotated[list[str], NoDecode, BeforeValidator(given_names), AfterValidator(check_aliases)]
 Hosts = Annotated[list[str], NoDecode, BeforeValidator(given_names), AfterValidator(check_hosts)]

@@ -18,7 +18,7 @@ from dovetail.processing.text_settings import TextSettings
 from dovetail.settings import flag
 from dovetail_server.key_settings import KeySettings
 from dovetail_server.peers.arguments import file_value
-from dovetail_server.setting_types import Hosts, Origins
+from dovetail_server.setting_types import Aliases, Hosts, Origins
 
 
 class ServeSettings(KeySettings, TextSettings, BaseSettings):
@@ -59,6 +59,13 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         default_factory=list,
         description="Names under which requests may ask for the model, comma-separated; the model path if not given.",
         json_schema_extra=flag(common=True),
+    )
+    model_aliases: Aliases = Field(
+        default_factory=lambda: ["anthropic=claude-*", "openai=gpt-*"],
+        description="Names that clients have built in and that mean the served model, comma-separated: API=PATTERN on "
+        "the routes of openai, anthropic or sglang, PATTERN on all of them; * stands for any characters. Replies carry "
+        "the served name. [] for none.",
+        json_schema_extra=flag(),
     )
     allow_origins: Origins = Field(
         default_factory=list,

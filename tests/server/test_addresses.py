@@ -208,8 +208,9 @@ def test_azures_clients(make_harness: Any) -> None:
         assert [chunk.model for chunk in chunks][-1] == "tiny"
         assert client.completions.create(model="tiny", prompt="hi").choices[0].text
         assert client.models.list().data[0].id == "tiny"
-        with pytest.raises(openai.NotFoundError, match="'gpt-4o' does not exist here; served: tiny, tiny-too"):
-            client.chat.completions.create(model="gpt-4o", messages=ASK["messages"])
+        assert client.chat.completions.create(model="gpt-4o", messages=ASK["messages"]).model == "tiny"
+        with pytest.raises(openai.NotFoundError, match="'other' does not exist here; served: tiny, tiny-too"):
+            client.chat.completions.create(model="other", messages=ASK["messages"])
     with openai.OpenAI(base_url=f"{harness.base}/openai/v1/", api_key=USER) as client:
         assert client.responses.create(model="tiny", input="hi").output_text
     stranger = openai.AzureOpenAI(azure_endpoint=harness.base, api_key="wrong", api_version="2024-10-21")

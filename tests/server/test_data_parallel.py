@@ -122,7 +122,7 @@ def test_addresses_are_read_before_keys_and_placing(served: Served) -> None:
         status, _, reply = ask(port, "POST", path, body, api_key=KEY)
         assert (status, json.loads(reply)["object"]) == (200, "chat.completion"), path
     assert served.num_placed() == num_placed + 3
-    status, _, reply = ask(port, "POST", "/openai/deployments/gpt-4o/chat/completions?api-version=1", body, api_key=KEY)
+    status, _, reply = ask(port, "POST", "/openai/deployments/other/chat/completions?api-version=1", body, api_key=KEY)
     assert (status, json.loads(reply)["error"]["code"]) == (404, "model_not_found")
     assert ask(port, "GET", "/models", api_key=KEY)[0] == 200
     status, headers, reply = ask(port, "HEAD", "//v1/models", api_key=KEY)

@@ -139,7 +139,7 @@ def test_missing_and_unknown_model(harness: Harness) -> None:
         assert harness.post(CHAT, {"messages": USER, **names}).json()["model"] == "tiny"
     harness.reset()
     assert error_of(harness.post(CHAT, {"messages": USER, "model": ""}))["code"] == "model_not_found"
-    error = refuse(harness, 404, model="gpt-9")
+    error = refuse(harness, 404, model="other-9")
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "tiny, tiny-too" in error["message"]
     assert harness.post(CHAT, {"model": "tiny-too", "messages": USER}).json()["model"] == "tiny-too"

@@ -28,6 +28,7 @@ from harness import Harness
 from steps import Steps, watch_database, watched_disk
 
 from dovetail_server.batches import processes
+from dovetail_server.serving.served import Served
 from dovetail_server.storage.database import Database
 
 
@@ -91,7 +92,7 @@ class Commands:
     def serve(self, *names: str) -> bool:
         """Look after batches of these names only."""
         future = asyncio.run_coroutine_threadsafe(self.harness.state.storage.get(), self.harness.loop)
-        future.result(60).batches.served = list(names)
+        future.result(60).batches.served = Served(list(names), [])
         return True
 
     def patience(self, looks: int) -> bool:

@@ -166,7 +166,7 @@ BAD_FILES = {
     "other url": ([GOOD, line("b", url="/v1/completions")], "url_mismatch", 2, "url"),
     "strange url": ([GOOD | {"url": "http://elsewhere/v1/chat/completions"}], "url_mismatch", 1, "url"),
     "method": ([GOOD | {"method": "GET"}], "invalid_method", 1, "method"),
-    "model": ([GOOD, line("b", model="gpt-9")], "model_mismatch", 2, "body.model"),
+    "model": ([GOOD, line("b", model="other-9")], "model_mismatch", 2, "body.model"),
     "empty": ([], "empty_file", None, "input_file_id"),
     "blank": (["", "  ", ""], "empty_file", None, "input_file_id"),
 }

@@ -50,7 +50,7 @@ class BatchService:
         self.owner = ProcessLease(layout)
         self.files = FileStore(settings, layout, database, state.keys)
         self.processes = Processes(database, self.owner)
-        self.batches = BatchStore(database, self.processes, state.served_names)
+        self.batches = BatchStore(database, self.processes, state.served)
         self.lines = LineStore(database, self.owner, self.processes)
         self.writer = Writer(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
         self.finalizer = BatchFinalizer(

@@ -18,6 +18,7 @@ from dovetail.errors import RequestError
 from dovetail_server.batches.model import OPEN, WINDOW_S
 from dovetail_server.batches.processes import LeaseLostError, Processes
 from dovetail_server.schema.batches import BatchError, BatchRequest
+from dovetail_server.serving.served import Served
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.files import read_page
 from dovetail_server.storage.paths import new_id
@@ -49,13 +50,13 @@ class Lease:
 
 
 class BatchStore:
-    """The table `batches`, as one process uses it. `served` are the names that it serves."""
+    """The table `batches`, as one process uses it. `served` are the names of its model."""
 
-    def __init__(self, database: Database, processes: Processes, served: Sequence[str]) -> None:
+    def __init__(self, database: Database, processes: Processes, served: Served) -> None:
         """Wrap an open database."""
         self.database = database
         self.processes = processes
-        self.served = tuple(served)
+        self.served = served
 
     async def create(self, owner: str, request: BatchRequest, num_total: int = 0) -> RowMapping:
         """Write down a new batch; whether its input is good, and how many lines it has, is found out later."""
@@ -64,7 +65,7 @@ class BatchStore:
         row = {
             "id": batch_id,
             "owner": owner,
-            "served_model": self.served[0],
+            "served_model": self.served.names[0],
             "endpoint": request.endpoint,
             "input_file_id": request.input_file_id,
             "completion_window": request.completion_window,
@@ -146,7 +147,7 @@ class BatchStore:
                 has_lines("pending", "leased").label("has_open"),
                 (self.database.now() >= batches.c.expires_at).label("is_over"),
             )
-            .where(batches.c.status.in_(OPEN), batches.c.served_model.in_(self.served))
+            .where(batches.c.status.in_(OPEN), batches.c.served_model.in_(self.served.names))
             .order_by(rank, sa.func.random())
             .limit(MAX_SEEN)
         )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
+from dovetail_server.apis.messages.batches import ENDPOINT
 from dovetail_server.batches.model import MAX_ERRORS, same_endpoint
 from dovetail_server.schema.batches import BatchError, decode_line
-from dovetail_server.schema.models import DEFAULT_MODEL
+from dovetail_server.schema.models import MESSAGES, OPENAI
+from dovetail_server.serving.served import Served
 from dovetail_server.storage.disk import open_to_read
 
 MAX_CUSTOM_ID = 512
@@ -40,7 +42,7 @@ class Validator:
     """Reads one file; CPU and disk work, for a worker thread."""
 
     def __init__(
-        self, endpoint: str, served: Sequence[str], *, max_lines: int, max_line_bytes: int, left: int | None = None
+        self, endpoint: str, served: Served, *, max_lines: int, max_line_bytes: int, left: int | None = None
     ) -> None:
         """Set what is allowed.
 
@@ -54,6 +56,7 @@ class Validator:
         self.left = left
         self.endpoint = endpoint
         self.served = served
+        self.tag = MESSAGES if endpoint == ENDPOINT else OPENAI
         self.max_lines = max_lines
         self.max_line_bytes = max_line_bytes
         self.found = Found()
@@ -124,10 +127,10 @@ class Validator:
             self._ids[custom_id] = line_no
 
     def _check_model(self, line_no: int, model: str) -> None:
-        if model not in (*self.served, DEFAULT_MODEL):
-            text = f"the model {model[:128]!r} does not exist here; served: {', '.join(self.served)}"
+        if not self.served.takes(model, self.tag):
+            text = f"the model {model[:128]!r} does not exist here; served: {', '.join(self.served.names)}"
             self._note("model_mismatch", text, line_no, "body.model")
-        elif self.found.model is None and model in self.served:
+        elif self.found.model is None and model in self.served.names:
             self.found.model = model
 
     def _note(self, code: str, message: str, line: int, param: str | None = None) -> None:

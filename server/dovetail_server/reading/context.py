@@ -41,7 +41,7 @@ class ReadingContext(ServingContext):
         self.bodies.ready_with(
             None
             if processor is None
-            else WorkerStart(processor=processor, served=self.served_names, num_threads=num_threads())
+            else WorkerStart(processor=processor, served=self.served, num_threads=num_threads())
         )
         if self.bodies.is_on:
             text.keep_inline()

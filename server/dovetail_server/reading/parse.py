@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,7 +13,7 @@ from dovetail.errors import RequestError
 from dovetail_server.apis.generate.schema import ANY_MODEL
 from dovetail_server.errors import from_validation, shortened
 from dovetail_server.reading.density import MAX_OBJECTS, check_density
-from dovetail_server.serving.served import served_name
+from dovetail_server.serving.served import Served
 
 M = TypeVar("M", bound=BaseModel)
 SCHEMAS = frozenset(("schema", "json_schema", "parameters", "input_schema", "json", "guided_json"))
@@ -70,14 +69,14 @@ def validated(data: Any, model: type[M]) -> M:
         raise from_validation(error, data, list(model.model_fields)) from None
 
 
-def check_name(request: BaseModel, served: Sequence[str]) -> None:
-    """Check the model that a request names, if it has such a field.
+def check_name(request: BaseModel, served: Served, tag: str) -> None:
+    """Check the model that a request names on a route of this tag, if it has such a field.
 
     Raises:
         RequestError: It is not served.
     """
     name = getattr(request, "model", None)
-    served_name(None if name == ANY_MODEL else name, served)
+    served.name(None if name == ANY_MODEL else name, tag)
 
 
 def find_nul(value: Any) -> list[str] | None:

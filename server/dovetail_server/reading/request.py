@@ -147,7 +147,7 @@ async def finished(request: Request, state: ReadingContext, task: Task[Any]) -> 
     raw = await raw_body(request)
     if not state.bodies.takes(len(raw)):
         body = await read(raw, task.model)
-        check_name(body, state.served_names)
+        check_name(body, state.served, task.tag)
         call = Call(text=state.text, request=body, context="", ask=no_answer)
         with suppress(InlineCostError):
             reply = await cancel_on_disconnect(request, asyncio.to_thread(task.run, call))
@@ -160,7 +160,7 @@ async def worked(request: Request, state: ReadingContext, task: RawTask) -> byte
     """Do something with a body as it was sent, and return what became of it."""
     raw = await raw_body(request)
     if not state.bodies.takes(len(raw)):
-        return await asyncio.to_thread(task.run, raw, state.served_names)
+        return await asyncio.to_thread(task.run, raw, state.served)
     return (await elsewhere(request, state, task, raw)).reply or b""
 
 

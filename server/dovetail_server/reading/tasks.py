@@ -33,7 +33,9 @@ from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.apis.tokens import serve as tokens
 from dovetail_server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from dovetail_server.reading.wire import MAX_BESIDE
+from dovetail_server.schema.models import MESSAGES, OPENAI
 from dovetail_server.serving.prompts import Prompts
+from dovetail_server.serving.served import Served
 
 M = TypeVar("M", bound=BaseModel)
 DROPPED = object()
@@ -65,12 +67,14 @@ class Task(Generic[M]):
         model: The body's schema.
         run: Returns prompts, or a whole reply.
         prompt_fields: Fields that prompts are made of, with what stands in their place afterwards.
+        tag: Of its route, as of `Route`.
     """
 
     name: str
     model: type[M]
     run: Callable[[Call[M]], Prompts | ReadItems | bytes]
     prompt_fields: Mapping[str, Any] = field(default_factory=dict)
+    tag: str = OPENAI
 
     def beside(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a body that no prompt is made of."""
@@ -100,7 +104,7 @@ class RawTask:
     """
 
     name: str
-    run: Callable[[bytes, Sequence[str]], bytes]
+    run: Callable[[bytes, Served], bytes]
 
 
 def no_answer(references: list[tuple[str, int]]) -> Answer:
@@ -123,6 +127,7 @@ COUNT_TOKENS = Task(
     name="count_tokens",
     model=CountTokensRequest,
     run=lambda call: count_tokens(call.text, call.request),
+    tag=MESSAGES,
 )
 INPUT_TOKENS = Task(name="input_tokens", model=InputTokensRequest, run=_count_response, prompt_fields={"input": ""})
 COMPACT = Task(

@@ -16,6 +16,7 @@ from dovetail.text.chat.template import FAILED as TEMPLATE_FAILED
 from dovetail.text.tokenizer.cuts import shared
 from dovetail.text.tokenizer.tokenizer import FAILED as TOKENIZER_FAILED
 from dovetail_server.serving.prompts import Prompt, Prompts
+from dovetail_server.serving.served import Served
 
 LARGE = 1 << 16
 """Bodies above this many bytes go to another process: what is smaller is mostly read in less time than that takes."""
@@ -35,7 +36,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     processor: ProcessorStart
-    served: list[str]
+    served: Served
     num_threads: int = 1
 
 

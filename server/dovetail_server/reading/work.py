@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from dovetail_server.reading.parse import check_name, decoded, validated
 from dovetail_server.reading.tasks import TASKS, Call, RawTask
 from dovetail_server.reading.wire import Job, Outcome, Question, Refusal, too_costly
 from dovetail_server.schema.batches import decode_line
-from dovetail_server.serving.served import served_name
+from dovetail_server.serving.served import Served
 
 Asking = Callable[[Question], Answer]
 TOKENIZER = Tokenizer.__module__
@@ -38,14 +38,14 @@ def read_line(raw: bytes) -> bytes:
         raise RequestError(f"the line cannot be read: {error}", code="invalid_json") from None
 
 
-def do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[str], ask: Asking) -> Outcome:
+def do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> Outcome:
     """Do a job; whatever goes wrong is in the outcome.
 
     Args:
         job: What to do.
         take: Gives the body away, so that it is not kept beside what it becomes.
         text: Tokenizer, template and parsers.
-        served: Names of the models.
+        served: The names of the model.
         ask: Gets what a response refers to.
     """
     try:
@@ -71,7 +71,7 @@ def part_of(error: BaseException) -> str | None:
     return None
 
 
-def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[str], ask: Asking) -> Outcome:
+def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> Outcome:
     task = TASKS[job.task]
     if isinstance(task, RawTask):
         return Outcome(reply=task.run(take(), served))
@@ -80,10 +80,10 @@ def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[s
         body = data if task.body is None else validated(data, task.body)
         requests = task.requests(body)
         del data, body
-        served_name(requests[0].model, served)
+        served.name(requests[0].model, task.tag)
         return Outcome.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
     request = validated(data, task.model)
-    check_name(request, served)
+    check_name(request, served, task.tag)
     beside = task.beside(data)
     del data
 

@@ -17,7 +17,8 @@ from dovetail_server import errors
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import CALLER, Keys
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.serving.served import served_name
+from dovetail_server.schema.models import OPENAI
+from dovetail_server.serving.served import Served
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant, share_of
 
@@ -95,6 +96,8 @@ class ServingContext:
         """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
         self.cut_off: Callable[[Scope], None] = lambda scope: None
         """Closes the connection of a request at once, whatever it has not taken yet; set by the HTTP server."""
+        self.served = Served(settings.served_model_name or [settings.model_path or "model"], settings.model_aliases)
+        """The names that requests may ask for, listed or not."""
         self.fingerprint = ""
         """Changes when replies to one seed may change."""
         self._text: Processor | None = None
@@ -123,8 +126,8 @@ class ServingContext:
 
     @property
     def served_names(self) -> list[str]:
-        """Names that requests may ask for, the first of which replies carry."""
-        return self.settings.served_model_name or [self.settings.model_path or "model"]
+        """The names that are listed, the first of which replies carry."""
+        return self.served.names
 
     @property
     def max_live(self) -> int:
@@ -138,12 +141,9 @@ class ServingContext:
         room = info.max_total_tokens or info.max_running_requests * info.context_len
         return self.settings.max_queued_tokens or POOLS_QUEUED * room
 
-    def check_model(self, name: str | None) -> str:
-        """Return the name a reply carries, or raise a 404 that lists the served names.
-
-        One model is served: a request that names none, or SGLang's `default`, means it.
-        """
-        return served_name(name, self.served_names)
+    def check_model(self, name: str | None, tag: str = OPENAI) -> str:
+        """Return the name a reply carries, or raise a 404 that lists the served names: see `Served.name`."""
+        return self.served.name(name, tag)
 
     @property
     def is_stopping(self) -> bool:

@@ -58,7 +58,7 @@ def make_job(
         RequestError: The request cannot be served as it is.
     """
     first = requests[0]
-    model = state.check_model(first.model)
+    model = state.check_model(first.model, route.tag)
     reply_id, created = reply_id or new_id(route.id_prefix), time_ns() // 10**9
     generation = make_generation(state, requests, reply_id, route.id_prefix, is_rendered=is_rendered)
     is_kept = first.keeps is not None and state.settings.max_stored_responses > 0

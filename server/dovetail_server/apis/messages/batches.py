@@ -18,7 +18,8 @@ from dovetail.errors import RequestError
 from dovetail_server.apis.messages.errors import error_body, status_of
 from dovetail_server.error_body import ErrorBody, ErrorDetail
 from dovetail_server.schema.common import FreeForm, RequestModel
-from dovetail_server.schema.models import DEFAULT_MODEL
+from dovetail_server.schema.models import MESSAGES
+from dovetail_server.serving.served import Served
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping
@@ -152,23 +153,23 @@ decode_line = msgspec.json.Decoder(ResultLine).decode
 decode_error = msgspec.json.Decoder(ErrorBody).decode
 
 
-def to_lines(raw: bytes, served: Sequence[str]) -> bytes:
+def to_lines(raw: bytes, served: Served) -> bytes:
     """Return a body as lines of a batch's input; what is wrong within `params` shows in the results.
 
     Args:
         raw: The body.
-        served: The models' names.
+        served: The model's names.
 
     Raises:
         RequestError: It is no such body, or two requests have one `custom_id`.
     """
     try:
-        return b"".join(_checked_lines(_entries(decode(raw).requests), (*served, DEFAULT_MODEL)))
+        return b"".join(_checked_lines(_entries(decode(raw).requests), served))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is no batch of messages: {error}", param="requests") from None
 
 
-def _checked_lines(entries: Iterable[Entry], served: Sequence[str]) -> Iterator[bytes]:
+def _checked_lines(entries: Iterable[Entry], served: Served) -> Iterator[bytes]:
     seen: set[str] = set()
     for at, entry in enumerate(entries):
         param = f"requests[{at}].custom_id"
@@ -203,13 +204,13 @@ def _entries(requests: msgspec.Raw) -> Iterator[Entry]:
         yield Entry(decode_id(each.custom_id) if len(each.custom_id) <= MAX_ID else "", each.params)
 
 
-def _check_params(entry: Entry, param: str, served: Sequence[str]) -> None:
+def _check_params(entry: Entry, param: str, served: Served) -> None:
     try:
         model = decode_model(entry.params).model
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise RequestError(f"{param} must be an object", param=param, code="invalid_type") from None
-    if isinstance(model, str) and model not in served:
-        text = f"{param}.model: the model {model[:128]!r} does not exist here; served: {', '.join(served)}"
+    if isinstance(model, str) and not served.takes(model, MESSAGES):
+        text = f"{param}.model: the model {model[:128]!r} does not exist here; served: {', '.join(served.names)}"
         raise RequestError(text, param=f"{param}.model", code="model_not_found", status=404)
 
 
