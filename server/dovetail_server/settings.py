@@ -312,6 +312,12 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
     stored_response_ttl: int = Field(
         30 * 24 * 3600, ge=1, le=1 << 31, description="Seconds that a reply is kept.", json_schema_extra=flag()
     )
+    unservable_tools: Literal["drop", "refuse"] = Field(
+        "drop",
+        description="Optional tools that a request has and this server cannot run, such as `web_search`: left out and "
+        "named in the reply, or refused.",
+        json_schema_extra=flag(),
+    )
     disable_playground: bool = Field(
         False,
         description="Do not serve the page for people at / and /playground; / then leads to /docs.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,3 +140,14 @@ def test_strict_tools_are_refused_alike(strict: Served, route: str) -> None:
     assert status == 400
     assert LOST in error["message"]
     assert "'f'" in error["message"]
+
+
+def test_a_custom_tools_regular_expression_is_enforced(served: Served) -> None:
+    """What a custom tool is given matches its regular expression, whatever the model would say."""
+    form = {"type": "grammar", "syntax": "regex", "definition": "[a-c]{2,4}"}
+    custom = {"type": "custom", "name": "letters", "format": form}
+    choice = {"type": "custom", "name": "letters"}
+    reply = served.post(RESPONSES, input="Go on.", store=False, tools=[custom], tool_choice=choice).json()
+    (item,) = [item for item in reply["output"] if item["type"] == "custom_tool_call"]
+    assert re.fullmatch("[a-c]{2,4}", item["input"])
+    assert "dovetail" not in reply

@@ -188,8 +188,8 @@ def read(text: str) -> tuple[dict[str, Body], dict[str, str], dict[str, list[Fie
 
 def field_of(path: str, facts: str) -> Field:
     """Read one line's facts."""
-    facts, is_required = facts.removesuffix(", required"), facts.endswith(", required")
-    texts = [re.sub(r" = [^|]*$", "", text) for text in facts.split(" or ")]
+    is_required = facts.endswith(", required")
+    texts = [re.sub(r" = [^|]*$", "", text.removesuffix(", required")) for text in facts.split(" or ")]
     return Field(path, tuple(dict.fromkeys(word for text in texts for word in text.split(" | "))), is_required)
 
 

@@ -41,6 +41,7 @@ def strict_response(body: Any) -> Event:
         "structured_output",
         "presence_penalty",
         "frequency_penalty",
+        "dovetail",
     }
     found: Event = body
     return found

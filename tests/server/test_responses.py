@@ -573,7 +573,6 @@ def test_effort_sets_the_templates_switches(thinking: Harness) -> None:
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type 'web_search'"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": 3}}]}, "tools[0].parameters"),
         ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice"),

@@ -102,6 +102,13 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parallel: bool = True
 
 
+class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool that the server cannot run and leaves out of the prompt: its place in the body, and its type."""
+
+    param: str
+    what: str
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt is cut to `most` tokens, or with -1 to what the context holds beside the reply."""
 
@@ -147,6 +154,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         named_ids: Tokens whose log probabilities stand beside `logprobs`.
         tracks_offsets: Where the text of each token begins is wanted.
         tools: See `Tools`; None for none.
+        dropped: Tools that are left out, or refused where the operator wants that.
         grammar: What the reply must match: fields of OpenAI's, vLLM's and SGLang's APIs for that, at most one.
         grammar_backend: The only backend that may enforce it.
         effort: OpenAI's `reasoning_effort`.
@@ -180,6 +188,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     named_ids: list[int] = []
     tracks_offsets: bool = False
     tools: Tools | None = None
+    dropped: list[Dropped] = []
     grammar: JsonObject = {}
     grammar_backend: str | None = None
     effort: str | None = None

@@ -30,6 +30,7 @@ from dovetail_server.state import ServerState, get_ready_state
 
 if TYPE_CHECKING:
     from dovetail_server.batches.service import BatchService
+    from dovetail_server.serving.job import Job
 
 router = APIRouter(tags=["responses"])
 ResponseId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
@@ -42,6 +43,15 @@ async def create_response(request: Request, state: Annotated[ServerState, Depend
     """Answer items, whole, as a stream or in the background; the reply is kept unless `store` is false."""
     owner = owner_of(request)
     job = await cancel_on_disconnect(request, begin(state, await raw_body(request), owner))
+    asked = job.reply.requests[0]
+    response = await answered(request, state, owner, job)
+    if asked.dropped:
+        response.headers["x-dovetail-dropped"] = ", ".join(dict.fromkeys(tool.what for tool in asked.dropped))
+    return response
+
+
+async def answered(request: Request, state: ServerState, owner: str, job: Job) -> Response:
+    """Return what a job answers, whole, as a stream or in the background."""
     asked = job.reply.requests[0]
     if asked.reply["echo"]["background"]:
         service = await state.storage.get()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from dovetail.contracts.api import Route
@@ -11,12 +13,16 @@ from dovetail.contracts.replies import Reply, Writer
 from dovetail.contracts.requests import Request
 from dovetail.identity import time_ns
 from dovetail.processing.input import Preparation
+from dovetail.processing.refusals import unsupported
 from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Generation
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
+
+
+logger = logging.getLogger("dovetail.server")
 
 
 class Keeper(Protocol):
@@ -60,6 +66,8 @@ def make_job(
     first = requests[0]
     model = state.check_model(first.model, route.tag)
     reply_id, created = reply_id or new_id(route.id_prefix), time_ns() // 10**9
+    if first.dropped:
+        check_dropped(state, first)
     generation = make_generation(state, requests, reply_id, route.id_prefix, is_rendered=is_rendered)
     is_kept = first.keeps is not None and state.settings.max_stored_responses > 0
     reply = Reply(
@@ -75,6 +83,25 @@ def make_job(
         is_kept=is_kept,
     )
     return Job(generation=generation, reply=reply, writer=route.writer(reply))
+
+
+def check_dropped(state: ServingContext, request: Request) -> None:
+    """Refuse a request with tools that the server cannot run, if the operator wants that.
+
+    Raises:
+        RequestError: It names the first.
+    """
+    for tool in request.dropped:
+        if state.settings.unservable_tools == "refuse":
+            why = "this server runs no tools of its own (--unservable-tools refuse); leave it out"
+            raise unsupported(f"{tool.param} {tool.what!r}", why)
+        log_dropped(tool.what)
+
+
+@lru_cache(64)
+def log_dropped(what: str) -> None:
+    """Tell the operator once of a kind of tool."""
+    logger.warning("Tools of type %s are left out of prompts: this server runs none (--unservable-tools).", what)
 
 
 def make_generation(

@@ -5,10 +5,11 @@ A full response is the fold of the same events: whoever does not stream throws t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+import msgspec
 from msgspec.structs import replace
 
 from dovetail.contracts.output import (
@@ -21,12 +22,16 @@ from dovetail.contracts.output import (
     ToolEnd,
     ToolStart,
 )
+from dovetail.contracts.requests import JsonObject
 from dovetail.messages import TokenLogprob
 from dovetail_server.apis.chat.logprobs import chat_logprobs
 from dovetail_server.apis.chat.schema import TokenInfo
+from dovetail_server.apis.responses import calls as co
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.items import encode_reasoning, item_id
 from dovetail_server.apis.responses.token_rows import TokenRows
+from dovetail_server.apis.responses.tool_schema import CLIENT_RUN
+from dovetail_server.apis.responses.tools import client_call, custom_input
 
 
 class Where(TypedDict):
@@ -44,6 +49,8 @@ class OpenItem:
     item: ro.OutputItem
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
+    is_kept_back: bool = False
+    """Nothing is told of it before its end: what it is depends on the whole of its arguments."""
 
     @property
     def text(self) -> str:
@@ -65,6 +72,7 @@ class OutputBuilder:
         summarises: Reasoning goes out as a summary.
         encrypts: Reasoning items carry `encrypted_content`.
         num_top: Rivals per token, or None for no log probabilities.
+        calls: By a function's name what its calls become: see `ReadTools`.
         items: What is complete or begun, in order.
     """
 
@@ -73,6 +81,7 @@ class OutputBuilder:
     summarises: bool = False
     encrypts: bool = False
     num_top: int | None = None
+    calls: Mapping[str, JsonObject] = field(default_factory=dict)
     items: list[ro.OutputItem] = field(default_factory=list)
     _open: OpenItem | None = None
     _calls: dict[int, OpenItem] = field(default_factory=dict)
@@ -99,12 +108,13 @@ class OutputBuilder:
                 call = self._calls[event.index]
                 call.pieces.append(event.json)
                 self._pass(event.json)
-                told.append(ro.ArgumentsDelta(**call.where, delta=event.json))
+                if isinstance(call.item, co.FunctionCallOutput) and not call.is_kept_back:
+                    told.append(ro.ArgumentsDelta(**call.where, delta=event.json))
             elif isinstance(event, ToolEnd) and event.index in self._calls:
                 self._close_call(self._calls.pop(event.index), "completed", told)
         return told
 
-    def finish(self, status: ro.ItemStatus) -> list[ro.StreamEvent]:
+    def finish(self, status: co.ItemStatus) -> list[ro.StreamEvent]:
         """End what is open; `status` is that of the last item, which alone can be cut off."""
         told: list[ro.StreamEvent] = []
         for call in self._calls.values():
@@ -150,7 +160,7 @@ class OutputBuilder:
         if self._rows is not None:
             self._rows.skip(text)
 
-    def _close(self, told: list[ro.StreamEvent], status: ro.ItemStatus = "completed") -> None:
+    def _close(self, told: list[ro.StreamEvent], status: co.ItemStatus = "completed") -> None:
         """End the open message or reasoning."""
         opened, self._open = self._open, None
         if opened is None:
@@ -204,17 +214,44 @@ class OutputBuilder:
 
     def _start_call(self, event: ToolStart, told: list[ro.StreamEvent]) -> None:
         self._close(told)
-        item = ro.FunctionCallOutput(
-            id=self._id("function_call"), call_id=event.id, name=event.name, arguments="", status="in_progress"
-        )
-        self._calls[event.index] = self._begin(item, told)
+        known = self.calls.get(event.name, {})
+        kind, name = known.get("type", "function"), known.get("name", event.name)
+        namespace = known.get("namespace", msgspec.UNSET)
+        item: ro.OutputItem
+        if kind == "custom":
+            item = co.CustomCallOutput(
+                id=self._id("custom_tool_call"),
+                call_id=event.id,
+                name=name,
+                namespace=namespace,
+                input="",
+                status="in_progress",
+            )
+        else:
+            item = co.FunctionCallOutput(
+                id=self._id("function_call"),
+                call_id=event.id,
+                name=name,
+                namespace=namespace,
+                arguments="",
+                status="in_progress",
+            )
+        is_kept_back = kind in CLIENT_RUN
+        self._calls[event.index] = OpenItem(-1, item, is_kept_back=True) if is_kept_back else self._begin(item, told)
 
-    @staticmethod
-    def _close_call(call: OpenItem, status: ro.ItemStatus, told: list[ro.StreamEvent]) -> None:
-        item = call.item
-        if not isinstance(item, ro.FunctionCallOutput):
-            raise TypeError(f"{item.id} is no call")
-        item.arguments, item.status = call.text, status
-        where = call.where
-        told.append(ro.ArgumentsDone(**where, arguments=item.arguments))
+    def _close_call(self, call: OpenItem, status: co.ItemStatus, told: list[ro.StreamEvent]) -> None:
+        item, text = call.item, call.text
+        if call.is_kept_back and isinstance(item, co.FunctionCallOutput):
+            kind = f"{item.name}_call"
+            ids = {"id": self._id(kind), "call_id": item.call_id, "status": "in_progress"}
+            item = client_call(item.name, ids, text) or replace(item, id=self._id("function_call"))
+            call = self._begin(item, told)
+        if isinstance(item, co.FunctionCallOutput):
+            item.arguments = text
+            told.append(ro.ArgumentsDone(**call.where, arguments=text))
+        elif isinstance(item, co.CustomCallOutput):
+            item.input = custom_input(text)
+            told += [ro.InputDelta(**call.where, delta=item.input), ro.InputDone(**call.where, input=item.input)]
+        if not isinstance(item, ro.OutputMessage | ro.ReasoningOutput):
+            item.status = status
         told.append(ro.ItemDone(output_index=call.index, item=replace(item)))

@@ -17,23 +17,48 @@ import msgspec
 
 from dovetail.errors import RequestError
 from dovetail_server.apis.responses.schema import (
+    ApplyPatchCallItem,
+    ApplyPatchOutputItem,
     CompactionItem,
+    CustomCallItem,
+    CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputPart,
     ItemReference,
+    LocalShellOutputItem,
     MessageItem,
     ReasoningItem,
+    ShellCallItem,
+    ShellOutputItem,
+    WebSearchCallItem,
     item_model,
 )
+from dovetail_server.apis.responses.tools import call_result, function_call
 from dovetail_server.storage.paths import new_id
 
 Item = dict[str, Any]
-AnyItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CompactionItem | ItemReference
+PlainItem = (
+    FunctionCallItem
+    | CustomCallItem
+    | ShellCallItem
+    | LocalShellOutputItem
+    | ShellOutputItem
+    | ApplyPatchCallItem
+    | ApplyPatchOutputItem
+    | WebSearchCallItem
+)
+"""Items that are kept as they were sent."""
+OutputItem = FunctionCallOutputItem | CustomCallOutputItem
+AnyItem = MessageItem | PlainItem | OutputItem | ReasoningItem | CompactionItem | ItemReference
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "local_shell_call": "lsh", "shell_call": "sh",
+    "shell_call_output": "sho", "apply_patch_call": "apc", "apply_patch_call_output": "apco", "web_search_call": "ws",
 }  # fmt: skip
+CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
+RESULTS = tuple(f"{kind}_output" for kind in CALLS)
 OPEN = ("queued", "in_progress")
 """Of a response that is not done."""
 SUMMARY = "Summary of the conversation so far:\n"
@@ -123,9 +148,9 @@ def _item(item: AnyItem, response_id: str, at: int) -> Item:
     if isinstance(item, MessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"
         result |= {"role": item.role, "content": _parts(item.content, kind, f"{param}.content")}
-    elif isinstance(item, FunctionCallItem):
-        result |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-    elif isinstance(item, FunctionCallOutputItem):
+    elif isinstance(item, PlainItem):
+        result |= item.model_dump(exclude={"type", "id", "status", "parsed_arguments"}, exclude_none=True)
+    elif isinstance(item, OutputItem):
         output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text", f"{param}.output")
         result |= {"call_id": item.call_id, "output": output}
     elif isinstance(item, CompactionItem):
@@ -204,10 +229,12 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     thoughts: list[str] = []
     for item in items:
         kind = item["type"]
-        if kind == "function_call_output":
-            output = item["output"]
+        if kind == "web_search_call":
+            continue
+        if kind in RESULTS:
+            output = call_result(item)
             content = output if isinstance(output, str) else _content(output)
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id") or item["id"], "content": content})
             turn = None
         elif kind == "message" and item["role"] != "assistant":
             messages.append({"role": item["role"], "content": _content(item["content"])})
@@ -237,14 +264,15 @@ def _fits(turn: dict[str, Any], kind: str) -> bool:
     """Whether an item goes on with a turn: reasoning comes first, then text, then calls."""
     if kind == "reasoning":
         return turn["content"] is None and "tool_calls" not in turn
-    return kind == "function_call" or (turn["content"] is None and "tool_calls" not in turn)
+    return kind in CALLS or (turn["content"] is None and "tool_calls" not in turn)
 
 
 def _add(turn: dict[str, Any], item: Item) -> None:
     if item["type"] == "message":
         turn["content"] = _content(item["content"])
     else:
-        function = {"name": item["name"], "arguments": item["arguments"]}
+        name, arguments = function_call(item)
+        function = {"name": name, "arguments": arguments}
         turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
 
 

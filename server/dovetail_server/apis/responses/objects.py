@@ -11,9 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail_server.apis.chat.schema import TokenInfo
+from dovetail_server.apis.responses.calls import ClientCall, CustomCallOutput, FunctionCallOutput, ItemStatus
 from dovetail_server.schema.common import StructuredOutput
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 Json = dict[str, Any]
 
@@ -57,17 +57,7 @@ class ReasoningOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="reaso
     encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A call that the model asks for; `arguments` is JSON text as the model wrote it."""
-
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: ItemStatus
-
-
-OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput
+OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomCallOutput | ClientCall
 
 
 class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +115,20 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: Literal["max_output_tokens", "content_filter"]
 
 
+class DroppedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the request that this server cannot run; the model was not told of it."""
+
+    param: str
+    type: str
+
+
+class Notes(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of parts of the request: tools that were left out, and grammars that nothing enforced, by place."""
+
+    dropped: list[DroppedTool] = []
+    unenforced: list[str] = []
+
+
 class ResponseObject(msgspec.Struct, kw_only=True):
     """A response. Fields that echo the request have its values, or what was used where it gave none."""
 
@@ -161,6 +165,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | msgspec.UnsetType = msgspec.UNSET
     structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
+    dovetail: Notes | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,6 +328,18 @@ class ArgumentsDone(ItemEvent, kw_only=True, tag="response.function_call_argumen
     """The arguments are complete."""
 
     arguments: str
+
+
+class InputDelta(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """More of a custom tool's input."""
+
+    delta: str
+
+
+class InputDone(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """The input is complete."""
+
+    input: str
 
 
 class ErrorEvent(StreamEvent, kw_only=True, tag="error"):

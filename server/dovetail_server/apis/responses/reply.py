@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
+from dovetail.contracts.requests import Request
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.builder import OutputBuilder
 from dovetail_server.apis.responses.usage import response_usage
@@ -28,7 +29,8 @@ class ResponsesWriter(Writer):
     """Writes a response.
 
     `Request.reply` has `echo`, fields of the response that repeat the request's, and may have: `summarises`, reasoning
-    goes out as a summary; `encrypts`, reasoning items carry `encrypted_content`.
+    goes out as a summary; `encrypts`, reasoning items carry `encrypted_content`; `calls` and `unenforced`, see
+    `ReadTools`.
     """
 
     response: ro.ResponseObject
@@ -51,6 +53,7 @@ class ResponsesWriter(Writer):
             presence_penalty=sampling.presence_penalty,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
+            dovetail=notes_of(request),
             **echo,
         )
         self._begun = self.response
@@ -59,6 +62,7 @@ class ResponsesWriter(Writer):
             tokenizer=reply.tokenizer,
             summarises=request.reply.get("summarises", False),
             encrypts=request.reply.get("encrypts", False),
+            calls=request.reply.get("calls", {}),
             num_top=None if request.logprobs is None else self._choice.num_top,
         )
         self._num_told = 0
@@ -128,6 +132,13 @@ class ResponsesWriter(Writer):
             )
         self.response.store = self.reply.is_kept
         return self.response
+
+
+def notes_of(request: Request) -> ro.Notes | msgspec.UnsetType:
+    """Return what the response says of parts of the request; nothing where there is nothing to say."""
+    dropped = [ro.DroppedTool(param=tool.param, type=tool.what) for tool in request.dropped]
+    unenforced = request.reply.get("unenforced", [])
+    return ro.Notes(dropped=dropped, unenforced=unenforced) if dropped or unenforced else msgspec.UNSET
 
 
 def error_code(failure: Failure) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
 from dovetail.errors import RequestError
@@ -22,9 +23,10 @@ from dovetail_server.apis.responses.schema import (
     CompactRequest,
     InputTokensRequest,
     ResponsesRequest,
-    ResponseTool,
     TextFormat,
 )
+from dovetail_server.apis.responses.tool_schema import HostedTool
+from dovetail_server.apis.responses.tools import chat_choice, read_tools, tool_echo
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
@@ -181,12 +183,13 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
     if not messages:
         raise wrong("input is empty: a conversation needs at least one message", "input")
     text, reasoning = body.text, body.reasoning
-    tools = [chat_tool(tool, at) for at, tool in enumerate(body.tools or ())]
-    choice = chat_choice(body.tool_choice)
+    given = read_tools(body.tools or ())
+    choice = chat_choice(body.tool_choice, given.dropped)
     kwargs = dict(body.chat_template_kwargs or {})
     if text is not None and text.verbosity is not None:
         kwargs = {"verbosity": text.verbosity, **kwargs}
-    has_tools = bool(tools) or choice is not None
+    has_tools = bool(given.functions) or choice is not None
+    tools = Tools(tools=given.functions, choice=choice, parallel=body.parallel_tool_calls is not False)
     return Request(
         prompts=[Chat(messages=messages, drops_turns=body.truncation == "auto")],
         model=body.model,
@@ -195,7 +198,8 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
         sampling=Sampling(**{name: value for name in SAMPLED if (value := getattr(body, name)) is not None}),
         limit=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if wants_logprobs(body) else None,
-        tools=Tools(tools=tools, choice=choice, parallel=body.parallel_tool_calls is not False) if has_tools else None,
+        tools=tools if has_tools else None,
+        dropped=given.dropped,
         grammar={} if text is None or text.format is None else {"response_format": response_format(text.format)},
         grammar_backend=body.grammar_backend,
         effort=None if reasoning is None else reasoning.effort,
@@ -204,48 +208,15 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
         priority=body.priority or 0,
         cache_salt=same_field(body, "cache_salt", "extra_key") or "",
         keeps=None if body.store is False else body.metadata or {},
-        names=NAMES,
+        names=replace(NAMES, renamed={**found, **RENAMED}) if (found := given.renamed()) else NAMES,
         reply={
             "echo": echo(body),
+            "calls": given.calls,
+            "unenforced": given.unenforced,
             "summarises": summary_of(body) is not None,
             "encrypts": ENCRYPTED in (body.include or ()),
         },
     )
-
-
-def chat_tool(tool: ResponseTool, at: int) -> dict[str, Any]:
-    """Return a function tool in the chat API's form.
-
-    Raises:
-        RequestError: It is none.
-    """
-    param = f"tools[{at}]"
-    if tool.type != "function":
-        why = "this server runs no tools of its own; possible: function"
-        raise errors.unsupported(f"{param}.type {tool.type!r}", why)
-    if tool.name is None:
-        raise RequestError(f"{param}.name is required", param=f"{param}.name", code="missing_required_parameter")
-    if tool.defer_loading:
-        raise errors.unsupported(f"{param}.defer_loading", "all tools stand in the prompt; leave it out")
-    hidden = {"type", "allowed_callers", "defer_loading"}
-    return {"type": "function", "function": tool.model_dump(exclude=hidden, exclude_none=True)}
-
-
-def chat_choice(choice: Any) -> Any:
-    """Return `tool_choice` in the chat API's form.
-
-    Raises:
-        RequestError: It names a tool that is no function.
-    """
-    if not isinstance(choice, dict):
-        return choice
-    kind = choice.get("type")
-    if kind == "allowed_tools":
-        return choice
-    if kind != "function" or not isinstance(choice.get("name"), str):
-        text = 'tool_choice must be "none", "auto", "required", {"type": "function", "name": …} or allowed_tools'
-        raise RequestError(text, param="tool_choice", code="invalid_value")
-    return {"type": "function", "function": {"name": choice["name"]}}
 
 
 def response_format(given: TextFormat) -> dict[str, Any]:
@@ -282,7 +253,7 @@ def echo(request: ResponsesRequest) -> JsonObject:
         "safety_identifier": request.safety_identifier,
         "text": text_config(request),
         "tool_choice": request.tool_choice if request.tool_choice is not None else "auto",
-        "tools": [tool_echo(tool) for tool in request.tools or ()],
+        "tools": [tool_echo(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)],
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
     }
@@ -299,11 +270,3 @@ def text_config(request: ResponsesRequest) -> dict[str, Any]:
     if given.type == "json_schema":
         shown = {"description": None, "strict": False, **shown}
     return {"format": shown, "verbosity": verbosity}
-
-
-def tool_echo(tool: ResponseTool) -> dict[str, Any]:
-    """Return a tool as the response shows it, `strict` as it was taken."""
-    shown: dict[str, Any] = {"type": "function", "name": tool.name, "description": tool.description}
-    if tool.output_schema is not None:
-        shown["output_schema"] = tool.output_schema
-    return {**shown, "parameters": tool.parameters, "strict": bool(tool.strict)}

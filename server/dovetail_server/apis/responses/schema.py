@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
+from dovetail_server.apis.responses.tool_schema import AnyTool
 from dovetail_server.schema.common import (
     Bias,
     FreeForm,
@@ -21,7 +22,6 @@ from dovetail_server.schema.early import Plain
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -66,6 +66,8 @@ class FunctionCallItem(RequestModel):
     call_id: Name
     name: Name
     arguments: Text
+    namespace: Name | None = None
+    parsed_arguments: FreeForm | None = Field(None, description="As client libraries add them; `arguments` count.")
     status: Status | None = None
 
 
@@ -78,6 +80,89 @@ class FunctionCallOutputItem(RequestModel):
     output: Text | Parts
     name: Name | None = None
     status: Status | None = None
+
+
+class CustomCallItem(RequestModel):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    id: ItemId | None = None
+    call_id: Name
+    name: Name
+    input: Text
+    namespace: Name | None = None
+    status: Status | None = None
+
+
+class CustomCallOutputItem(RequestModel):
+    """What a custom tool gave."""
+
+    type: Literal["custom_tool_call_output"]
+    id: ItemId | None = None
+    call_id: Name
+    output: Text | Parts
+    name: Name | None = None
+    status: Status | None = None
+
+
+class ShellCallItem(RequestModel):
+    """A command, or several, that the model had the client run."""
+
+    type: Literal["local_shell_call", "shell_call"]
+    id: ItemId | None = None
+    call_id: Name
+    action: FreeForm
+    status: Status | None = None
+
+
+class LocalShellOutputItem(RequestModel):
+    """What a command gave. In OpenAI's API `id` is the call's."""
+
+    type: Literal["local_shell_call_output"]
+    id: ItemId
+    call_id: Name | None = None
+    output: Text
+    status: Status | None = None
+
+
+class ShellOutputItem(RequestModel):
+    """What commands gave."""
+
+    type: Literal["shell_call_output"]
+    id: ItemId | None = None
+    call_id: Name
+    output: Annotated[list[FreeForm], Field(max_length=1024)]
+    max_output_length: int | None = Field(None, ge=0, le=MAX_TOKENS)
+    status: Status | None = None
+
+
+class ApplyPatchCallItem(RequestModel):
+    """A change that the model had the client make."""
+
+    type: Literal["apply_patch_call"]
+    id: ItemId | None = None
+    call_id: Name
+    operation: FreeForm
+    status: Status | None = None
+
+
+class ApplyPatchOutputItem(RequestModel):
+    """What became of a change."""
+
+    type: Literal["apply_patch_call_output"]
+    id: ItemId | None = None
+    call_id: Name
+    output: Text | None = None
+    status: Literal["completed", "failed"]
+
+
+class WebSearchCallItem(RequestModel):
+    """A search that another server made. The model is not told of it: the item has no results."""
+
+    type: Literal["web_search_call"]
+    id: ItemId | None = None
+    status: Annotated[str, Field(max_length=32)] | None = None
+    action: FreeForm | None = None
 
 
 class ReasoningPart(RequestModel):
@@ -127,10 +212,24 @@ def _kind(item: Any) -> str:
     return str(kind)
 
 
+ITEM_TYPES = (
+    *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call"),
+    *("apply_patch_call_output", "web_search_call", "compaction", "item_reference"),
+)
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ShellCallItem, Tag("local_shell_call")]
+    | Annotated[LocalShellOutputItem, Tag("local_shell_call_output")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[ShellOutputItem, Tag("shell_call_output")]
+    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[ApplyPatchOutputItem, Tag("apply_patch_call_output")]
+    | Annotated[WebSearchCallItem, Tag("web_search_call")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
@@ -149,21 +248,6 @@ item_model = TypeAdapter(Item).validate_python
 def item_kind(item: dict[str, Any]) -> str:
     """Return the type of an item that has been checked."""
     return _kind(item)
-
-
-class ResponseTool(RequestModel):
-    """A tool; only functions exist. `strict` is false where it is left out."""
-
-    type: Annotated[str, Field(max_length=64)]
-    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:\-]+$")] | None = None
-    description: Text | None = None
-    parameters: FreeForm | None = None
-    strict: bool | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=8)] | None = Field(
-        None, description="The model itself is the only caller."
-    )
-    defer_loading: bool | None = Field(None, description="Only false: all tools stand in the prompt.")
-    output_schema: FreeForm | None = Field(None, description="Reaches the chat template.")
 
 
 class TextFormat(RequestModel):
@@ -211,7 +295,7 @@ class ResponsePrompt(RequestModel):
     input: Text | Items = Field("", description="Left out: an empty message.")
     instructions: Text | None = None
     previous_response_id: ItemId | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
     tool_choice: Annotated[str, Field(max_length=64)] | FreeForm | None = None
     parallel_tool_calls: bool | None = Field(None, description="false keeps the first tool call only.")
     text: TextConfig | None = None
@@ -262,6 +346,7 @@ class ResponsesRequest(ResponsePrompt):
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_options: FreeForm | None = None
+    client_metadata: FreeForm | None = Field(None, description="Accepted: what the client notes for itself.")
 
     prompt: FreeForm | None = Field(None, description="Not supported.")
     context_management: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(

@@ -1,0 +1,254 @@
+"""Tools of a response. Those that the client runs are functions to the model; its calls become the API's items again.
+
+Tools that OpenAI's servers run have no meaning here: they are left out, and the reply names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from dovetail.contracts.requests import Dropped, JsonObject
+from dovetail.errors import RequestError
+from dovetail.processing.refusals import unsupported, wrong
+from dovetail_server.apis.responses import calls
+from dovetail_server.apis.responses.tool_schema import (
+    CLIENT_RUN,
+    CustomTool,
+    HostedTool,
+    NamespaceTool,
+    ResponseTool,
+    ToolGrammar,
+)
+
+INPUT = "input"
+"""The only parameter of a custom tool, as a function."""
+MAX_TOOLS = 1024
+TEXTS, NUMBER, TEXT = {"type": "array", "items": {"type": "string"}}, {"type": "integer"}, {"type": "string"}
+CLIENT_TOOLS: dict[str, tuple[str, JsonObject, list[str]]] = {
+    "local_shell": (
+        "Run a command on the user's computer. `command` is the program and its arguments.",
+        {
+            "command": TEXTS,
+            "working_directory": TEXT,
+            "timeout_ms": NUMBER,
+            "env": {"type": "object", "additionalProperties": TEXT},
+        },
+        ["command"],
+    ),
+    "shell": (
+        "Run shell commands on the user's computer. Each of `commands` is a line for the shell.",
+        {"commands": TEXTS, "timeout_ms": NUMBER, "max_output_length": NUMBER},
+        ["commands"],
+    ),
+    "apply_patch": (
+        "Create, update or delete a file. `diff` has the lines of the change, each behind +, - or a space; a file "
+        "that is deleted has none.",
+        {"type": {"enum": ["create_file", "update_file", "delete_file"]}, "path": TEXT, "diff": TEXT},
+        ["type", "path"],
+    ),
+}
+"""Of each tool that the client runs and the API describes: description, parameters, which of them are required."""
+
+
+@dataclass(slots=True)
+class ReadTools:
+    """The tools of a body.
+
+    Attributes:
+        functions: As the chat API has them.
+        places: Where each stands in the body.
+        calls: By a function's name what its calls become; those of others are plain function calls.
+        dropped: What the server cannot run.
+        unenforced: Places of grammars that the model is told of, and that nothing enforces.
+    """
+
+    functions: list[JsonObject] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    calls: dict[str, JsonObject] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
+    unenforced: list[str] = field(default_factory=list)
+
+    def add(self, function: JsonObject, place: str) -> None:
+        """Add a function."""
+        self.functions.append({"type": "function", "function": function})
+        self.places.append(place)
+
+    def renamed(self) -> JsonObject:
+        """Return how refusals that speak of functions name their places in the body."""
+        return {
+            rf"tools\[{at}\]\.function": place
+            for at, place in enumerate(self.places)
+            if place != f"tools[{at}]"
+        }  # fmt: skip
+
+
+def read_tools(tools: Sequence[Any]) -> ReadTools:
+    """Read the tools of a body.
+
+    Raises:
+        RequestError: One is wrong, or two have one name where only one of them can be told.
+    """
+    made = ReadTools()
+    num = sum(len(tool.tools) if isinstance(tool, NamespaceTool) else 1 for tool in tools)
+    if num > MAX_TOOLS:
+        raise wrong(f"tools and those in namespaces may be {MAX_TOOLS} together (given: {num})", "tools")
+    for at, tool in enumerate(tools):
+        place = f"tools[{at}]"
+        if isinstance(tool, HostedTool):
+            made.dropped.append(Dropped(param=f"{place}.type", what=tool.type))
+        elif isinstance(tool, NamespaceTool):
+            for k, inner in enumerate(tool.tools):
+                _add(made, inner, f"{place}.tools[{k}]", tool.name)
+        elif isinstance(tool, ResponseTool | CustomTool):
+            _add(made, tool, place, None)
+        else:
+            about, properties, required = CLIENT_TOOLS[tool.type]
+            schema = _object(properties, required)
+            made.add({"name": tool.type, "description": about, "parameters": schema}, place)
+            made.calls[tool.type] = {"type": tool.type}
+    _check_names(made)
+    return made
+
+
+def _check_names(made: ReadTools) -> None:
+    """Refuse two tools of one name whose calls would not be told apart."""
+    seen: set[str] = set()
+    for tool, place in zip(made.functions, made.places, strict=True):
+        name = tool["function"]["name"]
+        if name in seen and name in made.calls:
+            raise wrong(f"{place}: another tool is called {name!r}, too; give each its own name", place)
+        seen.add(name)
+
+
+def _add(made: ReadTools, tool: ResponseTool | CustomTool, place: str, namespace: str | None) -> None:
+    if tool.name is None:
+        raise RequestError(f"{place}.name is required", param=f"{place}.name", code="missing_required_parameter")
+    if tool.defer_loading:
+        raise unsupported(f"{place}.defer_loading", "all tools stand in the prompt; leave it out")
+    name = function_name(tool.name, namespace)
+    call: JsonObject = {} if namespace is None else {"namespace": namespace, "name": tool.name}
+    if isinstance(tool, CustomTool):
+        function, call = _custom(tool, name, place, made), {**call, "type": "custom"}
+    else:
+        hidden = {"type", "allowed_callers", "defer_loading"}
+        function = {**tool.model_dump(exclude=hidden, exclude_none=True), "name": name}
+    made.add(function, place)
+    if call:
+        made.calls[name] = call
+
+
+def _custom(tool: CustomTool, name: str, place: str, made: ReadTools) -> JsonObject:
+    """Return a custom tool as a function of one text. A regular expression is enforced; other grammars are told."""
+    value: JsonObject = {"type": "string"}
+    made_of: JsonObject = {"name": name, "parameters": _object({INPUT: value}, [INPUT])}
+    about = tool.description or ""
+    if isinstance(tool.format, ToolGrammar):
+        about += f"\n\n`{INPUT}` must match this {tool.format.syntax} grammar:\n{tool.format.definition}"
+        if tool.format.syntax == "regex":
+            value["pattern"] = f"^(?:{tool.format.definition})$"
+            made_of["strict"] = True
+        else:
+            made.unenforced.append(f"{place}.format")
+    return {**made_of, "description": about.strip()} if about.strip() else made_of
+
+
+def _object(properties: JsonObject, required: list[str]) -> JsonObject:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Return what a tool is called where the model sees it."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
+
+
+def chat_choice(choice: Any, dropped: Sequence[Dropped]) -> Any:
+    """Return `tool_choice` in the chat API's form.
+
+    Raises:
+        RequestError: It names no tool that a client runs, or asks for a call where one of the tools cannot be run.
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    name = choice.get("name") if isinstance(choice, dict) else None
+    mode = choice.get("mode", "auto") if kind == "allowed_tools" else choice
+    if dropped and mode not in (None, "auto", "none"):
+        why = "this server runs no tools of its own; it can be left out with tool_choice auto only"
+        raise unsupported(f"{dropped[0].param} {dropped[0].what!r}", why)
+    if not isinstance(choice, dict) or kind == "allowed_tools":
+        return choice
+    if kind in CLIENT_RUN:
+        name = kind
+    elif kind not in ("function", "custom") or not isinstance(name, str):
+        text = (
+            'tool_choice must be "none", "auto", "required", {"type": "function" or "custom", "name": …}, '
+            f'{{"type": {", ".join(CLIENT_RUN)}}} or allowed_tools'
+        )
+        raise RequestError(text, param="tool_choice", code="invalid_value")
+    namespace = choice.get("namespace")
+    name = function_name(str(name), namespace if isinstance(namespace, str) else None)
+    return {"type": "function", "function": {"name": name}}
+
+
+def tool_echo(tool: Any) -> JsonObject:
+    """Return a tool as the response shows it, `strict` as it was taken."""
+    if not isinstance(tool, ResponseTool):
+        return dict(tool.model_dump(exclude_none=True))
+    shown: JsonObject = {"type": "function", "name": tool.name, "description": tool.description}
+    if tool.output_schema is not None:
+        shown["output_schema"] = tool.output_schema
+    return {**shown, "parameters": tool.parameters, "strict": bool(tool.strict)}
+
+
+def client_call(kind: str, ids: JsonObject, arguments: str) -> calls.ClientCall | None:
+    """Return the item of a call that the client runs; None where the model wrote no such call."""
+    try:
+        if kind == "local_shell":
+            return calls.LocalShellCall(**ids, action=msgspec.json.decode(arguments, type=calls.ExecAction))
+        if kind == "shell":
+            return calls.ShellCall(**ids, action=msgspec.json.decode(arguments, type=calls.ShellAction))
+        return calls.ApplyPatchCall(**ids, operation=msgspec.json.decode(arguments, type=calls.PatchOperation))
+    except msgspec.MsgspecError:
+        return None
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a custom tool out of a function's arguments; of what was cut off, as much as there is."""
+    for end in ("", '"}', "}"):
+        try:
+            found = msgspec.json.decode(arguments + end)
+        except msgspec.MsgspecError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get(INPUT), str):
+            return str(found[INPUT])
+        break
+    return arguments
+
+
+def function_call(item: JsonObject) -> tuple[str, str]:
+    """Return the function that an item calls where the model sees it, and its arguments."""
+    kind, name = item["type"], function_name(item.get("name", ""), item.get("namespace"))
+    if kind == "function_call":
+        return name, item["arguments"]
+    if kind == "custom_tool_call":
+        return name, _json({INPUT: item["input"]})
+    if kind == "apply_patch_call":
+        return "apply_patch", _json(item["operation"])
+    action = {key: value for key, value in item["action"].items() if key != "type" and value is not None}
+    return kind.removesuffix("_call"), _json(action)
+
+
+def call_result(item: JsonObject) -> Any:
+    """Return what a call gave: a text, or parts."""
+    output = item.get("output")
+    if item["type"] == "shell_call_output":
+        return _json(output)
+    return item["status"] if output is None else output
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
