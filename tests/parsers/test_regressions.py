@@ -387,3 +387,25 @@ def test_the_end_of_a_list_of_calls_is_no_content(tools: str, opening: str, clos
     assert calls == [("f", "{}")]
     assert content is not None
     assert content.strip() == "So [it] is."
+
+
+@pytest.mark.parametrize(
+    ("tools", "noise"),
+    [
+        ("dots", '<dots_function_call><<invoke name=f>o<invoke name=f></invoke>'),
+        ("minimax-m2", '<minimax:tool_call><invoke name="r">c<invoke name="f"></invoke>'),
+        ("qwen3-coder", f"<tool_call><function={'g' * 600}<function=f></function>"),
+    ],
+)  # fmt: skip
+def test_noise_before_a_call_ends_at_its_mark_in_every_chunking(tools: str, noise: str, tokenizer: Tokenizer) -> None:
+    """Where it stands in one piece with the noise, too."""
+    _, content, calls = parse(noise, tokenizer, reasoning=None, tools=tools)
+    assert [name for name, _ in calls] == ["f"]
+    assert content
+
+
+def test_what_stands_beside_the_arguments_of_an_unknown_tool_is_not_lost(tokenizer: Tokenizer) -> None:
+    """A call of it counts where it ends, and text in it is content."""
+    text = "<iquest_tool_call>r<arg_key>half a key"
+    _, content, calls = parse(text, tokenizer, reasoning=None, tools="iquest-q1")
+    assert (content, calls) == ("<arg_key>half a key", [("r", "{}")])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
 
+from dovetail.contracts.output import FormatSpec
+from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.tool_calls.tagged_values import tagged_value
 
 ROOT = {"$defs": {"U": {"type": "string", "enum": ["red", "blue"], "title": "U"}}}
@@ -49,3 +53,17 @@ def test_what_is_not_said_is_known(declared: Any, kinds: list[str], is_full: boo
     nodes = found.node.get("elements", [found.node])
     shown = [node.get("style", "json") if node["type"] == "json_schema" else node["type"] for node in nodes]
     assert (shown, found.is_full) == (kinds, is_full)
+
+
+@pytest.mark.parametrize("value", ["\n", " ", "\t\t", "", "a\n", "<![CDATA[a]]>"])
+def test_blank_values_of_minicpm5_are_values(value: str) -> None:
+    """A value of nothing but blanks is one; what stands in CDATA comes without it."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}}
+    (entry,) = entry_points(group="dovetail.tool_parsers.v1", name="minicpm5")
+    spec = entry.load()().extend(FormatSpec(), [tool])
+    text = f'<function name="f"><param name="x">{value}</param></function>'
+    (call,) = parse_full(make_parser(spec), text=text).tool_calls
+    assert json.loads(call.arguments) == {"x": "a" if value.startswith("<!") else value}
+    grammar = entry.load()().grammar([tool], "required", False, False)
+    assert grammar is not None
+    assert "<![CDATA[" in grammar.source, "no string holds it"

@@ -19,7 +19,7 @@ from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.formats import FORMATS, PATTERNS
 from dovetail.grammar.spec.schema import escape
 from dovetail_grammar.gbnf import UnreadableError
-from dovetail_grammar.patterns import is_leaky, is_unreadable, rewritten, tightened
+from dovetail_grammar.patterns import has_control, is_leaky, is_unreadable, rewritten, tightened
 
 REFUSED = frozenset(
     [
@@ -103,6 +103,7 @@ class SchemaWalk:
         self._states = 1
         self._needs_escapes = needs_escapes(source)
         self._nodes = schema.nodes(source)
+        self._has_numbers = self._needs_escapes or not any(is_open(node) for _, node in self._nodes)
 
     def support(self) -> Support:
         """Return the answer for the whole schema."""
@@ -158,6 +159,8 @@ class SchemaWalk:
             self._refuse(where)
         elif any(is_leaky(tightened(part)) for part in said):
             self._ignored.append(where)
+        elif not self._has_numbers and any(map(has_control, said)):
+            self._refuse(where)
 
     def _refuse(self, where: str) -> None:
         self._ignored.append(where)

@@ -12,6 +12,10 @@ _UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _PARTS = re.compile(rf"{_CLASS.pattern}|\\[pPux]\{{[^{{}}]*\}}|\\.|\{{\d+(?:,\d*)?\}}|\{{", re.DOTALL)
 _CONTROL_CLASS = re.compile(r"\\p\{?(?:C|Other)")
+_CONTROL = re.compile(
+    r"(?<!\\)(?:\\\\)*\\(?:0|f|v|c[A-Za-z]|(?:x|u00)(?:0[0-8bcefBCEF]|1[0-9a-fA-F]|7[fF]))|\[(?:\\(?:x|u00)7[fF])+\]",
+    re.DOTALL,
+)
 _PROPERTY = re.compile(r"\\p\{?([LNZMPSC])[a-z]?\}?")
 _STRICT = frozenset(map(chr, range(0x20))) - set("\t\n\r")
 _RARE = r"\x00-\x08\x0b\x0c\x0e-\x1f"
@@ -76,6 +80,16 @@ def rewritten(pattern: str, *, in_one: bool = False) -> Rewritten:
         return Rewritten((known,), 0)
     made = plainly(pattern, in_one=in_one, without=RARE)
     return Rewritten(made.parts or (known,), made.work)
+
+
+def has_control(pattern: str) -> bool:
+    """Whether a pattern asks for a control character, outside of classes, that JSON can write as a number only."""
+    return "\\" in pattern and _CONTROL.search(_CLASS.sub(_kept_class, pattern)) is not None
+
+
+def _kept_class(found: re.Match[str]) -> str:
+    """Keep a class of one such character alone; others hold what JSON writes in another way, too."""
+    return found[0] if _CONTROL.fullmatch(found[0]) is not None else "."
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.errors import RequestError
 from dovetail.text.tool_calls.reply_grammar import arguments_schema, chosen
 from dovetail.text.tool_calls.tagged_values import json_value, tagged_value
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.text.tool_calls.tags import CDATA_START, Tags
 
 Node = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -132,6 +132,7 @@ def tagged_arguments(
     parts, properties = [], _properties(schema)
     marks = [tags.value_end, tags.call_end, section_end, *(tags.key[0] + name for name in properties)]
     marks += [text + name for text, meant in tags.spelled if meant == tags.key[0] for name in properties]
+    marks += [CDATA_START] if tags.cdata else []
     for name, declared in properties.items():
         found = tagged_value(declared, schema, tuple(filter(None, marks)))
         is_string, value = found.is_string, found.node

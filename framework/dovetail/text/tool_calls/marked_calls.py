@@ -80,6 +80,14 @@ class MarkedCalls(ToolBody):
     def _text(self, text: str) -> None:
         """Take text between marks."""
 
+    def _breaks_behind(self, text: str, pos: int, end: int) -> int:
+        """Return up to where text from `pos` to a mark is taken: behind a character that no call explains.
+
+        What follows it is looked at for the mark of the next call, however the text was cut. Asked where no call that
+        is certain has begun.
+        """
+        return end
+
     @abstractmethod
     def _mark(self, mark: str, start: int, end: int) -> int:
         """Take a mark that stands from `start` to `end`; return where to read on."""
@@ -115,7 +123,9 @@ class MarkedCalls(ToolBody):
             if isinstance(start, ToolStart):
                 start = self._new_call(start.name, start.id or None)
                 text = "".join([event.json for event in said if isinstance(event, ToolArgs)])
-                self._certain += [start, *([ToolArgs(start.index, text)] if text else []), ToolEnd(start.index)]
+                beside = [event for event in said if isinstance(event, Malformed)]
+                arguments = [ToolArgs(start.index, text)] if text else []
+                self._certain += [start, *arguments, *beside, ToolEnd(start.index)]
             self._out, self._certain, self._is_held = self._certain, [], False
             self._raw.clear()
         self._is_doubtful = self._is_outside
@@ -147,11 +157,15 @@ class MarkedCalls(ToolBody):
 
     def _read(self, text: str, pos: int) -> int:
         """Read up to the next mark that counts here, or as far as there certainly is none; return where."""
-        found = self._marks[self._at]
-        read, state = self._read_on
+        found, (read, state) = self._marks[self._at], self._read_on
         end, state, length = found.scan(text, pos + read, state)
         self._read_on = (0, 0)
         cut = end - (length or found.held(state))
+        if cut > pos + 1 and (self._call is None or self._is_held):
+            cut_short = self._breaks_behind(text, pos, cut)
+            if cut_short < cut:
+                self._text(text[pos:cut_short])
+                return cut_short
         self._text(text[pos:cut])
         if self._at == BROKEN:
             return cut

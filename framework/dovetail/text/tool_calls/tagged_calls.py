@@ -37,12 +37,12 @@ from dovetail.text.tool_calls.schema_types import (
     types_of,
     value_text,
 )
-from dovetail.text.tool_calls.tags import Tags, followers, matchers, not_plain
+from dovetail.text.tool_calls.tags import CDATA_START, Tags, followers, matchers, not_plain
 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")
+_PRINTED = re.compile(r"\S")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
-_CDATA_START = "<![CDATA["
 _WRAPPERS = frozenset(["arguments", "input", "parameters", "properties"])
 """Keys under which models put all arguments at times, as JSON."""
 _OBJECT = frozenset(["object"])
@@ -191,6 +191,12 @@ class TaggedCalls(MarkedCalls):
             self._stray(text)
         elif not text.isspace():
             self._break()
+
+    def _breaks_behind(self, text: str, pos: int, end: int) -> int:
+        if self._at in ("name", "key"):
+            return min(end, pos + MAX_HEAD + 1 - self._head_len) if self._call is None else end
+        found = _PRINTED.search(text, pos, end) if self._at != "value" else None
+        return end if found is None else found.end()
 
     def _stray(self, text: str) -> None:
         """Text between the tags of a call belongs to none: it goes out, without the whitespace around it."""
@@ -367,15 +373,15 @@ class TaggedCalls(MarkedCalls):
     def _whole_value(self) -> str:
         text = "".join(self._value)
         found = _CDATA.fullmatch(text) if self._tags.cdata else None
-        return value_text(found[1] if found else self._cut_value(), self._types)
+        return value_text(found[1] if found else self._cut_value() if text.strip() else text, self._types)
 
     def _cut_value(self) -> str:
         """Return what is there of a value that was cut short, without the beginning of its wrapper."""
         text = "".join(self._value)
         inner = text.lstrip()
-        if not self._tags.cdata or not (inner.startswith(_CDATA_START) or _CDATA_START.startswith(inner)):
+        if not self._tags.cdata or not (inner.startswith(CDATA_START) or CDATA_START.startswith(inner)):
             return text
-        return inner[len(_CDATA_START) :].removesuffix(">").removesuffix("]").removesuffix("]")
+        return inner[len(CDATA_START) :].removesuffix(">").removesuffix("]").removesuffix("]")
 
     def _end_call(self, *, complete: bool) -> None:
         if self._call is None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from dovetail.text.parsing.matcher import Matcher, matcher
 
+CDATA_START = "<![CDATA["
+
 
 def plain_name(text: str) -> str:
     """Read a name that stands alone between its tags."""

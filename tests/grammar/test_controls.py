@@ -1,0 +1,38 @@
+"""Patterns that ask for characters which JSON writes as numbers, beside names that such escapes could spell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from grammar_routes import Enforced, backends_of
+
+from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.grammar.compile.validity import verdict
+from dovetail.grammar.spec.route import Router
+from dovetail.testing.conformance.grammar_samples import small_vocabulary
+
+PATTERNS = [r"^a\x02$", r"^a\x7F$", r"^a[\x7f]$", r"^a\v$", r"^a\f$", r"^a\x08$", r"^a\cA$", r"^a(\x01|c)?$"]
+OTHERS = [r"^a[^\x00-\x1f]$", r"^a\\x01$", r"^a\x09$", r"^a\x41$", r"^a.$"]
+"""Patterns that ask for none, or for one with an escape of its own: their classes hold more than such characters."""
+VALUES = ["a", "ac", "ab", "aA", "a\t", "a\\x01", *(f"a{chr(code)}" for code in (*range(1, 9), 11, 12, 31, 127))]
+
+
+@pytest.mark.parametrize("beside", [{}, {"patternProperties": {"^z": {}}}, {"additionalProperties": False}])
+def test_what_is_full_accepts_nothing_without_its_control_character(beside: dict[str, object]) -> None:
+    """It was left out of the text, silently."""
+    vocabulary = small_vocabulary()
+    backends = backends_of(vocabulary)
+    for pattern in (*PATTERNS, *OTHERS):
+        properties = {"x": {"type": "string", "pattern": pattern}}
+        schema = {"type": "object", "properties": properties, "required": ["x"], **beside}
+        spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
+        found = Enforced(Router(backends).route(spec, "json_schema"), backends, vocabulary)
+        if found.enforcement != "full":
+            assert pattern in PATTERNS
+            assert found.ignored == ("/properties/x/pattern",)
+            continue
+        accepted = {text for value in VALUES if found.accepts(text := json.dumps({"x": value}, ensure_ascii=False))}
+        accepted |= {text for value in VALUES if found.accepts(text := json.dumps({"x": value}))}
+        assert all(verdict(schema, text) for text in accepted), (pattern, accepted)
+        assert accepted
