@@ -36,3 +36,22 @@ def test_what_is_full_accepts_nothing_without_its_control_character(beside: dict
         accepted |= {text for value in VALUES if found.accepts(text := json.dumps({"x": value}))}
         assert all(verdict(schema, text) for text in accepted), (pattern, accepted)
         assert accepted
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "other"),
+    [
+        (r"\Aab\Z", "ab", "AabZ"), (r"ab\z", "ab", "abz"), (r"a\\Z", "a\\Z", "a\\"), (r"^\Aa$", "a", "Aa"),
+        (r"x\hy", None, "xhy"), (r"x\Ky", None, "xKy"), (r"a|\Gb", None, "Gb"), (r"(a\Z|b)c", None, "aZc"),
+    ],
+)  # fmt: skip
+def test_an_escaped_letter_is_never_just_the_letter(regex: str, text: str | None, other: str) -> None:
+    r"""`\A` and `\Z` around an expression are its ends; one that nobody knows is refused."""
+    vocabulary = small_vocabulary()
+    backends = backends_of(vocabulary)
+    route = Router(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex")
+    found = Enforced(route, backends, vocabulary)
+    assert (found.enforcement == "full") == (text is not None)
+    if text is not None:
+        assert found.accepts(text)
+        assert not found.accepts(other)

@@ -27,6 +27,9 @@ _DASH = re.compile(r"(\\[wdsWDS])-(?!\])")
 _OPAQUE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 """An escape, or a class."""
 _TOKENS = re.compile(rf"{_OPAQUE.pattern}|[()|]", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_KNOWN = frozenset(map(chr, range(128))) - frozenset("aceghijklmoqyzACEFGHIJKLMNOQRTUVXYZ")
+_ENDING = re.compile(r"((?:^|[^\\])(?:\\\\)*)\\[zZ]$")
 _NAMED = re.compile(rf"{_OPAQUE.pattern}|\(\?<[A-Za-z_$][A-Za-z0-9_$]*>", re.DOTALL)
 _IN_CLASS = re.compile(r"\\.|\[|&&|~~", re.DOTALL)
 _ESCAPES = {"[": r"\[", "&&": r"\&\&", "~~": r"\~\~"}
@@ -168,6 +171,11 @@ def whole(pattern: str) -> str:
     return made.parts[0] if made.parts else pattern
 
 
+def has_unknown_escapes(pattern: str) -> bool:
+    """Whether a letter is escaped that means nothing, or only to some: others take the letter itself."""
+    return any(found[1] not in _KNOWN for found in _ESCAPED.finditer(strip_anchors(pattern)))
+
+
 def options(pattern: str) -> list[str]:
     """Return a pattern's alternatives."""
     found, start, depth = [], 0, 0
@@ -180,8 +188,9 @@ def options(pattern: str) -> list[str]:
 
 
 def strip_anchors(pattern: str) -> str:
-    """Drop `^` and `$` around a pattern: a grammar's regex is matched against the whole text anyway."""
-    pattern = pattern.removeprefix("^")
+    r"""Drop `^`, `$`, `\A` and `\Z` around a pattern: a grammar's regex is matched against the whole text anyway."""
+    pattern = pattern.removeprefix("^").removeprefix(r"\A")
+    pattern = _ENDING.sub(r"\1", pattern)
     if pattern.endswith("$") and not re.search(r"(?:^|[^\\])(?:\\\\)*\\\$$", pattern):
         pattern = pattern[:-1]
     return pattern

@@ -25,7 +25,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import PluginError, RequestError
 from dovetail_grammar.choices import UNREADABLE, read_choices
-from dovetail_grammar.patterns import has_inner_anchors, is_unreadable
+from dovetail_grammar.patterns import has_inner_anchors, has_unknown_escapes, is_unreadable
 from dovetail_grammar.schema_subset import Subset
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class XgrammarBackend(GrammarBackend):
             return SUBSET.support(spec)
         if spec.kind is Kind.REGEX and (has_inner_anchors(spec.source) or is_unreadable(spec.source)):
             return Support.no("anchors within an expression, look-around and back-references are ignored")
+        if spec.kind is Kind.REGEX and has_unknown_escapes(spec.source):
+            return Support.no("of escaped letters that it does not know it takes the letter itself")
         if spec.kind is Kind.STRUCTURAL:
             return Support.no("added tokens could be spelled out in other tokens")
         return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
