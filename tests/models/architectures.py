@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from families import DECODERS, DEEPSEEK, DELTA, FEW, LATENT, MAMBA, MOE, SIZES
+from packaging.version import Version
 
 LEFT_OUT = object()
 """In place of a value of `SIZES` that a config does not take."""
@@ -33,7 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     **{kind: {"is_decoder": True} for kind in KNOWN_ELSEWHERE.split()},
     **dict.fromkeys(("camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta"), PADDED),
     **dict.fromkeys(("blenderbot", "plbart", "whisper"), ENCODED),
-    **dict.fromkeys(("axk1", "axk2"), DEEPSEEK),
+    **dict.fromkeys(("axk1", "axk2", "sarvam_mla"), DEEPSEEK),
     **dict.fromkeys(("kolibri1", "hy_v4", "inkling_text"), EXPERTS),
     "bailing_hybrid": {**DEEPSEEK, "num_hidden_layers": 4},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
@@ -52,7 +54,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 8, "n_head": 4, "n_embd": 64, "n_layer": 2},
     "hrm_text": {"num_layers_per_stack": 1},
-    "inkling2_text": {**EXPERTS, "unpadded_vocab_size": 131},
+    **{kind: {**EXPERTS, "unpadded_vocab_size": 131} for kind in ("inkling2_text", "inkling2_loop_text")},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}
     | {"mamba_d_state": 8, "mamba_dt_rank": 4},
     "kimi_linear": {**DEEPSEEK, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
@@ -84,11 +86,11 @@ OWN_LIST, STATES = "it chooses its attention from a list of its own", "a cache o
 NOTHING, BY_ITSELF = "look back in a way that is known here", "transformers itself cannot compute a prompt"
 REASONS: dict[str, str] = {
     BEHIND: "bart bigbird_pegasus blenderbot blenderbot-small marian mbart pegasus plbart",
-    MASKS: "big_bird bloom codegen doge gpt_neox_japanese megatron-bert mpt mvp rembert roformer trocr xglm",
+    MASKS: "big_bird bloom doge gpt_neox_japanese megatron-bert mpt mvp rembert roformer trocr xglm",
     INDEXED: "axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4",
     "heavily_compressed_attention": "deepseek_v4",
-    "hybrid_sliding": "inkling2_text inkling_text",
-    OWN_LIST: "falcon gpt_neo gptj",
+    "hybrid_sliding": "inkling2_loop_text inkling2_text inkling_text",
+    OWN_LIST: "falcon gpt_neo",
     STATES: "bailing_hybrid falcon_mamba mamba mamba2",
     NOTHING: "cpmant openai-gpt recurrent_gemma reformer rwkv",
     BY_ITSELF: "prophetnet xlm xlnet xlstm xmod",
@@ -96,10 +98,12 @@ REASONS: dict[str, str] = {
     "looks back twice": "diffllama",
     "reads on the host": "jetmoe",
     "keeps its state in another way": "zaya",
-    "num_hidden_layers": "hrm_text moshi",
+    "num_hidden_layers": "dory hrm_text moshi",
 }
 REFUSED = {kind: reason for reason, kinds in REASONS.items() for kind in kinds.split()}
 """What cannot be served, and a part of the reason that is given."""
+if Version(transformers.__version__) < Version("5.24"):  # they go through its attention interface since
+    REFUSED |= {"codegen": MASKS, "gptj": OWN_LIST}
 NOT_BUILT = """
 blt dots3_note emu3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git mllama
 moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal qwen4_exp qwen4_exp_text

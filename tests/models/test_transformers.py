@@ -27,7 +27,7 @@ from dovetail.testing.conformance.model_runtime import decode_syncs
 from dovetail.testing.engine import make_core
 from dovetail_models.transformers import TransformersModel
 from dovetail_models.transformers.decoder import experts_way
-from dovetail_models.transformers.mixers import EmptyCache, fold_requests
+from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, fold_requests
 from dovetail_models.transformers.probe import KNOWN, make
 
 WEIGHTS = "model.safetensors"
@@ -124,9 +124,9 @@ def test_other_kinds_are_refused(config: dict[str, Any], reason: str) -> None:
 INTERNAL = re.compile(r"Error\b|Mask|dovetail-probe|object has no attribute|torch\.|_mm")
 """Of Python, transformers and this plugin: nothing of it helps a user."""
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "gptj": (
+    "gpt_neo": (
         "it chooses its attention from a list of its own",
-        {"n_layer": 2, "n_head": 4, "n_embd": 64, "rotary_dim": 8},
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
     ),
     "mpt": ("it changes attention masks itself", {"n_layers": 2, "n_heads": 4, "d_model": 64, "max_seq_len": 256}),
     "bloom": ("it changes attention masks itself", {"n_layer": 2, "n_head": 4}),
@@ -252,12 +252,13 @@ def test_mamba_2_folds_alike_however_a_prompt_is_cut() -> None:
     """A copy of a state has the bytes of any other prefill; with time steps as trained models have them."""
     mixer = GraniteMoeHybridMambaLayer(tiny_config("granitemoehybrid"), 0).eval()
     rates = torch.linspace(0.001, 0.1, mixer.num_heads)
+    parameter = str(cache_parameter(mixer))
     inputs = torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         mixer.dt_bias.copy_(rates + torch.log(-torch.expm1(-rates)))
         empty = EmptyCache()
-        mixer(inputs, cache_params=empty)
-        fold_requests(mixer, "cache_params", 0, lambda: batch)
+        mixer(inputs, **{parameter: empty})
+        fold_requests(mixer, parameter, 0, lambda: batch)
         states = []
         for cuts in ([128], [64, 128], [16, 112, 128], [48, 64, 80, 128]):
             rows = {name: torch.zeros(1, *tensor.shape) for name, tensor in empty.found.items()}

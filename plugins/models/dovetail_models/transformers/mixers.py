@@ -20,8 +20,8 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import CacheTensor
 from dovetail.layers.recurrent import State, recur
 
-PARAMETERS = ("cache_params", "past_key_values")
-"""What `forward` calls the cache."""
+PARAMETERS = ("cache", "cache_params", "past_key_values")
+"""What `forward` calls the cache: the first since transformers 5.24."""
 INTERVAL = 64
 """Tokens that Gated DeltaNet folds in at once; other layers say it (`chunk_size`)."""
 
