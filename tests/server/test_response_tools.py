@@ -167,7 +167,7 @@ def test_tools_that_the_client_runs(
     assert "one file" in prompt
 
 
-@pytest.mark.parametrize("arguments", [{"command": "ls"}, {"comand": ["ls"]}, {}, {"command": ["ls"], "more": 1}])
+@pytest.mark.parametrize("arguments", [{"command": "ls"}, {"cmd": ["ls"]}, {}, {"command": ["ls"], "more": 1}])
 def test_a_call_that_fits_no_item_stays_a_function_call(calling: Harness, arguments: dict[str, Any]) -> None:
     """Nothing is made up for the client to run: it gets what the model wrote."""
     calling.text = call("local_shell", arguments)
