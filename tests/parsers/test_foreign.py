@@ -1,4 +1,4 @@
-"""Replies that other servers' reasoning parsers read otherwise: what is read here, and why it stands in docs/output.md."""
+"""Replies that other servers' reasoning parsers read otherwise; docs/output.md says why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ: dict[tuple[str, str, str], tuple[str | None, str | None]] = {
 
 @pytest.mark.parametrize(("name", "tail", "text"), READ)
 def test_what_others_read_otherwise(name: str, tail: str, text: str, tokenizer: Tokenizer) -> None:
-    """A channel without the header of thoughts is no thought; a marker that no prompt has written is not put in front."""
+    """A channel without the header of thoughts is no thought; a marker that no prompt has is not put in front."""
     (entry,) = metadata.entry_points(group="dovetail.reasoning_parsers.v1", name=name)
     stream = OutputStream(tokenizer, reasoning=entry.load()(), prompt_tail=tail)
     stream.feed_ids(tokenizer.encode(text, add_special_tokens=False), Finish("stop"))

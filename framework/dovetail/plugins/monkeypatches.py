@@ -105,7 +105,8 @@ class _CoreImports:
 
             def exec_module(module: ModuleType) -> None:
                 inner(module)
-                _hold(self._taken, name, module)
+                if module.__name__ == name:  # pytest's loader is one for all modules
+                    _hold(self._taken, name, module)
 
             loader.exec_module = exec_module
         return spec
