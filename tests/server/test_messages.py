@@ -15,6 +15,7 @@ from replies import message_events, strict
 from dovetail.messages import Finish
 
 USER = [{"role": "user", "content": "hi"}]
+TEXTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 TOOL = {"name": "get_weather", "description": "Weather", "input_schema": {"type": "object"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ALL = f"<think>\nWhere is it?\n</think>\n\nLet me look.\n{CALL}\n{CALL.replace('Paris', 'Rome')}"
@@ -143,6 +144,48 @@ def test_turns_of_one_role_are_one(harness: Harness) -> None:
     ask(harness, [{"role": "user", "content": "a"}, {"role": "user", "content": blocks}])
     assert prompt_of(harness).count("<|im_start|>user") == 1
     assert "a\nb\nc" in prompt_of(harness)
+
+
+DOCUMENT = {"type": "document", "title": "Rules", "context": "of 2026", "citations": {"enabled": False}}
+FOUND = {"type": "search_result", "title": "A page", "source": "https://a.example", "content": TEXTS}
+READABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"type": "text", "text": "one"}, "one"),
+    "plain": (
+        {**DOCUMENT, "source": {"type": "text", "media_type": "text/plain", "data": "Be kind."}},
+        "Rules\nof 2026\nBe kind.",
+    ),
+    "content": ({**DOCUMENT, "source": {"type": "content", "content": "Be kind."}}, "Rules\nof 2026\nBe kind."),
+    "parts": ({"type": "document", "source": {"type": "content", "content": TEXTS}}, "one\ntwo"),
+    "found": (FOUND, "A page\nhttps://a.example\none\ntwo"),
+}
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_blocks_with_text_are_read_where_a_user_may_have_them(thinking: Harness, kind: str) -> None:
+    """A turn's own and those within a result; counted as they are generated from."""
+    block, text = READABLE[kind]
+    call = {"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [block, block]}
+    messages = [
+        {"role": "user", "content": [block]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    ask(thinking, messages, tools=[TOOL])
+    prompt = prompt_of(thinking)
+    assert f"<|im_start|>user\n{text}<|im_end|>" in prompt
+    assert f"<|im_start|>tool\n{text}\n{text}<|im_end|>" in prompt
+    counted = thinking.post("/v1/messages/count_tokens", {"model": "tiny", "messages": messages, "tools": [TOOL]})
+    assert counted.json() == {"input_tokens": len(thinking.engine.submits[-1].prompt_ids)}
+
+
+def test_redacted_thinking_of_another_server_is_left_out(harness: Harness) -> None:
+    """A conversation that began elsewhere goes on: nobody here can read what that server has encrypted."""
+    hidden = {"type": "redacted_thinking", "data": "EmwKAhgB"}
+    answer = {"role": "assistant", "content": [hidden, {"type": "text", "text": "Four."}]}
+    ask(harness, [*USER, answer, *USER])
+    assert "<|im_start|>assistant\nFour.<|im_end|>" in prompt_of(harness)
+    assert "EmwK" not in prompt_of(harness)
 
 
 def test_the_beginning_of_an_answer_is_continued(harness: Harness) -> None:
@@ -344,6 +387,9 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
             },
             "send its tool_result",
         ),
+        ({"messages": [{"role": "user", "content": [{**DOCUMENT, "source": {"type": "base64"}}]}]}, "source"),
+        ({"messages": [{"role": "user", "content": [{**FOUND, "citations": {"enabled": True}}]}]}, "enabled"),
+        ({"messages": [{"role": "assistant", "content": [FOUND]}]}, "is a search_result, which only a user"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "input_schema": {"type": 3}}]}, "tools[0].input_schema"),

@@ -20,7 +20,7 @@ from dovetail_server.schema.common import (
 )
 from dovetail_server.schema.early import Plain
 
-BLOCK_TYPES = ("text", "thinking", "tool_use", "tool_result")
+BLOCK_TYPES = ("text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result")
 Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are cached by themselves.")]
 
 
@@ -31,6 +31,56 @@ class TextBlock(RequestModel):
     text: Text
     cache_control: Cached = None
     citations: Annotated[list[FreeForm], Field(max_length=0)] | None = Field(None, description="Only an empty list.")
+
+
+class Citations(RequestModel):
+    """Whether the reply cites a block."""
+
+    enabled: Literal[False] = Field(False, description="Replies cite nothing.")
+
+
+class PlainSource(RequestModel):
+    """A document's text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: Text
+
+
+class ContentSource(RequestModel):
+    """A document's text, or its parts."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[TextBlock], Field(max_length=4096)]
+
+
+class DocumentBlock(RequestModel):
+    """A document of text. PDFs, and those behind an address or an identifier, are not read here."""
+
+    type: Literal["document"]
+    source: PlainSource | ContentSource = Field(discriminator="type")
+    title: Text | None = None
+    context: Text | None = None
+    citations: Citations | None = None
+    cache_control: Cached = None
+
+
+class SearchResultBlock(RequestModel):
+    """What a search found."""
+
+    type: Literal["search_result"]
+    source: Text
+    title: Text
+    content: Annotated[list[TextBlock], Field(max_length=4096)]
+    citations: Citations | None = None
+    cache_control: Cached = None
+
+
+class RedactedThinkingBlock(RequestModel):
+    """Thinking that another server has encrypted. No model can read it here, so the prompt has none of it."""
+
+    type: Literal["redacted_thinking"]
+    data: Text
 
 
 class ThinkingBlock(RequestModel):
@@ -69,6 +119,9 @@ def _kind(block: Any) -> str:
 
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")],
@@ -76,7 +129,7 @@ Block = Annotated[
         _kind,
         custom_error_type="block_type",
         custom_error_message=f"must have a type that this server reads: {', '.join(BLOCK_TYPES)}; "
-        "images, documents and blocks of server tools are not supported",
+        "images and blocks of server tools are not supported",
     ),
 ]
 Blocks = Annotated[list[Block], Field(min_length=1, max_length=4096)]

@@ -10,7 +10,11 @@ from typing import Any
 from dovetail.errors import RequestError
 from dovetail_server.apis.messages.schema import (
     AnthropicMessage,
+    ContentSource,
+    DocumentBlock,
     PromptFields,
+    RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -19,7 +23,8 @@ from dovetail_server.apis.messages.schema import (
 from dovetail_server.apis.responses.items import decode_reasoning
 
 ERROR_PREFIX = "Error: "
-AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Readable = TextBlock | DocumentBlock | SearchResultBlock
+AnyBlock = Readable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 def chat_messages(request: PromptFields) -> list[dict[str, Any]]:
@@ -91,15 +96,15 @@ class Conversation:
             elif isinstance(block, ToolUseBlock):
                 function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                 turn.calls.append({"id": block.id, "type": "function", "function": function})
-            else:
-                raise wrong(f"{param}[{at}]", "is a tool_result, which only a user's message has")
+            elif not isinstance(block, RedactedThinkingBlock):
+                raise wrong(f"{param}[{at}]", f"is a {block.type}, which only a user's message has")
 
     def add_user(self, role: str, blocks: Sequence[AnyBlock], param: str) -> None:
         """Add a user's or a system message."""
         texts: list[str] = []
         for at, block in enumerate(blocks):
-            if isinstance(block, TextBlock):
-                texts.append(block.text)
+            if isinstance(block, TextBlock) or (isinstance(block, Readable) and role == "user"):
+                texts.append(text_of(block))
             elif isinstance(block, ToolResultBlock) and role == "user":
                 self.add(role, texts)
                 texts = []
@@ -118,6 +123,19 @@ class Conversation:
 def content_of(texts: Sequence[str]) -> str | list[dict[str, Any]]:
     """Return texts as a message's content."""
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def text_of(block: Readable) -> str:
+    """Return a block as the model reads it: what names it and where it is from stand in lines above its text."""
+    if isinstance(block, TextBlock):
+        return block.text
+    if isinstance(block, SearchResultBlock):
+        heads, parts = [block.title, block.source], [part.text for part in block.content]
+    else:
+        heads, source = [head for head in (block.title, block.context) if head], block.source
+        content = source.content if isinstance(source, ContentSource) else source.data
+        parts = [content] if isinstance(content, str) else [part.text for part in content]
+    return "\n".join([*heads, *parts])
 
 
 def thought(block: ThinkingBlock) -> str:
@@ -140,9 +158,9 @@ def result_text(block: ToolResultBlock, param: str) -> str:
     if isinstance(block.content, str):
         texts = [block.content]
     for at, part in enumerate(block.content or () if not isinstance(block.content, str) else ()):
-        if not isinstance(part, TextBlock):
-            raise wrong(f"{param}[{at}]", f"is a {part.type}; a result holds text only")
-        texts.append(part.text)
+        if not isinstance(part, Readable):
+            raise wrong(f"{param}[{at}]", f"is a {part.type}; a result holds text, documents and search results")
+        texts.append(text_of(part))
     return (ERROR_PREFIX if block.is_error else "") + "\n".join(texts)
 
 
