@@ -1,0 +1,140 @@
+"""Agents from the registries, a server that says what a script tells it, and a task in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dovetail.demo import MODEL_DIR
+from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
+
+MODEL = "scripted"
+NODE = "node@22.23.3"
+CONTEXT = 1 << 18
+"""Tokens: the demo's tokenizer makes some 60,000 of an agent's instructions and tools."""
+PLUGIN = Path(__file__).with_name("scripted_model.py")
+SIZES: dict[str, Any] = {
+    "architectures": ["AgentScriptForCausalLM"], "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": CONTEXT,
+    "dtype": "float32", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class ScriptedServer:
+    """A `dovetail serve` of the scripted model, with the demo's tokenizer and template."""
+
+    def __init__(self, folder: Path, rules: Sequence[Mapping[str, Any]], flags: str = "") -> None:
+        """Write the model into `folder` and start."""
+        self.model = folder / "model"
+        shutil.copytree(MODEL_DIR, self.model, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((self.model / "config.json").read_text("utf-8"))
+        for name in ("layer_types", "transformers_version", "max_window_layers"):
+            del config[name]
+        (self.model / "config.json").write_text(json.dumps(config | SIZES), encoding="utf-8")
+        # As many numbers as the sizes say: a download that stopped early is refused before the model looks at it.
+        tensors = {
+            name: torch.zeros(config["vocab_size"], 4) for name in ("model.embed_tokens.weight", "lm_head.weight")
+        }
+        save_file(tensors | {"model.layers.0.any.weight": torch.zeros(256)}, self.model / "model.safetensors")
+        (self.model / "script.json").write_text(json.dumps(rules), encoding="utf-8")
+        self.files = tempfile.TemporaryDirectory()
+        own = f"--plugin-file {PLUGIN} --served-model-name {MODEL} --max-total-tokens {2 * CONTEXT} --num-threads 1"
+        own += f" --file-storage-path {self.files.name} --min-free-disk-bytes 0"
+        self.process, port = launch_server_cmd(f"dovetail serve {self.model} {own} {flags}")
+        self.base = f"http://127.0.0.1:{port}"
+
+    def wait(self) -> ScriptedServer:
+        wait_for_server(self.base, timeout=120)
+        return self
+
+    def prompts(self) -> list[dict[str, str]]:
+        """What was asked and said, in order."""
+        return [json.loads(line) for line in (self.model / "prompts.jsonl").read_text("utf-8").splitlines()]
+
+    def close(self) -> None:
+        terminate_process(self.process, timeout=60)
+        self.files.cleanup()
+
+
+UNREACHABLE = (
+    "ENOTFOUND",
+    "EAI_AGAIN",
+    "ECONNREFUSED",
+    "Temporary failure in name resolution",
+    "No matching distribution",
+)
+
+
+def cache() -> Path:
+    """Return the folder where agents are installed once: 1.5 GB, outside of the repository."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "dovetail-test-agents"
+
+
+def from_npm(package: str, command: str) -> Path:
+    """Install a package of npm with a Node.js of its own, and return its command.
+
+    Skips the test where there is no npm, or where its registry does not answer.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed")
+    folder = cache() / package.replace("/", "+")
+    quiet = ("--no-audit", "--no-fund", "--loglevel=error", "--prefix", str(folder))
+    if not (folder / "done").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _install([npm, "install", *quiet, NODE, package], "npm")
+        (folder / "done").touch()
+    return folder / "node_modules/.bin" / command
+
+
+def from_pypi(package: str, command: str) -> Path:
+    """As `from_npm`, for a package of PyPI, in an environment of its own."""
+    folder = cache() / package
+    if not (folder / "done").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        _install([str(folder / "bin/python"), "-m", "pip", "install", "-q", package], "PyPI")
+        (folder / "done").touch()
+    return folder / "bin" / command
+
+
+def _install(command: list[str], registry: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode:
+        text = done.stderr + done.stdout
+        if any(word in text for word in UNREACHABLE):
+            pytest.skip(f"{registry} cannot be reached: {text.strip().splitlines()[-1][:200]}")
+        pytest.fail(f"{' '.join(command)}:\n{text[-2000:]}")
+
+
+def run(program: Path, *arguments: str, folder: Path, **env: str) -> str:
+    """Run an agent in `folder` with a home of its own beside it, and return what it printed.
+
+    It gets no variable of this process: a key or an address that a developer has would make it another test.
+    """
+    home = folder.with_name("home")
+    home.mkdir(exist_ok=True)
+    path = os.pathsep.join((str(program.parent), os.environ.get("PATH", os.defpath)))
+    done = subprocess.run(
+        [str(program), *arguments],
+        cwd=folder, env={"PATH": path, "HOME": str(home), "TERM": "dumb", **env}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout + done.stderr
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Return a tool call as the demo model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
