@@ -20,7 +20,19 @@ from dovetail.text.chat.budget import Bound, RenderBudget, TemplateLimitError
 
 MAX_WIDTH = 1 << 16
 MAX_JSON_WIDTH = 16
+MAX_ATTRIBUTES = 16
 _WIDE_FORMAT = re.compile(r"\d{6}")
+_NUMBER = re.compile(r"\d+")
+_GIVEN_WIDTH = {"%": re.compile(r"%[-+ #0-9.]*\*"), "{": re.compile(r"\{[^{}]*\{")}
+"""Where a width or a precision stands among the values: `%-*d`, `{0:{1}}`."""
+_CODECS = frozenset((
+    "ascii", "iso-8859-1", "latin-1", "latin1", "us-ascii", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be",
+    "utf-32-le", "utf-8", "utf-8-sig", "utf8",
+))  # fmt: skip
+"""Others take time with the square of a text, or load code; Python keeps the names of those that it does not know."""
+_SHORT_ERRORS = frozenset(("ignore", "replace", "strict"))
+_LONGEST_NAME = 90
+"""Characters in place of one that a codec does not have, by `namereplace`."""
 
 ITERATING = frozenset((
     "batch", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "slice",
@@ -33,8 +45,8 @@ TESTS = frozenset((
 
 
 def check_widths(values: Iterable[Any], most: int = MAX_WIDTH) -> None:
-    """Refuse a number that would pad a text to more than `most` characters."""
-    if any(isinstance(value, int) and value > most for value in values):
+    """Refuse a number that would pad a text to more than `most` characters, or by which `round` takes as long."""
+    if any(isinstance(value, int) and abs(value) > most for value in values):
         raise TemplateLimitError(f"the chat template asks for a width above {most}")
 
 
@@ -42,9 +54,13 @@ def check_format(budget: RenderBudget, text: Any, values: Iterable[Any], mark: s
     """Check `text % values`, or `text.format(values)`, with `mark` before each place."""
     if isinstance(text, bytes):
         text = text.decode("latin-1")
-    if _WIDE_FORMAT.search(text) or "%*" in text:
-        raise TemplateLimitError("the chat template formats to too large a width")
-    budget.size(len(text) + text.count(mark) * max(map(budget.weigh, values), default=0))
+    if _WIDE_FORMAT.search(text) or _GIVEN_WIDTH[mark].search(text.replace(mark + mark, "")):
+        raise TemplateLimitError("the chat template formats to too large a width, or to one that is a value")
+    places = text.count(mark)
+    if mark == "{":
+        budget.count(places)  # each is formatted in Python
+    widths = sum(map(int, _NUMBER.findall(text)))  # any number may be one
+    budget.size(len(text) + widths + places * max(map(budget.weigh, values), default=0))
 
 
 def _widths(budget: RenderBudget, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -104,23 +120,40 @@ def _expand_tabs(budget: RenderBudget, value: Any, args: tuple[Any, ...], kwargs
     budget.size(len(value) + tabs * (width if isinstance(width, int) else 0))
 
 
-def _search_from_right(budget: RenderBudget, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    text = kwargs.get("sep", args[0] if args else None)
-    if isinstance(text, (str, bytes)) and len(text) * len(value) > budget.limits.searched:
-        raise TemplateLimitError("the chat template searches a long text from the right for another long one")
+def _product(budget: RenderBudget, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for text in (*args, *kwargs.values()):
+        if isinstance(text, (str, bytes)) and len(text) * budget.weigh(value) > budget.limits.searched:
+            raise TemplateLimitError("the chat template searches or strips a long text by another long one")
+
+
+def _codec(budget: RenderBudget, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    name, errors = [*args, None, None][:2]
+    name, errors = kwargs.get("encoding", name) or "utf-8", kwargs.get("errors", errors) or "strict"
+    if str(name).lower().replace("_", "-") not in _CODECS:
+        raise TemplateLimitError(f"the chat template names a codec other than {', '.join(sorted(_CODECS))}")
+    budget.size(len(value) * (1 if errors in _SHORT_ERRORS else _LONGEST_NAME))
+
+
+def _by_attributes(budget: RenderBudget, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for text in (*args, *kwargs.values()):  # sorting asks for all of them, of all items, at once
+        if isinstance(text, str) and text.count(",") + text.count(".") >= MAX_ATTRIBUTES:
+            raise TemplateLimitError(f"the chat template orders by more than {MAX_ATTRIBUTES} attributes")
 
 
 FILTERS: dict[str, Bound] = {
     **dict.fromkeys(("batch", "center", "round", "slice", "truncate"), _widths),
     **{name: _superlinear(name) for name in ("pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr")},
+    **dict.fromkeys(("groupby", "sort"), _by_attributes),
     "format": _format,
     "indent": _indent,
     "replace": _replace,
     "tojson": _to_json,
+    "trim": _product,
 }
 METHODS: dict[str, Bound] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "to_bytes"), _widths),
-    **dict.fromkeys(("rfind", "rindex", "rpartition", "rsplit"), _search_from_right),
+    **dict.fromkeys(("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"), _product),
+    **dict.fromkeys(("decode", "encode"), _codec),
     **{name: _superlinear(name) for name in ("striptags", "unescape")},
     "expandtabs": _expand_tabs,
     "join": _join,

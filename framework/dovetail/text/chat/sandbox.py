@@ -29,7 +29,7 @@ from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import pass_context, pass_environment
+from jinja2.utils import Namespace, pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
 
 from dovetail.text.chat import bounds
@@ -39,6 +39,8 @@ from dovetail.text.chat.moment import choice, strftime_now
 _JOINED = 4096
 """Pieces of text that are joined at a time: each takes some 60 bytes beside its characters."""
 _MAX_BASE, _MAX_POWER = 1 << 16, 64
+_LONGEST_TIME = " " * 64
+"""As long as a part of a time is at most."""
 _CHANGES = {"append", "extend", "insert", "pop"}
 _SEARCHES = {"in", "notin"}  # codespell:ignore notin - Jinja spells it so
 
@@ -79,7 +81,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.passed, self.step = budget.passed, budget.step
         self.own, self.joined = self._own, self._joined
         self.globals.pop("lipsum")
-        self.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now)
+        self.globals.update(raise_exception=_raise_exception, strftime_now=self._strftime_now)
         self.filters.update(tojson=_to_json, join=_join, random=choice)
         for name, function in self.filters.items():
             self.filters[name] = self._guard_filter(name, function)
@@ -106,6 +108,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if made.weight > budget.limits.chars:
             budget.size(made.weight)
         return made
+
+    def _strftime_now(self, pattern: str) -> str:
+        """Write the time of the moment; the function that templates know."""
+        bounds.check_format(self.budget, pattern, (_LONGEST_TIME,), "%")
+        return strftime_now(pattern)
 
     def _joined(self, parts: tuple[Any, ...]) -> str:
         """Run `a ~ b`, counting before building."""
@@ -139,6 +146,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if owner is budget or owner is __self:  # compiled in by `_call`: no template has these
             return __obj(*args)
+        if __obj is dict or __obj is Namespace or owner is dict:  # slow for numbers with one hash
+            args = tuple(arg if isinstance(arg, (dict, str)) else budget.each(arg) for arg in args[:1]) + args[1:]
         if isinstance(owner, (str, bytes, int)):
             name = __obj.__name__
             if name == "join" and args:
@@ -159,7 +168,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         @functools.wraps(wrapped)
         def guarded(*args: Any, **kwargs: Any) -> str:
             bounds.check_format(self.budget, value.__self__, (*args, *kwargs.values()), "{")
-            bounds.check_widths((*args, *kwargs.values()), most=self.budget.limits.chars)
             return wrapped(*args, **kwargs)
 
         return guarded
