@@ -90,13 +90,14 @@ if TYPE_CHECKING:
         Failure,
         Reply,
         ReplyTokenizer,
+        SamplingView,
         StepView,
         TokenLogprob,
         Tokens,
         TopLogprob,
         Writer,
     )
-    from dovetail.contracts.requests import Chat, Cut, Ids, Names, Prompt, Request, Sampling, Text, Tools
+    from dovetail.contracts.requests import Chat, Cut, Dropped, Ids, Names, Prompt, Request, Sampling, Text, Tools
     from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
     from dovetail.contracts.speculation import DraftRequest, Speculator
     from dovetail.contracts.tools import ToolParser
@@ -122,6 +123,7 @@ __all__ = [
     "ContentDelta",
     "Conversion",
     "Cut",
+    "Dropped",
     "DraftRequest",
     "Event",
     "Experts",
@@ -171,6 +173,7 @@ __all__ = [
     "Recurrent",
     "Reply",
     "ReplyTokenizer",
+    "SamplingView",
     "Request",
     "RequestEnd",
     "RequestError",
@@ -313,6 +316,7 @@ _HOME = {
     "Failure": "replies",
     "Reply": "replies",
     "ReplyTokenizer": "replies",
+    "SamplingView": "replies",
     "StepView": "replies",
     "TokenLogprob": "replies",
     "Tokens": "replies",
@@ -320,6 +324,7 @@ _HOME = {
     "Writer": "replies",
     "Chat": "requests",
     "Cut": "requests",
+    "Dropped": "requests",
     "Ids": "requests",
     "Names": "requests",
     "Prompt": "requests",
