@@ -41,6 +41,7 @@ AGENT = {
     "client_metadata": {"installation": "abc"},
 }
 """What an agent's first request has."""
+USER = {"role": "user", "content": "x"}
 KINDS: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("local_shell", {"command": ["ls", "-l"], "timeout_ms": 5}, "action", {"output": "one file"}),
     (
@@ -147,6 +148,29 @@ def test_calls_of_custom_tools_and_namespaces_go_back_as_the_model_made_them(cal
     assert prompt.index("patched") < prompt.index("found")
 
 
+def test_tools_may_stand_in_the_conversation(calling: Harness) -> None:
+    """Codex sends an item with them and no `tools`; a stored conversation keeps them."""
+    more = {
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": [{"type": "namespace", "name": "functions", "tools": [CUSTOM, FUNCTION]}, {"type": "web_search"}],
+    }
+    question = [more, {"role": "user", "content": "fix it"}]
+    fields = {"model": "tiny", "reasoning": {"context": "all_turns"}}
+    calling.text = call("functions__patch", {"input": PATCH})
+    reply = calling.post("/v1/responses", {**fields, "input": question}).json()
+    (item,) = reply["output"]
+    assert (item["type"], item["name"], item["namespace"]) == ("custom_tool_call", "patch", "functions")
+    assert [dropped["param"] for dropped in reply["dovetail"]["dropped"]] == ["input[0].tools[1].type"]
+    result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "patched"}
+    again = {**fields, "previous_response_id": reply["id"], "input": [result]}
+    (item,) = calling.post("/v1/responses", again).json()["output"]
+    assert item["type"] == "custom_tool_call"
+    assert "functions__patch" in prompt_of(calling)
+    shown = calling.get(f"/v1/responses/{reply['id']}/input_items?order=asc").json()["data"]
+    assert shown[0]["tools"] == more["tools"]
+
+
 @pytest.mark.parametrize(("kind", "arguments", "field", "result"), KINDS, ids=[kind[0] for kind in KINDS])
 def test_tools_that_the_client_runs(
     calling: Harness, kind: str, arguments: dict[str, Any], field: str, result: dict[str, Any]
@@ -198,6 +222,21 @@ def test_an_input_that_was_cut_off_is_given_as_far_as_it_came() -> None:
         ),
         ({"tools": [CUSTOM, {**FUNCTION, "name": "patch"}]}, "tools[1]"),
         ({"tools": [{"type": "shell", "name": "x"}]}, "tools[0].name"),
+        (
+            {"input": ["hi", {"type": "additional_tools", "tools": [{"type": "no-such-tool"}]}]},
+            "input[0]",
+        ),
+        ({"input": [{"type": "additional_tools", "tools": [{**FUNCTION, "name": "a b"}]}]}, "input[0].tools[0].name"),
+        (
+            {
+                "tools": [CUSTOM],
+                "input": [
+                    {"type": "additional_tools", "tools": [{**FUNCTION, "name": "patch"}]},
+                    {"role": "user", "content": "x"},
+                ],
+            },
+            "input[0].tools[0]",
+        ),
         ({"tool_choice": {"type": "shell"}}, "tool_choice"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [FUNCTION] * 600}] * 2}, "tools"),
         (

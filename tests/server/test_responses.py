@@ -584,7 +584,7 @@ def test_effort_sets_the_templates_switches(thinking: Harness) -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {"model": "m"}}, "moderation"),
-        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"include": ["nothing"]}, "include[0]"),
         ({"tools": [{**TOOL, "async": True}]}, "tools[0].async"),

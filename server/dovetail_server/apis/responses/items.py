@@ -17,6 +17,7 @@ import msgspec
 
 from dovetail.errors import RequestError
 from dovetail_server.apis.responses.schema import (
+    AdditionalToolsItem,
     ApplyPatchCallItem,
     ApplyPatchOutputItem,
     CompactionItem,
@@ -47,6 +48,7 @@ PlainItem = (
     | ApplyPatchCallItem
     | ApplyPatchOutputItem
     | WebSearchCallItem
+    | AdditionalToolsItem
 )
 """Items that are kept as they were sent."""
 OutputItem = FunctionCallOutputItem | CustomCallOutputItem
@@ -56,6 +58,7 @@ PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "local_shell_call": "lsh", "shell_call": "sh",
     "shell_call_output": "sho", "apply_patch_call": "apc", "apply_patch_call_output": "apco", "web_search_call": "ws",
+    "additional_tools": "at",
 }  # fmt: skip
 CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
 RESULTS = tuple(f"{kind}_output" for kind in CALLS)
@@ -229,7 +232,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     thoughts: list[str] = []
     for item in items:
         kind = item["type"]
-        if kind == "web_search_call":
+        if kind in ("web_search_call", "additional_tools"):
             continue
         if kind in RESULTS:
             output = call_result(item)

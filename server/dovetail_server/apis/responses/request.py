@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from dovetail_server.apis.responses.schema import (
     TextFormat,
 )
 from dovetail_server.apis.responses.tool_schema import HostedTool
-from dovetail_server.apis.responses.tools import chat_choice, read_tools, tool_echo
+from dovetail_server.apis.responses.tools import chat_choice, read_tools, tool_echo, tools_told
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
@@ -114,10 +114,11 @@ def read(
     """
     check(body)
     own = items_of(body.input, response_id, found)
-    messages = messages_of(
-        chain(items_before(found), own if rows is None else written_down(own, rows)), body.instructions
-    )
-    return to_request(body, messages)
+    tools = [(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())]
+    before = tools_told(items_before(found), "previous_response_id", tools)
+    own = tools_told(own if rows is None else written_down(own, rows), "input", tools)
+    messages = messages_of(chain(before, own), body.instructions)
+    return to_request(body, messages, tools)
 
 
 def written_down(items: Iterable[Item], rows: bytearray) -> Iterator[Item]:
@@ -148,8 +149,8 @@ def check(request: ResponsesRequest) -> None:
         )
     if request.moderation is not None:
         raise errors.unsupported("moderation", "this server judges no content")
-    if request.reasoning is not None and request.reasoning.context not in (None, "auto"):
-        why = "the chat template decides which reasoning the model sees again; leave it out"
+    if request.reasoning is not None and request.reasoning.context == "current_turn":
+        why = "the chat template decides which of the reasoning that it is given the model sees; leave it out"
         raise errors.unsupported("reasoning.context", why)
     if summary_of(request) == "concise":
         why = "nothing here shortens reasoning; ask for auto or detailed, which give it out whole"
@@ -174,7 +175,7 @@ def summary_of(request: ResponsesRequest) -> str | None:
     return same_field(request.reasoning, "summary", "generate_summary")  # type: ignore[no-any-return]
 
 
-def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
+def to_request(body: ResponsesRequest, messages: list[JsonObject], tools_given: Sequence[tuple[str, Any]]) -> Request:
     """Return the request that gives this response.
 
     Raises:
@@ -183,7 +184,7 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject]) -> Request:
     if not messages:
         raise wrong("input is empty: a conversation needs at least one message", "input")
     text, reasoning = body.text, body.reasoning
-    given = read_tools(body.tools or ())
+    given = read_tools(tools_given)
     choice = chat_choice(body.tool_choice, given.dropped)
     kwargs = dict(body.chat_template_kwargs or {})
     if text is not None and text.verbosity is not None:

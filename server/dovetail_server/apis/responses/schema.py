@@ -165,6 +165,16 @@ class WebSearchCallItem(RequestModel):
     action: FreeForm | None = None
 
 
+class AdditionalToolsItem(RequestModel):
+    """Tools that stand in the conversation and not in `tools`; the model may call them as it may those."""
+
+    type: Literal["additional_tools"]
+    id: ItemId | None = None
+    role: Literal["developer", "system"] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=1024)]
+    status: Status | None = None
+
+
 class ReasoningPart(RequestModel):
     """Part of a reasoning item."""
 
@@ -215,7 +225,7 @@ def _kind(item: Any) -> str:
 ITEM_TYPES = (
     *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
     *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call"),
-    *("apply_patch_call_output", "web_search_call", "compaction", "item_reference"),
+    *("apply_patch_call_output", "web_search_call", "additional_tools", "compaction", "item_reference"),
 )
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
@@ -230,6 +240,7 @@ Item = Annotated[
     | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
     | Annotated[ApplyPatchOutputItem, Tag("apply_patch_call_output")]
     | Annotated[WebSearchCallItem, Tag("web_search_call")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
@@ -278,7 +289,8 @@ class ReasoningConfig(RequestModel):
         None, description="Old name of `summary`.", json_schema_extra={"deprecated": True}
     )
     context: Literal["auto", "current_turn", "all_turns"] | None = Field(
-        None, description="Only the default, auto: the chat template decides which reasoning it shows the model."
+        None,
+        description="auto, all_turns: the chat template gets all reasoning that is sent, and decides what it shows.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from dovetail_server.schema.common import FreeForm, RequestModel, Text
 
@@ -114,3 +114,4 @@ AnyTool = Annotated[
         custom_error_message=f"has a type that is not supported; possible: {', '.join(TOOL_TYPES)}",
     ),
 ]
+tool_model = TypeAdapter(AnyTool).validate_python

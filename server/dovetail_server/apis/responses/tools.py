@@ -5,7 +5,7 @@ Tools that OpenAI's servers run have no meaning here: they are left out, and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from dovetail_server.apis.responses.tool_schema import (
     NamespaceTool,
     ResponseTool,
     ToolGrammar,
+    tool_model,
 )
 
 INPUT = "input"
@@ -86,18 +87,25 @@ class ReadTools:
         }  # fmt: skip
 
 
-def read_tools(tools: Sequence[Any]) -> ReadTools:
-    """Read the tools of a body.
+def tools_told(items: Iterable[JsonObject], place: str, found: list[tuple[str, Any]]) -> Iterator[JsonObject]:
+    """Pass on items of a conversation, and add to `found` the tools that stand among them, each with its place."""
+    for at, item in enumerate(items):
+        if item["type"] == "additional_tools":
+            found += [(f"{place}[{at}].tools[{k}]", tool_model(tool)) for k, tool in enumerate(item["tools"])]
+        yield item
+
+
+def read_tools(tools: Sequence[tuple[str, Any]]) -> ReadTools:
+    """Read the tools of a body, each given with its place.
 
     Raises:
         RequestError: One is wrong, or two have one name where only one of them can be told.
     """
     made = ReadTools()
-    num = sum(len(tool.tools) if isinstance(tool, NamespaceTool) else 1 for tool in tools)
+    num = sum(len(tool.tools) if isinstance(tool, NamespaceTool) else 1 for _, tool in tools)
     if num > MAX_TOOLS:
         raise wrong(f"tools and those in namespaces may be {MAX_TOOLS} together (given: {num})", "tools")
-    for at, tool in enumerate(tools):
-        place = f"tools[{at}]"
+    for place, tool in tools:
         if isinstance(tool, HostedTool):
             made.dropped.append(Dropped(param=f"{place}.type", what=tool.type))
         elif isinstance(tool, NamespaceTool):
