@@ -39,7 +39,7 @@ SAMPLED: dict[str, list[Any]] = {
     "frequency_penalty": [1.5, 3],
     "presence_penalty": [0.5, -3],
     "repetition_penalty": [1.2, 0, 3],
-    "max_tokens": [1, 40, -1],
+    "max_tokens": [1, 40, -5],
     "min_tokens": [3, 5000, -1],
     "n": [3, 0],
     "stop": ["x", ["a", "bc"], "", ["a"] * 33, ["a" * 5000], []],

@@ -177,6 +177,8 @@ def to_reply(error: BaseException, *, is_admin: bool = False) -> Response:
     return reply(status, detail, headers)
 
 
+ALMOST = 0.85
+"""Likeness of an unknown name to a field's from which on it is a slip of the pen, and no name of something else."""
 MAX_NAMED = 128
 """Characters of a client's name that an error repeats."""
 
@@ -247,7 +249,7 @@ class ValidationReport:
         why = refusal(path.rsplit(".", 1)[-1])
         if why is not None:
             return unsupported(path, why)
-        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], self.known, n=1)
+        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], self.known, n=1, cutoff=ALMOST)
         hint = f"did you mean {near[0]!r}?" if near else ELSEWHERE.get(path, "GET /openapi.json lists the fields")
         return RequestError(f"unknown field {path!r}; {hint}", param=path, code="unknown_parameter")
 

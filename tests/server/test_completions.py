@@ -115,7 +115,7 @@ def test_token_ids_and_prompt_logprobs(harness: Harness) -> None:
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 3, "n": 1, "stream": True}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt[1]"),

@@ -219,7 +219,8 @@ def test_unknown_nulls_are_no_mistake(harness: Harness) -> None:
 def test_context_overflow(harness: Harness, stream: bool) -> None:
     """Too long a prompt, alone or with its output, is one sentence that both peers' clients recognise."""
     long = [{"role": "user", "content": "x" * 600}]
-    for fields in ({"messages": long}, {"max_tokens": 500}, {"messages": [{"role": "user", "content": "x" * 10**6}]}):
+    refused = {"max_tokens": 500, "context_length_exceeded_behavior": "error"}
+    for fields in ({"messages": long}, refused, {"messages": [{"role": "user", "content": "x" * 10**6}]}):
         error = refuse(harness, **fields, stream=stream)
         assert error["code"] == "context_length_exceeded"
         assert "maximum context length is 512" in error["message"]

@@ -11,11 +11,8 @@ import openai
 import pydantic
 import pytest
 from exchanges import error_of
+from grammar_server import WithGrammars
 from harness import Harness
-
-from dovetail.plugins import Registry, make_plan
-from dovetail.processing.processor import Processor
-from dovetail.runtime.checkpoint.folder import ModelFolder
 
 CHAT = "/v1/chat/completions"
 USER: Any = {"role": "user", "content": "What is the weather in Paris?"}
@@ -48,16 +45,6 @@ TEMPLATE = """\
 
 class Answer(pydantic.BaseModel):
     city: str
-
-
-class WithGrammars(Harness):
-    """A server with the parsers of a Qwen3 model, and a grammar backend."""
-
-    def make_ready(self) -> None:
-        """Take requests."""
-        plan = make_plan(Registry.scan(), reasoning_parser="qwen3", tool_parser="hermes", grammar_backend="llguidance")
-        self.tools = Processor.load(self.settings, plan, ModelFolder(self.settings.folder, weights=False))
-        super().make_ready()
 
 
 @pytest.fixture(scope="module")

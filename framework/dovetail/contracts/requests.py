@@ -146,6 +146,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         uses_defaults: What is left out of `sampling` comes from the model's generation config.
         limit: Most tokens of a reply: None for up to the context's end; 0 reads the prompt and answers nothing.
         clamps: A reply may end at the context's end before `limit`; else that is refused.
+        clamps_by_default: `clamps` is what the API's clients expect: `--max-tokens-beyond`, if given, says otherwise.
         needs_context: Tokens that the model's context must hold, whatever this request takes of it; else refused.
         cut: How a prompt is cut; None: one that is too long is refused.
         logprobs: None: none; n: those of each token and of the n most likely; -1 for all.
@@ -180,6 +181,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uses_defaults: bool = True
     limit: int | None = None
     clamps: bool = False
+    clamps_by_default: bool = False
     needs_context: int = 0
     cut: Cut | None = None
     logprobs: int | None = None

@@ -226,8 +226,15 @@ class Preparation:
         return Ids(ids=ids, text=last_words(messages) if chat.echoes else "", tail=tail)
 
     def _cut(self, ids: list[int]) -> list[int]:
-        limit = None if self.request.clamps else self.request.limit
+        limit = self.request.limit
+        if self._clamps and (not self.request.clamps_by_default or (limit or 0) >= self._processor.limits.context_len):
+            limit = None
         return cut_to(ids, self.request.cut, limit, self._processor.limits)
+
+    @property
+    def _clamps(self) -> bool:
+        told = self._processor.limits.max_tokens_beyond
+        return self.request.clamps if told is None or not self.request.clamps_by_default else told == "clamp"
 
     def _decoded(self, ids: list[int]) -> str:
         return self._processor.tokenizer.decode(ids, skip_special_tokens=False)
@@ -255,7 +262,7 @@ class Preparation:
         """
         request = self.request
         wanted, default = 1 if request.limit == 0 else request.limit, None
-        if request.clamps:
+        if self._clamps:
             wanted, default = None, wanted
         names = request.names
         return fit_output(num_prompt, wanted, default, self._processor.limits, (names.prompt, names.limit))

@@ -212,6 +212,7 @@ class Processor:
             context_len=context_len,
             max_prompt_bytes=settings.max_prompt_bytes or default_bytes,
             max_logprobs=settings.max_logprobs,
+            max_tokens_beyond=settings.max_tokens_beyond,
             defaults=defaults | settings.preferred_sampling_params,
         )
         self._template_defaults = settings.default_chat_template_kwargs

@@ -32,6 +32,8 @@ class SamplingLimits:
     max_prompt_bytes: int
     max_logprobs: int = 20
     """Most likely tokens that a request may ask for; -1: all."""
+    max_tokens_beyond: str | None = None
+    """`clamp` or `refuse`: what becomes of a limit beyond the context; None: as the API's clients expect."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 

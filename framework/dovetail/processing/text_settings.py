@@ -68,3 +68,10 @@ class TextSettings(PluginSettings):
         description="Most likely tokens that a request may ask for with each token; -1: all of the vocabulary.",
         json_schema_extra=flag(),
     )
+    max_tokens_beyond: Literal["clamp", "refuse"] | None = Field(
+        None,
+        description="What becomes of a request for more tokens than the context holds behind its prompt: `clamp` ends "
+        "the reply at the context's end, `refuse` answers 400. If not given, chats are clamped, as agents ask for "
+        "32,000 tokens and more by themselves; /v1/completions, /v1/responses and /generate refuse.",
+        json_schema_extra=flag(),
+    )

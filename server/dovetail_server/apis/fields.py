@@ -48,6 +48,17 @@ def cut_of(body: Any) -> Cut | None:
     return Cut(most=most, side=body.truncation_side or "left")
 
 
+def clamping_of(body: Any, clamps: bool) -> dict[str, Any]:
+    """Return the fields of a `Request` that say what becomes of a limit beyond the context.
+
+    Args:
+        body: Of `PromptFields`.
+        clamps: What the API's clients expect.
+    """
+    told = body.context_length_exceeded_behavior
+    return {"clamps": clamps, "clamps_by_default": True} if told is None else {"clamps": told == "truncate"}
+
+
 def service_of(body: Any) -> dict[str, Any]:
     """Return the fields of a `Request` that say how it is served.
 

@@ -36,6 +36,17 @@ def report_rider(choice: ChoiceView) -> bytes:
     return b"" if report is None else b',"structured_output":' + encode(report)
 
 
+def is_cut_by_context(choice: ChoiceView) -> bool:
+    """Tell whether a choice ended where the context does, before the most tokens that were asked for."""
+    limit = choice.request.limit
+    return choice.finish_reason == "length" and limit is not None and choice.max_tokens < limit
+
+
+def end_rider(choice: ChoiceView) -> bytes:
+    """Return what a stream's last chunk of a choice says beside its reason."""
+    return report_rider(choice) + (b',"context_exceeded":true' if is_cut_by_context(choice) else b"")
+
+
 def error_event(failure: Failure) -> bytes:
     """Return the event that tells of an error after the headers are gone."""
     detail = ErrorDetail(message=failure.message, type=failure.kind, param=failure.param, code=failure.code)

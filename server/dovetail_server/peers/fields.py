@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail_server.peers.dialects import SAID
 from dovetail_server.peers.known import OFF, Known
+from dovetail_server.peers.sent import SENT
 
 
 def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, Known]:
@@ -26,18 +28,6 @@ ELSEWHERE: dict[str, str] = {
 """Inputs of other routes: what is said of them where they are no field."""
 
 FIELDS: dict[str, Known] = {
-    **{
-        f"guided_{old}": Known(f'send structured_outputs: {{"{new}": …}} instead', OFF)
-        for old, new in (
-            ("json", "json"),
-            ("regex", "regex"),
-            ("choice", "choice"),
-            ("grammar", "grammar"),
-            ("json_object", "json_object"),
-            ("whitespace_pattern", "whitespace_pattern"),
-        )
-    },
-    "guided_decoding_backend": Known("send grammar_backend", OFF),
     **_all(
         "return_hidden_states return_indexer_topk return_bytes return_entropy return_sampling_mask "
         "return_pooled_hidden_states",
@@ -115,6 +105,7 @@ FIELDS: dict[str, Known] = {
     "ebnf_full_assistant": Known("a grammar holds for the answer, after any thinking"),
     "stream_interval": Known("tokens per event are the server's choice: --stream-interval", (*OFF, 1)),
     "repetition_detection": Known("nothing looks for repetitions; use repetition_penalty or stop_regex"),
+    "cache_control": Known("prefixes are cached by themselves", None),
     "betas": Known("what this server has of Anthropic's API needs no beta name", None),
     "padding": Known("texts of a batch are not padded here", (*OFF, True)),
     "embed_dtype": Known("numbers are float32", (*OFF, "float32")),
@@ -152,5 +143,7 @@ def means_nothing(name: str, value: Any) -> bool:
 
 def refusal(name: str) -> str | None:
     """Return why a field is not supported; None for one that no peer knows."""
-    known = FIELDS.get(name)
+    if name in SAID:
+        return "this route has no field that says it; see /v1/chat/completions"
+    known = FIELDS.get(name) or SENT.get(name)
     return None if known is None else known.why

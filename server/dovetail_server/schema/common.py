@@ -7,10 +7,18 @@ request is prepared.
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from dovetail.processing.bounds import (
     BOUNDS,
@@ -24,6 +32,7 @@ from dovetail.processing.bounds import (
     MAX_TOKENS,
     POSITIVE,
 )
+from dovetail_server.peers.dialects import OWN, Translation
 from dovetail_server.peers.fields import means_nothing
 from dovetail_server.schema.early import EarlyModel
 
@@ -94,6 +103,18 @@ def _within(name: str) -> Any:
     return Field(gt=least, le=most) if name in POSITIVE else Field(ge=least, le=most)
 
 
+def _is_foreign(data: dict[str, Any], known: frozenset[str]) -> bool:
+    """Tell whether a body may hold a field or a value of another dialect; of most a look says that they do not."""
+    if not data.keys() <= known:
+        return True
+    for name in OWN:
+        value = data.get(name)
+        kind = type(value)
+        if not (value is None or (kind is int and value >= 0) or (kind is str and value != "default")):
+            return True
+    return False
+
+
 class SamplingFields(RequestModel):
     """How to choose tokens and when to stop. What is left out comes from the model's generation_config.json."""
 
@@ -137,6 +158,19 @@ class SamplingFields(RequestModel):
     prompt_logprobs: Top | None = None
     return_token_ids: bool | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def read_dialects(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Read fields and values of other servers' clients as what they mean here."""
+        known = _field_names(cls)
+        if not isinstance(data, dict) or not _is_foreign(data, known):
+            return handler(data)
+        translation = Translation(data, known)
+        try:
+            return handler(translation.fields)
+        except ValidationError as error:
+            raise translation.located(error) from None
+
 
 class PromptFields(RequestModel):
     """How a prompt is cut, and how its tokens and those of the reply are named."""
@@ -149,6 +183,11 @@ class PromptFields(RequestModel):
         None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of the prompt; -1 keeps what the context holds."
     )
     truncation_side: Literal["left", "right"] | None = Field(None, description="Where to cut; left if not given.")
+    context_length_exceeded_behavior: Literal["truncate", "error"] | None = Field(
+        None,
+        description="Where the context ends before the most tokens that are asked for: `truncate` ends the reply "
+        "there, `error` refuses; what `--max-tokens-beyond` says if not given.",
+    )
 
 
 class ServiceFields(RequestModel):

@@ -13,7 +13,7 @@ from dovetail_server.apis.chat.chunks import ChatChunks
 from dovetail_server.apis.chat.logprobs import chat_logprobs
 from dovetail_server.apis.chat.schema import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
 from dovetail_server.apis.logprobs import prompt_logprobs
-from dovetail_server.apis.parts import DONE, error_event, head_of, report_rider, usage_of
+from dovetail_server.apis.parts import DONE, end_rider, error_event, head_of, is_cut_by_context, usage_of
 from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
@@ -74,7 +74,7 @@ class ChatWriter(Writer):
                     parts.append(self._chunks.delta(at, inside, *riders, usage))
             if step.is_last:
                 rows, extra = self._ridden(choice) if self._riders else NO_RIDERS
-                extra += report_rider(choice)
+                extra += end_rider(choice)
                 parts.append(self._chunks.finish(at, self._reason(choice), choice.matched_stop, rows, extra, usage))
         return b"".join(parts)
 
@@ -126,6 +126,7 @@ class ChatWriter(Writer):
             finish_reason=self._reason(choice),
             matched_stop=choice.matched_stop,
             structured_output=report_field(choice),
+            context_exceeded=is_cut_by_context(choice) or msgspec.UNSET,
             token_ids=choice.token_ids if self._has_ids else msgspec.UNSET,
         )
 

@@ -25,6 +25,7 @@ def read(body: ChatRequest) -> Request:
         n=body.n or 1,
         sampling=fields.sampling_of(body),
         limit=fields.same_field(body, "max_completion_tokens", "max_tokens"),
+        **fields.clamping_of(body, True),
         cut=fields.cut_of(body),
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -99,7 +100,7 @@ def refuse_unsupported(body: ChatRequest) -> None:
         raise unsupported("moderation", "this server judges no content")
     if body.modalities is not None and body.modalities != ["text"]:
         raise unsupported("modalities", 'this server generates text only; send ["text"] or nothing')
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs needs logprobs: true", "top_logprobs")
     fields.refuse_stream_mix(body)
 

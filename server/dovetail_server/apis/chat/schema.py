@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from dovetail.processing.bounds import MAX_TOKENS, MAX_TOOL_NAME, TOOL_NAME, Effort
+from dovetail_server.peers.dialects import finding
 from dovetail_server.schema.common import (
     Count,
     FinishReason,
@@ -90,11 +91,30 @@ class FunctionSpec(RequestModel):
     output_schema: FreeForm | None = Field(None, description="What it gives back; reaches the chat template.")
 
 
+HOSTED = "is run by its own server; this one runs no tools: describe it as a function, and run what is called"
+TOOLS_OF_OTHERS = {
+    "custom": "takes free text, and calls here have JSON arguments: describe it as a function with one string",
+    "builtin_function": HOSTED,
+    **dict.fromkeys(
+        ("web_search", "web_search_preview", "retrieval", "code_interpreter", "file_search", "mcp"), HOSTED
+    ),
+}
+
+
 class Tool(RequestModel):
     """A tool; only functions exist."""
 
     type: Literal["function"]
     function: FunctionSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_others(cls, data: Any) -> Any:
+        """Refuse tools of other servers with the reason."""
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and (why := TOOLS_OF_OTHERS.get(kind)) is not None:
+            raise finding("type", f"is {kind!r}, which {why}", kind)
+        return data
 
 
 class Thinking(RequestModel):
@@ -206,6 +226,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     matched_stop: int | str | None
     structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
+    context_exceeded: bool | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 

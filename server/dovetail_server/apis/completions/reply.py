@@ -12,7 +12,7 @@ from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, Wri
 from dovetail_server.apis.completions.logprobs import CompletionRows
 from dovetail_server.apis.completions.schema import Completion, CompletionChoice, CompletionLogprobs
 from dovetail_server.apis.logprobs import prompt_logprobs
-from dovetail_server.apis.parts import DONE, error_event, head_of, report_rider, usage_of
+from dovetail_server.apis.parts import DONE, end_rider, error_event, head_of, is_cut_by_context, usage_of
 from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
@@ -123,6 +123,7 @@ class ChoiceFold:
             finish_reason=choice.finish_reason,  # type: ignore[arg-type]  # `abort` has been raised before
             matched_stop=choice.matched_stop,
             structured_output=report_field(choice),
+            context_exceeded=is_cut_by_context(choice) or msgspec.UNSET,
             prompt_logprobs=msgspec.UNSET if rows is None else prompt_logprobs(rows, self._tokenizer),
             token_ids=self._ids if self._has_ids else msgspec.UNSET,
             prompt_token_ids=choice.prompt.ids if self._has_ids else msgspec.UNSET,
@@ -137,7 +138,7 @@ class ChoiceFold:
         if step.is_last:
             reason, matched = encode(self.choice.finish_reason), encode(self.choice.matched_stop)
             end = b',"finish_reason":' + reason + b',"matched_stop":' + matched + b"}"
-            result.append(index + b'""' + self._riders() + report_rider(self.choice) + end)
+            result.append(index + b'""' + self._riders() + end_rider(self.choice) + end)
         return result
 
     def _logprobs(self) -> CompletionLogprobs | None:

@@ -29,7 +29,7 @@ def read(body: CompletionRequest) -> Request:
         candidates=body.best_of or 0,
         sampling=fields.sampling_of(body),
         limit=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        clamps=body.max_tokens is None,
+        **({"clamps": True} if body.max_tokens is None else fields.clamping_of(body, False)),
         cut=fields.cut_of(body),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and has_rows else body.prompt_logprobs,

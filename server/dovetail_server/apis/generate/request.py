@@ -75,6 +75,7 @@ class Options:
             "sampling": sampling,
             "limit": DEFAULT_MAX_TOKENS if limit is None else limit,
             "clamps": limit is None,
+            "clamps_by_default": limit is not None,
             "grammar": fields.grammar_of(given),
             "grammar_backend": given.grammar_backend,
         }
