@@ -226,12 +226,14 @@ class Preparation:
         return Ids(ids=ids, text=last_words(messages) if chat.echoes else "", tail=tail)
 
     def _cut(self, ids: list[int]) -> list[int]:
+        if self.request.cut is None:
+            return ids
         limit = self.request.limit
         if self._clamps and (not self.request.clamps_by_default or (limit or 0) >= self._processor.limits.context_len):
             limit = None
         return cut_to(ids, self.request.cut, limit, self._processor.limits)
 
-    @property
+    @cached_property
     def _clamps(self) -> bool:
         told = self._processor.limits.max_tokens_beyond
         return self.request.clamps if told is None or not self.request.clamps_by_default else told == "clamp"

@@ -57,10 +57,8 @@ def chat_prompt(
     return chat.input_ids, tail
 
 
-def cut_to(ids: list[int], cut: Cut | None, limit: int | None, limits: SamplingLimits) -> list[int]:
+def cut_to(ids: list[int], cut: Cut, limit: int | None, limits: SamplingLimits) -> list[int]:
     """Return a prompt as a request has it cut, with room for `limit` tokens of a reply."""
-    if cut is None:
-        return ids
     room = limits.context_len - max(limit or 1, 1)
     most = max(1, min(room, len(ids) if cut.most < 0 else cut.most))
     return ids[:most] if cut.side == "right" else ids[-most:]

@@ -207,8 +207,9 @@ def sampling_params(
     if values.get("top_k") == 0:
         values["top_k"] = -1
     stop_ids = tuple(asked.stop_token_ids or ())
-    check_token_ids(stop_ids, limits.vocab_size, "stop_token_ids")
-    check_token_ids(asked.allowed_token_ids or (), limits.vocab_size, "allowed_token_ids")
+    for ids, name in ((stop_ids, "stop_token_ids"), (asked.allowed_token_ids, "allowed_token_ids")):
+        if ids:
+            check_token_ids(ids, limits.vocab_size, name)
     min_tokens = asked.min_tokens or 0
     if min_tokens > max_tokens:
         why = f"min_tokens is {min_tokens}, above the {max_tokens} tokens that this reply may have"
@@ -284,9 +285,10 @@ def named_ids(ids: Sequence[int], has_logprobs: bool, limits: SamplingLimits, pa
     Raises:
         RequestError: It asks for no log probabilities, or an id is outside the vocabulary.
     """
-    if ids and not has_logprobs:
-        raise wrong(f"{param} needs logprobs", param)
-    check_token_ids(ids, limits.vocab_size, param)
+    if ids:
+        if not has_logprobs:
+            raise wrong(f"{param} needs logprobs", param)
+        check_token_ids(ids, limits.vocab_size, param)
     return ids
 
 
