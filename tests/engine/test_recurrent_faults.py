@@ -17,7 +17,7 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import Request
 from dovetail.messages import Finish, SamplingParams, Submit
-from dovetail.runtime.memory.plan import fold_bytes
+from dovetail.runtime.memory.plan import STATE_COPIES, fold_bytes
 
 EXAMPLE = Example("recurrent", "RecurrentForCausalLM")
 LONG = prompt(200, 3)
@@ -272,4 +272,4 @@ def test_the_plan_counts_what_folding_takes(folder: Path) -> None:
     config = start(folder, False).executor.runner.config  # type: ignore[attr-defined]
     state = next(spec.state for spec in config.layers if spec.state)
     numbers = sum(math.prod(tensor.shape) for tensor in state)
-    assert fold_bytes(config, 4, 64) == 4 * 64 * 4 * numbers
+    assert fold_bytes(config, 4, 64) == STATE_COPIES * 64 * 4 * numbers

@@ -17,6 +17,8 @@ from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import counts_of, error_of
 
 PROGRESS_S = 0.25
+IDLE_S = 2.0
+"""A connection that was idle for longer is opened anew: servers close theirs after five seconds, or a few."""
 clock = time.monotonic
 """The same clock in every process of a machine."""
 
@@ -129,7 +131,7 @@ async def tell_progress(client: Client) -> None:
 def open_session(headers: dict[str, str], timeout_s: float) -> aiohttp.ClientSession:
     """Open a session without a limit of connections, proxies or cookies."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,

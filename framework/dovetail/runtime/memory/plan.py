@@ -5,15 +5,16 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
 - *Activations*: T tokens of the widest half of a decoder layer (`layers/transformer.py`): input and residual `2 T H`,
   and either gate and up, the activated gate, the product and the output `T (4 I + H)` (3 I where that is fused), or the
   projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
-  plus one token per row.
-- *States*: of a recurrent layer, those of the R rows that decode, four times (`layers/recurrent.py`): gathered, the
-  layer's own copy, their successors, and what the next layer gathers while these are still written.
+  plus one token per row. A recurrent layer that folds a chunk holds more: eight times in float32 what of each token
+  goes into a state of Hs heads, each K by V: `8 Hs (K + V)`. Gated DeltaNet of transformers holds 7.1 times that.
+- *States*: of a recurrent layer, those of the R rows that decode, six times (`layers/recurrent.py`): gathered, four
+  while the layer makes their successors (measured), and what the next layer gathers while they are written.
 - *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
   (`runtime/sampling/sampler.py`, `runtime/sampling/draw.py`: the logits, their adjusted copy, scores, the race, its
   noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
-- *CUDA graphs*: what the largest captured step needs, once more, for graphs share a pool of their own; the logits that
-  each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph, which is a
-  guess: the table of a started engine says what was really taken.
+- *CUDA graphs*: what the largest captured step needs, states too, once more, for graphs share a pool of their own; the
+  logits that each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph,
+  which is a guess: the table of a started engine says what was really taken.
 
 B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and Hk query and KV heads, D head dim.
 """
@@ -51,7 +52,8 @@ ROWS_EACH = 4
 NUM_SPARE = 3
 """Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 SAMPLER_COPIES = 6
-STATE_COPIES = 4
+STATE_COPIES = 6
+FOLD_COPIES = 8
 GRAPH_ROWS = 256
 """Rows of the largest batch that is captured."""
 BUCKET_SUM = 7
@@ -220,7 +222,9 @@ def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
 def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
     """Estimate what a step of so many tokens needs at its peak; see the top of this file."""
     attention = max((_attention_width(spec) for spec in config.layers), default=0)
-    return tokens * item_bytes * (3 * config.hidden_size + max(4 * config.intermediate_size, attention))
+    folded = max((_fold_width(spec) for spec in config.layers), default=0)
+    half = max(item_bytes * max(4 * config.intermediate_size, attention), 4 * FOLD_COPIES * folded)
+    return tokens * (3 * item_bytes * config.hidden_size + half)
 
 
 def fold_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
@@ -228,6 +232,12 @@ def fold_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
     groups = [group for group in config.cache_groups if isinstance(group.reach, Recurrent)]
     largest = max((group_token_bytes(group, item_bytes) // len(group.writers) for group in groups), default=0)
     return STATE_COPIES * rows * largest
+
+
+def _fold_width(spec: LayerSpec) -> int:
+    """Numbers of a token that go into a layer's state, `[Hs, K, V]`; see the top of this file."""
+    shapes = (tensor.shape for tensor in spec.state if len(tensor.shape) == 3)
+    return sum(heads * (keys + values) for heads, keys, values in shapes)
 
 
 def _attention_width(spec: LayerSpec) -> int:
@@ -254,6 +264,7 @@ def graph_bytes(
     kept = (BUCKET_SUM * rows + max(size.chunks for size in prefills)) * config.vocab_size * item_bytes
     longest = max(size.tokens for size in prefills)
     pool = activation_bytes(config, item_bytes, longest) + sampling_bytes(config, item_bytes, rows)
+    pool += fold_bytes(config, item_bytes, rows)
     return kept + pool + (NUM_DECODE_GRAPHS + len(prefills)) * GRAPH_ALLOWANCE
 
 
