@@ -62,9 +62,8 @@ class Harness:
         self.port = self.listener.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
         settings.setdefault("file_storage_path", folder / "storage")
-        self.settings = ServeSettings(
-            model_path=str(folder), served_model_name=["tiny", "tiny-too"], log_level="error", **settings
-        )
+        settings = {"served_model_name": ["tiny", "tiny-too"], **settings}
+        self.settings = ServeSettings(model_path=str(folder), log_level="error", **settings)
         self.reset()
         self.state = ServerState(self.settings, self.engine, hooks, apis=apis)
         template = ChatTemplate.load(self.tokenizer, self.settings.chat_template)

@@ -188,7 +188,7 @@ def test_every_line_is_answered_once_and_in_order(tmp_path: Path, cluster: dict[
     """Of one file, by an actor of Ray; a request that is refused makes the exit code 1."""
     log, source, target = tmp_path / "log", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write(
-        source, [*(line(f"a-{number}") for number in range(40)), line("wrong", body={"prompt": "x", "max_tokens": -1})]
+        source, [*(line(f"a-{number}") for number in range(40)), line("wrong", body={"prompt": "x", "max_tokens": -2})]
     )
     running = run_on_ray(cluster, log, "-i", source, "-o", target)
     assert running.wait(200) == 1, log.read_text()[-3000:]
@@ -208,7 +208,7 @@ def test_every_line_is_answered_once_whatever_ends(tmp_path: Path, cluster: dict
     wanted = {name: [f"{name}-{number}" for number in range(num)] for name, num in (("a", 4000), ("b", 1000))}
     for name, ids in wanted.items():
         write(inputs / f"{name}.jsonl", [line(each) for each in ids])
-    wrong = line("wrong", body={"prompt": "x", "max_tokens": -1})
+    wrong = line("wrong", body={"prompt": "x", "max_tokens": -2})
     with (inputs / "b.jsonl").open("a") as file:
         file.write(f"{wrong}\n")
 

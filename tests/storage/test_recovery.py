@@ -284,9 +284,8 @@ def test_two_servers_share_one_folder(make_harness: Callable[..., Any], tmp_path
 def test_a_server_runs_only_batches_for_its_model(folder: Path, tmp_path: Path) -> None:
     """A server of another model that shares the storage leaves the batch alone."""
     options = {"file_storage_path": tmp_path, "min_free_disk_bytes": 0}
-    one = Harness(folder, **options)
+    one = Harness(folder, served_model_name=["other"], **options)
     try:
-        one.state.settings.served_model_name = ["other"]
         api = Api(one)
         one.engine.hold.clear()
         batch_id = api.start(line("a", model="other"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from dovetail.identity import token_hex
 from dovetail_server import errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN
 from dovetail_server.schema.common import Usage
-from dovetail_server.serving.choice import Choice
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.choice import Choice
 
 
 def new_id(prefix: str) -> str:

@@ -161,6 +161,10 @@ def tells_last(self: Writes) -> bytes:
     return encode({"steps": self.seen})  # type: ignore[attr-defined]
 
 
+def notes(self: Writes, failure: Failure) -> bool:
+    return True
+
+
 ALIKE, CHUNKS = "test_reads_samples_alike_each_time", "test_streams_do_not_depend_on_chunks"
 WHOLE, WRONG = "test_whole_replies_are_folds", "test_refuses_what_is_wrong"
 HOSTILE, ERRORS = "test_survives_hostile_values", "test_errors_are_told"
@@ -180,6 +184,11 @@ FAULTS: dict[str, tuple[type[Api], str, str]] = {
         writing(take=last_seen, whole=tells_last),
         WHOLE,
         "depends on the steps' groups",
+    ),
+    "a failure that is noted and not told": (
+        writing(fail=notes),
+        "test_failures_are_told_where_they_are_noted",
+        "close() or whole() leaves out the failure",
     ),
     "a whole reply that is none": (writing(whole=lambda self: b"text"), WHOLE, "a whole reply is no JSON"),
     "another reply elsewhere": (

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
 from dovetail.errors import RequestError
-from dovetail.processing.input import Preparation
 from dovetail.processing.refusals import wrong
 from dovetail_server import errors
 from dovetail_server.apis.fields import same_field
@@ -71,6 +70,8 @@ def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found
     Raises:
         RequestError: The request cannot be served as it is.
     """
+    from dovetail.processing.input import Preparation  # loads a tokenizer's library, and help lists this API's options
+
     rows = bytearray()
     request = read(body, response_id, found, rows)
     return ReadItems(Preparation(text, request).rendered(), bytes(rows))
@@ -88,6 +89,8 @@ def count(text: Processor, body: InputTokensRequest, response_id: str, found: An
     Raises:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
+    from dovetail.processing.input import Preparation  # see `read_prompt`
+
     request = read(as_response(body), response_id, found)
     return encoder.encode(InputTokens(input_tokens=Preparation(text, request).count()))
 
