@@ -44,17 +44,37 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_idle_time_completes_the_buckets(graphs: Any) -> None:
     """Chores capture what is missing, the smallest first, one at a time; then those that share prefixes."""
-    assert graphs.captured == [*map(DecodeGraph, FIRST)]
+    first = [*map(DecodeGraph, (96, *FIRST))]  # the largest leaves its memory to the others
+    assert graphs.captured == first
     while graphs.num_left:
         before = len(graphs.captured)
         graphs.run_next()
         assert len(graphs.captured) == before + 1
-    plain = (2, 4, 12, 16, 24, 32, 48, 64, 96)
-    found = graphs.captured[len(FIRST) :]
+    plain = (2, 4, 12, 16, 24, 32, 48, 64)
+    found = graphs.captured[len(first) :]
     assert found == [*map(DecodeGraph, plain), *(DecodeGraph(b, True) for b in (4, 8, 16, 32, 64))]
     graphs.run_next()
     assert graphs.num_left == 0
     assert sorted(graphs.captured, key=str) == sorted(graphs.keys, key=str)
+
+
+def test_an_engine_starts_without_memory_for_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decodes such batches eagerly; without the first buckets it does not start."""
+    most = 64
+
+    def capture(self: Any, key: DecodeGraph) -> object:
+        if key.rows > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._captured.setdefault(key, Mock())
+
+    monkeypatch.setattr(DecodeGraphs, "_capture", capture)
+    made = make()
+    made.capture_first()
+    assert made.captured == [*map(DecodeGraph, FIRST)]
+    assert DecodeGraph(96) not in made.keys
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        make().capture_first()
 
 
 def test_a_bucket_without_memory_is_not_tried_again(

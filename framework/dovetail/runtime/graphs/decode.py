@@ -112,7 +112,10 @@ class DecodeGraphs:
         """
         first = dict.fromkeys([self.max_batch, *(b for b in FIRST if b in self._buckets)])
         for bucket in tqdm(list(first), desc="Capturing decode graphs", unit="graph"):
-            self._capture(DecodeGraph(bucket))
+            if bucket in FIRST:
+                self._capture(DecodeGraph(bucket))
+            else:
+                self.capture(DecodeGraph(bucket))  # a server that has no memory for it serves all the same
 
     @property
     def num_left(self) -> int:
