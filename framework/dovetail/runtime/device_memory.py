@@ -15,7 +15,7 @@ from dovetail.errors import ConfigError
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.memory.checks import gib
-from dovetail.runtime.memory.host import host_bytes
+from dovetail.runtime.memory.host import host_bytes, resident_bytes
 from dovetail.runtime.memory.plan import NUM_SPARE, DeviceBytes, MemoryPlan, plan_memory
 from dovetail.runtime.memory.table import print_table
 from dovetail.runtime.ranks import ALONE, Rank
@@ -50,6 +50,7 @@ class DeviceMemory:
         self._num_ranks, self._meeting, self._is_first = rank.parallel.size, rank.meeting, rank.parallel.rank == 0
         self._config = config.of_rank(self._num_ranks)
         self._bytes = self._measure()
+        self._process_bytes = resident_bytes() if device.type == "cpu" else None
         name = str(dtype).removeprefix("torch.")
         self._weights = weight_size(
             None if checkpoint is None else checkpoint.headers,
@@ -137,6 +138,7 @@ class DeviceMemory:
             left = self._bytes.left or self._bytes.free
             measured = left - self.plan.kv_bytes - device_bytes(self._device).free
             self.plan = dataclasses.replace(self.plan, measured_bytes=max(0, measured))
+        self.plan = dataclasses.replace(self.plan, process_bytes=self._process_bytes)
         for note in self.plan.notes if self._is_first else ():
             logger.warning("%s", note)
         if logger.isEnabledFor(logging.INFO) and self._is_first:

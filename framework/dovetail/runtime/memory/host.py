@@ -6,6 +6,7 @@ Sources: `proc_meminfo(5)`; Linux' `Documentation/admin-guide/cgroup-v2.rst` and
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from dovetail.runtime.memory.plan import DeviceBytes
 logger = logging.getLogger(__name__)
 
 MEMINFO = Path("/proc/meminfo")
+STATM = Path("/proc/self/statm")
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -43,6 +45,14 @@ def host_bytes() -> DeviceBytes:
             used = (_number(CGROUP / names.used) or 0) - cache
             return DeviceBytes(kind="cpu", name="cpu", total=limit, free=max(0, min(free, limit - used)))
     return DeviceBytes(kind="cpu", name="cpu", total=total, free=free)
+
+
+def resident_bytes() -> int | None:
+    """Return what this process holds in memory; None where the system does not tell."""
+    try:
+        return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _number(path: Path) -> int | None:

@@ -12,6 +12,8 @@ from dovetail.runtime.memory.plan import MemoryPlan
 def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     """Yield the lines of the table: what, how much, and what to know about it."""
     cuda = plan.device.kind == "cuda"
+    if plan.process_bytes is not None:
+        yield "process", gib(plan.process_bytes), "Python, torch and plugins, before the model"
     yield "weights", gib(plan.weight_bytes), "; ".join((plan.dtype, *plan.weight_notes))
     if plan.groups:
         per_token = plan.page_bytes / plan.page_size / 1024
