@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gateway_process import Served
 
 from dovetail.errors import ModelError
 from dovetail.plugins import Registry
@@ -186,3 +188,23 @@ def test_the_facts_of_builtins_are_those_of_their_plugins(tmp_path: Path) -> Non
         assert (quick.vocab_size, quick.dtype) == (real.vocab_size, real.dtype)
         compared.append(record.name)
     assert {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"} <= set(compared)
+
+
+def test_an_engine_stays_within_its_table(tmp_path: Path) -> None:
+    """A small model's, whose process takes most of it: the peak is at most a tenth above the start's table."""
+    flags = ("--device", "cpu", "--max-total-tokens", "2048", "--min-free-disk-bytes", "0", "--num-threads", "1")
+    served = Served(tmp_path, "serve", *flags, "--file-storage-path", str(tmp_path / "files"), key=None)
+    try:
+        served.wait()
+        assert served.post("/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16}).ok
+        found = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(None, 2) for line in found.splitlines()]
+        (pid,) = [pid for pid, parent, args in rows if int(parent) == served.process.pid and "engine_main" in args]
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    finally:
+        served.close()
+    sizes = re.findall(r"^ (process|weights|KV cache|activations) +([\d.]+) ([MG])iB", served.text(), re.MULTILINE)
+    told = {name: float(size) * {"M": 1, "G": 1024}[unit] for name, size, unit in sizes}
+    assert told.keys() == {"process", "weights", "KV cache", "activations"}
+    peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+    assert peak <= 1.1 * sum(told.values())
