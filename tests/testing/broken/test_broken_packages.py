@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from dovetail.testing import FakeSite, check_class, conformance_class
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""A fault leaves a process behind, whose object goes while a later test runs."""
+
 GROUP = "dovetail.reasoning_parsers.v1"
+
+
+@pytest.fixture(autouse=True)
+def usual_dtype() -> Iterator[None]:
+    """One of the faults changes it, in this process too."""
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 PARSER = """
 from dataclasses import dataclass
 from dovetail.contracts import FormatSpec, Markers, ReasoningParser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,7 +145,10 @@ def started(plan: PluginPlan) -> list[str]:
 def in_fork(work: Callable[[], list[str]]) -> list[str]:
     from_child, to_parent = os.pipe()
     if (pid := os.fork()) == 0:
-        lines = work()
+        try:  # whatever is raised here: a copy of the tests' process must not go on with them
+            lines = work()
+        except BaseException:
+            lines = traceback.format_exc().splitlines()
         os.write(to_parent, json.JSONEncoder(ensure_ascii=False).encode(lines).encode())
         os._exit(0)
     os.close(to_parent)
