@@ -169,6 +169,9 @@ def test_tools_may_stand_in_the_conversation(calling: Harness) -> None:
     assert "functions__patch" in prompt_of(calling)
     shown = calling.get(f"/v1/responses/{reply['id']}/input_items?order=asc").json()["data"]
     assert shown[0]["tools"] == more["tools"]
+    search = {"type": "web_search_call", "action": {"query": "x" * 100_000}}  # read by another process, not shown
+    (item,) = calling.post("/v1/responses", {**fields, "input": [search, *question]}).json()["output"]
+    assert (item["type"], item["namespace"]) == ("custom_tool_call", "functions")
 
 
 @pytest.mark.parametrize(("kind", "arguments", "field", "result"), KINDS, ids=[kind[0] for kind in KINDS])
@@ -227,6 +230,7 @@ def test_an_input_that_was_cut_off_is_given_as_far_as_it_came() -> None:
             "input[0]",
         ),
         ({"input": [{"type": "additional_tools", "tools": [{**FUNCTION, "name": "a b"}]}]}, "input[0].tools[0].name"),
+        ({"input": [{"type": "additional_tools", "tools": [FUNCTION] * 513}] * 2 + [USER]}, "tools"),
         (
             {
                 "tools": [CUSTOM],

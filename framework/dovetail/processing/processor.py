@@ -22,7 +22,7 @@ from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big, to
 from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
-from dovetail.processing.text_settings import TextSettings
+from dovetail.processing.text_settings import TextSettings, template_switches
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.budget import FULL, INLINE
 from dovetail.text.chat.template import ChatTemplate
@@ -253,7 +253,7 @@ class Processor:
 
     def template_kwargs(self, effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the chat template's variables: the server's, over them what a request says of thinking and gives."""
-        return {**self._template_defaults, **_switches(effort, given)}
+        return {**self._template_defaults, **template_switches(effort, given)}
 
     def notes(self) -> list[str]:
         """Say in short phrases what was loaded."""
@@ -387,19 +387,6 @@ def too_many_tokens(tokenizer: Tokenizer, rows: int) -> str | None:
         f"The tokenizer has {tokenizer.vocab_size:,} tokens and the model embeddings of {rows:,}: requests whose text "
         f"needs one of the others{such}, are refused. Does the tokenizer belong to this model?"
     )
-
-
-def _switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `chat_template_kwargs` with what `reasoning_effort` stands for; explicit switches win.
-
-    Templates know thinking as `enable_thinking`, `thinking` or `reasoning_effort`: all are set; `none` turns it off.
-    """
-    given = dict(kwargs or {})
-    if reasoning_effort is None:
-        return given
-    if reasoning_effort == "none":
-        return {"enable_thinking": False, "thinking": False} | given
-    return {"enable_thinking": True, "thinking": True, "reasoning_effort": reasoning_effort} | given
 
 
 def bound_parser(plugins: LoadedPlugins, planned: PlannedPlugin, template: TemplateView, bind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -75,3 +76,16 @@ class TextSettings(PluginSettings):
         "32,000 tokens and more by themselves; /v1/completions, /v1/responses and /generate refuse.",
         json_schema_extra=flag(),
     )
+
+
+def template_switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return `chat_template_kwargs` with what `reasoning_effort` stands for; explicit switches win.
+
+    Templates know thinking as `enable_thinking`, `thinking` or `reasoning_effort`: all are set; `none` turns it off.
+    """
+    given = dict(kwargs or {})
+    if reasoning_effort is None:
+        return given
+    if reasoning_effort == "none":
+        return {"enable_thinking": False, "thinking": False} | given
+    return {"enable_thinking": True, "thinking": True, "reasoning_effort": reasoning_effort} | given

@@ -309,6 +309,7 @@ class Observers:
     def _remove(self, watched: ObserverHandle, why: str) -> None:
         """Take an object out; called in its thread, so lists are replaced and never changed."""
         self.requests = [each for each in self.requests if each is not watched]
+        self.want_http_starts = any(each.wants("http_started") for each in self.requests)
         self.loggers = [each for each in self.loggers if each is not watched]
         self.cache = [each for each in self.cache if each is not watched]
         self.removed.append(why)

@@ -47,7 +47,7 @@ def _message(
 ) -> dict[str, Any]:
     if content_format != "parts" and _is_plain(message):
         text = message["content"]
-        if "\0" in text or not text.isascii():
+        if "\0" in text or not text.isascii():  # plain ASCII, which most messages are, costs no call
             check_text(text, param=f"{param}.content")
         return message  # a template changes nothing that it is given, and there may be tens of thousands
     result = {key: value for key, value in message.items() if value is not None and key not in _OF_LIBRARIES}
