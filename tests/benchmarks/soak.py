@@ -3,14 +3,16 @@
     make soak                       an hour
     SOAK_S=600 make soak            ten minutes
     python tests/benchmarks/soak.py --seconds 600 --clients 6 --kill-every 180
+    python tests/benchmarks/soak.py --kill-every 0 --rate 5 --samples rss.csv
 
-Streams, stop strings with colliding identifiers, clients that leave, tools, grammars, stored responses, messages,
-uploads, hostile bodies, and batches at the same time. After a warm-up (a quarter of the time) the memory, open files
-and threads of server and engine must stay level, and the engine's memory within what its memory table printed at the
-start, and the cache of grammars. "Own" memory is what comes from no file; each engine is first made to touch all of its
-pool, whose memory comes into being with its first use. Exit code 1 if an answer was wrong or something grew. In the
-first half of the time the engine is ended with SIGKILL every `--kill-every` seconds, which must cost the streams that
-run nothing; the one that is there in the end is looked at for growth, the others did not live long enough to be warm.
+Streams, stop strings with colliding identifiers, clients that leave, tools, schemas that are new, stored responses,
+messages, uploads, hostile bodies, and batches at the same time. After a warm-up (a quarter of the time) the memory,
+open files and threads of the server and each of its processes must stay level, and the engine's memory within what its
+memory table printed at the start, and the cache of grammars. "Own" memory is what comes from no file; each engine is
+first made to touch all of its pool, whose memory comes into being with its first use. Exit code 1 if an answer was
+wrong or something grew. In the first half of the time the engine is ended with SIGKILL every `--kill-every` seconds,
+which must cost the streams that run nothing; the one that is there in the end is looked at for growth, the others did
+not live long enough to be warm.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import requests
-from batches import Server, status_kib
+from batches import Server, command_of, status_kib
 from soak_load import Visit
 
 SAMPLE_S = 2.0
@@ -52,6 +54,7 @@ class Watch:
     name: str
     pid: int
     began: str = ""
+    is_gone: bool = False
     times: list[float] = field(default_factory=list)
     values: dict[str, list[int]] = field(default_factory=lambda: {"KiB": [], "own KiB": [], "files": [], "threads": []})
 
@@ -61,7 +64,8 @@ class Watch:
     def sample(self) -> None:
         try:
             if began_at(self.pid) != self.began:
-                return  # it has ended, and another process has its number
+                self.is_gone = True  # another process may have its number
+                return
             found = {
                 "KiB": status_kib(self.pid, "VmRSS"),
                 "own KiB": status_kib(self.pid, "RssAnon"),
@@ -92,6 +96,22 @@ def began_at(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return ""
+
+
+def role_of(command: bytes) -> str:
+    """Return what a process is by its command line: the last part of its module's name."""
+    found = re.search(rb"\x00-m\x00(?:[\w.]*\.)?(\w+)", command)
+    return "process" if found is None else found[1].decode().removesuffix("_main")
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have."""
+    try:
+        tasks = [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
+        children = [int(child) for task in tasks for child in task.read_text().split()]
+    except OSError:
+        return []
+    return [found for child in children for found in (child, *descendants(child))]
 
 
 def table_kib(log: Path) -> int:
@@ -127,7 +147,8 @@ class Soak:
         self.began = time.monotonic()
         end = self.began + arguments.seconds
         self.filler = Visit(self.server.base, arguments.port, 1000)
-        visits = [Visit(self.server.base, arguments.port, seed) for seed in range(arguments.clients + 1)]
+        every_s = (arguments.clients + 1) / arguments.rate if arguments.rate else 0.0
+        visits = [Visit(self.server.base, arguments.port, seed, every_s) for seed in range(arguments.clients + 1)]
         works = [(visit.run_until if at else visit.batches_until) for at, visit in enumerate(visits)]
         threads = [threading.Thread(target=work, args=(end,)) for work in works]
         for thread in threads:
@@ -147,11 +168,19 @@ class Soak:
                 killed = time.monotonic()
                 self.kill_engine()
                 fills.append(self.fill())
-            for watch in self.watches:
-                watch.sample()
+            self.sample()
         for thread in [*threads, *fills]:
             thread.join(60)
         return [*visits, self.filler]
+
+    def sample(self) -> None:
+        """Look at all processes, and watch those that are new."""
+        for watch in self.watches:
+            watch.sample()
+        known = {watch.pid for watch in self.watches if not watch.is_gone}
+        for pid in descendants(self.server.process.pid):
+            if pid not in known and (command := command_of(pid)):
+                self.watches.append(Watch(role_of(command), pid))
 
     def fill(self) -> threading.Thread:
         """Warm the engine up while the clients work."""
@@ -198,7 +227,7 @@ class Soak:
 
     def judge_watches(self) -> list[str]:
         found = []
-        print(f"{'process':>8} {'':>8} {'first third':>12} {'last third':>12} {'per hour':>12}")
+        print(f"{'process':>12} {'':>8} {'first third':>12} {'last third':>12} {'per hour':>12}")
         for watch in self.watches:
             if not watch.times:
                 continue
@@ -206,7 +235,7 @@ class Soak:
             is_long = watch.times[-1] - watch.times[0] >= self.arguments.seconds * 0.4
             for name in watch.values:
                 first, last, slope = watch.thirds(name, warm_until)
-                print(f"{watch.name:>8} {name:>8} {first:>12,.0f} {last:>12,.0f} {slope:>+12,.0f}")
+                print(f"{watch.name:>12} {name:>8} {first:>12,.0f} {last:>12,.0f} {slope:>+12,.0f}")
                 more = first * MAX_GROWTH + MAX_GROWTH_KIB if "KiB" in name else MAX_MORE
                 if is_long and last - first > more:
                     found.append(f"{watch.name}: {name} grew from {first:,.0f} to {last:,.0f}")
@@ -215,12 +244,22 @@ class Soak:
         print(f"the engine's own memory was at most {most:,} KiB, {self.ready_kib:,} when ready; allowed {limit:,}")
         return found if most <= limit else [*found, f"engine: {most:,} KiB is beyond the memory table's {limit:,}"]
 
+    def write_samples(self, path: Path) -> None:
+        """Write what was seen of each process, a line a sample."""
+        with path.open("w", encoding="utf-8") as lines:
+            print("process,pid,seconds", *self.watches[0].values, sep=",", file=lines)
+            for watch in self.watches:
+                for at, *values in zip(watch.times, *watch.values.values(), strict=True):
+                    print(watch.name, watch.pid, round(at - self.began), *values, sep=",", file=lines)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mixed work for a long time.")
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("SOAK_S", "3600")))
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--kill-every", type=float, default=180.0, help="seconds between kills of the engine; 0: none")
+    parser.add_argument("--rate", type=float, default=0.0, help="visits a second of all clients; 0: as many as go")
+    parser.add_argument("--samples", type=Path, help="file for all samples, as CSV")
     parser.add_argument("--kv-tokens", type=int, default=16_384)
     parser.add_argument("--port", type=int, default=30931)
     parser.add_argument("--log", type=Path, help="where the server's log stays; without it the last lines are shown")
@@ -229,6 +268,8 @@ def main() -> None:
         soak = Soak(arguments, Path(folder))
         try:
             found = soak.judge(soak.run())
+            if arguments.samples:
+                soak.write_samples(arguments.samples)
         finally:
             soak.server.kill()
         for text in found[:40]:

@@ -49,10 +49,11 @@ HOSTILE: list[tuple[str, bytes]] = [
 
 
 class Visit:
-    """One client. `problems` is what should not have happened."""
+    """One client, which begins a visit each `every_s` seconds. `problems` is what should not have happened."""
 
-    def __init__(self, base: str, port: int, seed: int) -> None:
+    def __init__(self, base: str, port: int, seed: int, every_s: float = 0.0) -> None:
         self.base = base
+        self.every_s = every_s
         self.port = port
         self.chance = random.Random(seed)
         self.http = requests.Session()
@@ -107,7 +108,17 @@ class Visit:
         self.follow("/v1/chat/completions", body, "[DONE]")
 
     def tool(self) -> None:
-        self.send("/v1/chat/completions", self.chat(tools=TOOLS, tool_choice=self.chance.choice(["auto", "required"])))
+        """With a tool that all have, or one that nobody has had before."""
+        parameters = {"type": "object", "properties": {f"p{self.chance.randrange(1 << 40)}": {"type": "string"}}}
+        function = {"name": f"f{self.chance.randrange(1 << 40)}", "parameters": parameters}
+        new = [{"type": "function", "function": function}]
+        tools, choice = self.chance.choice([TOOLS, new]), self.chance.choice(["auto", "required"])
+        self.send("/v1/chat/completions", self.chat(tools=tools, tool_choice=choice))
+
+    def pattern(self) -> None:
+        """Ask for a regex that nobody has asked for before."""
+        parameters = {"regex": f"n{self.chance.randrange(1 << 40)}[a-z]{{1,{self.chance.randrange(2, 20)}}}"}
+        self.send("/generate", {"text": "1 2 3", "sampling_params": {**parameters, "max_new_tokens": 32}})
 
     def grammar(self, number: int | None = None) -> None:
         """Ask for a schema: mostly one that nobody has asked for before, of any length."""
@@ -238,6 +249,7 @@ class Visit:
             "stop string, shared rid": (self.stop_string, 6),
             "tools": (self.tool, 2),
             "grammar": (self.grammar, 3),
+            "regex": (self.pattern, 1),
             "response": (self.response, 3),
             "message": (self.message, 2),
             "upload": (self.upload, 1),
@@ -250,13 +262,21 @@ class Visit:
     def run_until(self, end: float) -> None:
         """Visit again and again."""
         weights = [weight for _, weight in self.kinds.values()]
-        while time.monotonic() < end:
+        for _ in self.turns(end):
             name = self.chance.choices(list(self.kinds), weights)[0]
             self._one(name, self.kinds[name][0])
 
+    def turns(self, end: float) -> Iterator[None]:
+        """Yield when the next visit is due, until `end`; visits that took longer are not made up for."""
+        due = time.monotonic()
+        while due < end:
+            yield
+            due = max(due + self.every_s, now := time.monotonic())
+            time.sleep(due - now)
+
     def batches_until(self, end: float) -> None:
         """Run batches, one after the other."""
-        while time.monotonic() < end:
+        for _ in self.turns(end):
             self._one(f"batch of {NUM_LINES}", self.batch)
 
     def took(self, seconds: Mapping[str, float]) -> None:
