@@ -4,7 +4,8 @@
 
 The demo model is served with 16 rows and 100 keys. First 99 keys send short requests now and then; then they do so
 again while one key has 4,000 requests of 600 tokens open. At last four keys with weights 1 to 4 flood it with requests
-of 40 tokens, and what each got in the second half of that time is held against its share.
+of 40 tokens, and what each got in the second half of that time is held against its share. How long a step took beside
+the flood is read off the engine's counter, since other work on the machine changes it.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def run_flood(base: str, keys: list[str], num: int, length: int) -> None:
             try:
                 await ask(http, base, key, f"{number} is a number", length)
             except (aiohttp.ClientError, RuntimeError) as error:
-                print(f"a request of the flood failed: {error}", flush=True)
+                if number == 0:  # of thousands that fail alike
+                    print(f"a request of the flood failed: {error}", flush=True)
                 await asyncio.sleep(1)
 
     async def main() -> None:
@@ -132,10 +134,27 @@ def run_flood(base: str, keys: list[str], num: int, length: int) -> None:
     asyncio.run(main())
 
 
+async def look(http: aiohttp.ClientSession, base: str, path: str) -> str:
+    """What an admin is told; asked once more where the server closed an idle connection at that moment."""
+    for is_last in (False, False, True):
+        try:
+            async with http.get(base + path, headers={"authorization": f"Bearer {BOSS}"}) as reply:
+                return await reply.text()
+        except aiohttp.ClientConnectionError:
+            if is_last:
+                raise
+    raise AssertionError
+
+
 async def usage(http: aiohttp.ClientSession, base: str, what: str = "output_tokens") -> dict[str, int]:
     """A number of each key."""
-    async with http.get(f"{base}/v1/usage", headers={"authorization": f"Bearer {BOSS}"}) as reply:
-        return {row["name"]: row[what] for row in (await reply.json())["data"]}
+    return {row["name"]: row[what] for row in json.loads(await look(http, base, "/v1/usage"))["data"]}
+
+
+async def num_steps(http: aiohttp.ClientSession, base: str) -> int:
+    """How many steps the engine has made."""
+    lines = (await look(http, base, "/metrics")).splitlines()
+    return int(float(next(line.split()[-1] for line in lines if line.startswith("dovetail_engine_step{"))))
 
 
 async def run(args: argparse.Namespace) -> int:
@@ -149,12 +168,13 @@ async def run(args: argparse.Namespace) -> int:
                 await others(http, server.base, 3, args.rate)
                 alone = told(f"{len(OTHERS)} keys alone", await others(http, server.base, args.seconds, args.rate))
 
-                def again() -> Awaitable[list[float]]:
-                    return others(http, server.base, args.seconds, args.rate)
+                async def again() -> tuple[list[float], float]:
+                    before, began = await num_steps(http, server.base), time.perf_counter()
+                    times = await others(http, server.base, args.seconds, args.rate)
+                    return times, (time.perf_counter() - began) / (await num_steps(http, server.base) - before)
 
-                times = await flooded(http, server.base, [FLOOD], args.requests, 600, again)
+                times, step_s = await flooded(http, server.base, [FLOOD], args.requests, 600, again)
                 p99 = told(f"… and one with {args.requests} requests", times)
-                step_s = args.step_ms / 1000
 
                 async def shares() -> dict[str, int]:
                     await asyncio.sleep(args.seconds / 2)
@@ -170,7 +190,7 @@ async def run(args: argparse.Namespace) -> int:
                     off = max(off, abs(share - 1))
                     print(f"weight {key[-1]}: {num} of {all_tokens} tokens, {share:.2f} of its share")
                 bound = 2 * alone + 5 * step_s
-                print(f"p99 {p99 * 1000:.1f} ms, at most {bound * 1000:.1f} ms with steps of {args.step_ms} ms")
+                print(f"p99 {p99 * 1000:.1f} ms, at most {bound * 1000:.1f} ms with steps of {step_s * 1000:.0f} ms")
                 return int(p99 > bound or off > 0.1)
         finally:
             server.process.terminate()
@@ -184,7 +204,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second of the 99 keys together")
     parser.add_argument("--requests", type=int, default=4000, help="of the key that floods")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="what a step of 16 rows takes here")
     return asyncio.run(run(parser.parse_args()))
 
 

@@ -211,6 +211,29 @@ def test_tokens_of_a_minute_come_back_little_by_little() -> None:
     tenant.check(1, 50_000)  # what was used before stays used, of the new limit
 
 
+def test_output_beyond_a_minutes_is_a_debt() -> None:
+    """What runs when nothing is left goes on; nothing new begins until it is paid back: the rate is kept on average."""
+    now = [0.0]
+    tenant = Tenant("key-0", lambda: now[0])
+    tenant.take(Grant(limits=Limits(output_tokens_per_minute=60)))
+    num_generated = 0
+    for second in range(3600):
+        now[0] = float(second)
+        try:
+            tenant.check()
+        except ServiceError:
+            continue
+        for _ in range(4):  # at once, each as long as it may be
+            tenant.check()
+            tenant.began(1, 1)
+        for _ in range(4):
+            tenant.generated(100)
+            tenant.ended(1, 1)
+            num_generated += 100
+    assert num_generated <= 60 * 60 + 60 + 4 * 100
+    assert num_generated >= 60 * 60 - 4 * 100
+
+
 def test_times_are_written_as_openai_writes_them() -> None:
     """Of `x-ratelimit-reset-*`."""
     assert [duration(s) for s in (0, 0.0005, 0.85, 1, 6.5, 60, 60.5)] == [
@@ -468,6 +491,30 @@ def test_lines_of_batches_and_stored_responses_are_bounded_by_key(
         for key, ids in made.items()
     }
     assert left == {ALICE: made[ALICE][-4:], BOB: made[BOB]}
+
+
+def test_a_background_response_that_runs_is_not_given_up(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
+    """Beyond the key's limit of stored responses the oldest went, those that were still generated, too."""
+    file = write(tmp_path / "keys.yaml", entry("a", ALICE, limits={"stored_responses": 3}), entry("b", BOB))
+    harness = make_harness(keys_file=file, file_storage_path=tmp_path / "files", min_free_disk_bytes=0)
+    asked = {"model": "tiny", "input": "hi", "background": True}
+    harness.engine.hold.clear()
+    with ThreadPoolExecutor(5) as pool:
+        replies = list(pool.map(lambda _: harness.post("/v1/responses", asked, headers=as_key(ALICE)), range(5)))
+    made = [reply.json()["id"] for reply in replies if reply.status_code == 200]
+    refused = [reply for reply in replies if reply.status_code == 429]
+    assert (len(made), len(refused)) == (3, 2)
+    assert "has 3 responses in the background that have not ended, and may store 3" in error_of(refused[0])["message"]
+    assert refused[0].headers["retry-after"] == "1"
+    assert harness.post("/v1/responses", asked, headers=as_key(BOB)).status_code == 200
+    harness.engine.hold.set()
+
+    def states() -> set[str]:
+        found = [harness.get(f"/v1/responses/{each}", headers=as_key(ALICE)) for each in made]
+        return {each.json().get("status", str(each.status_code)) for each in found}
+
+    harness.eventually(lambda: states() == {"completed"})
+    assert harness.post("/v1/responses", asked, headers=as_key(ALICE)).status_code == 200
 
 
 def test_time_that_a_client_gives_is_up(make_harness: Callable[..., Harness]) -> None:

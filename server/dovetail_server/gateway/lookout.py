@@ -139,7 +139,8 @@ class Lookout:
         async with self.session.get(worker.url + path, headers=self._headers(), timeout=TIMEOUT) as reply:
             if reply.status in (401, 403):
                 raise ConfigError(
-                    f"--worker {worker.url}: it does not take this gateway's key; give both the same --api-key"
+                    f"--worker {worker.url}: it does not take this gateway's key; give both the same --api-key, "
+                    "or this gateway a key of the worker's --keys-file, which has only hashes, as --admin-api-key"
                 )
             if reply.status != 200:
                 raise ConfigError(f"--worker {worker.url}: {path} answers {reply.status}; is it a Dovetail server?")

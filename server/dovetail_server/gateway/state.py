@@ -38,7 +38,7 @@ class GatewayState:
         self.settings = settings
         self.fleet = fleet
         self.tasks = tasks
-        self.keys = Keys.of(settings)
+        self.keys = Keys.of(settings, counts=False)
         self.hooks = ApiHooks()
         self.num_held_bytes = 0
         """Bytes of request bodies in memory, …"""

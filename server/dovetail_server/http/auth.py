@@ -95,13 +95,22 @@ class Keys:
         file: Path | None = None,
         *,
         isolates: bool = False,
+        counts: bool = True,
     ) -> None:
-        """Take the keys of users, of the admin and of a file; `isolates` roots each owner's cached prefixes apart.
+        """Take the keys of users, of the admin and of a file.
+
+        Args:
+            users: Keys of `--api-key`.
+            admin: Key of `--admin-api-key`.
+            file: Path of `--keys-file`.
+            isolates: Root each owner's cached prefixes apart.
+            counts: Whether use is counted in this process. A gateway leaves it to its workers.
 
         Raises:
             ConfigError: The file cannot be used.
         """
         self.tenants: dict[str, Tenant] = {}
+        self.counts = counts
         self._isolates = isolates
         self._users = [key_hash(key.get_secret_value()) for key in users]
         self._admin = None if admin is None else key_hash(admin.get_secret_value())
@@ -112,14 +121,14 @@ class Keys:
         self.watch = None if file is None else KeysFileWatch(file, self._use)
 
     @classmethod
-    def of(cls, settings: ServeSettings) -> Keys:
-        """Take the keys of the settings.
+    def of(cls, settings: ServeSettings, *, counts: bool = True) -> Keys:
+        """Take the keys of the settings; `counts` as for the class.
 
         Raises:
             ConfigError: The file of `--keys-file` cannot be used.
         """
         isolates = settings.isolate_prefix_cache == "key"
-        return cls(settings.api_key, settings.admin_api_key, settings.keys_file, isolates=isolates)
+        return cls(settings.api_key, settings.admin_api_key, settings.keys_file, isolates=isolates, counts=counts)
 
     @property
     def num_keys(self) -> int:
@@ -240,7 +249,8 @@ class Auth:
             CALLER.set(caller)
             if kind == "http" and (origin := ORIGIN.get()) is not None:
                 origin.timeout_s = timeout_of(scope["headers"])
-            await self.app(scope, receive, with_headers(send, caller.tenant) if kind == "http" else send)
+            tells_rates = kind == "http" and self.keys.counts and caller.tenant.has_rates
+            await self.app(scope, receive, with_headers(send, caller.tenant) if tells_rates else send)
         else:
             text = "this server needs an API key: " + HOW if presented is None else "the API key is not valid: " + HOW
             if kind == "websocket":
@@ -268,9 +278,7 @@ def timeout_of(headers: Iterable[tuple[bytes, bytes]]) -> float | None:
 
 
 def with_headers(send: Send, tenant: Tenant) -> Send:
-    """Return what sends a reply with its caller's rate limits, if there are any."""
-    if not tenant.has_rates:
-        return send
+    """Return what sends a reply with its caller's rate limits."""
 
     async def send_rates(message: Message) -> None:
         if message["type"] == "http.response.start":

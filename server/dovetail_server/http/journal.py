@@ -68,6 +68,8 @@ class Journal:
     def __init__(self, identity: Identity, deltas: list[tuple[int, TokenDelta]] | None = None, skip: int = 0) -> None:
         """Begin, or go on behind what another server got and sent."""
         self.identity = identity
+        self.is_resumed = deltas is not None
+        """Another server began the stream: its client has been let in."""
         self.deltas = deltas or []
         self._skip = skip
         self._lines: list[bytes] = []

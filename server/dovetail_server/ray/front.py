@@ -82,7 +82,7 @@ class FrontState:
     def __init__(self, settings: ServeSettings, models: Sequence[Served], resume_key: str) -> None:
         """Hold nothing yet."""
         self.settings = settings
-        self.keys = Keys.of(settings)
+        self.keys = Keys.of(settings, counts=False)
         self.models = models
         self.resume_key = resume_key
         self.hooks = ApiHooks()

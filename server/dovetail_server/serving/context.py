@@ -16,6 +16,7 @@ from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import CALLER, Keys
+from dovetail_server.http.journal import JOURNAL
 from dovetail_server.http.origin import ORIGIN
 from dovetail_server.schema.models import OPENAI
 from dovetail_server.serving.served import Served
@@ -185,11 +186,13 @@ class ServingContext:
         """Raise where so much more of the present caller's does not fit. A request that is alone always fits.
 
         Each key has its share of the queue, by weight, even if others have filled it: so all together hold less than
-        twice what one alone may.
+        twice what one alone may. A stream that another server began always fits: its client has been let in there.
 
         Raises:
             ServiceError: 429, the queue is full, or the caller's key has come to its limits.
         """
+        if (journal := JOURNAL.get()) is not None and journal.is_resumed:
+            return
         tenant = CALLER.get().tenant
         if tenant.is_limited and _is_paced():
             tenant.check(num_requests, num_tokens)

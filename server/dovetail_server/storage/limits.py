@@ -6,8 +6,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+NONE = sa.false()
 
-def too_much(table: sa.Table, now: Any, max_num: int, max_bytes: int) -> sa.ColumnElement[bool]:
+
+def too_much(
+    table: sa.Table, now: Any, max_num: int, max_bytes: int, is_kept: sa.ColumnElement[bool] = NONE
+) -> sa.ColumnElement[bool]:
     """Select what has expired, and of each owner the oldest rows beyond a number and a size.
 
     Args:
@@ -15,6 +19,7 @@ def too_much(table: sa.Table, now: Any, max_num: int, max_bytes: int) -> sa.Colu
         now: The database's time.
         max_num: Of rows.
         max_bytes: Of all of them.
+        is_kept: Rows that stay in any case.
     """
     newest: dict[str, Any] = {
         "partition_by": table.c.owner,
@@ -24,4 +29,4 @@ def too_much(table: sa.Table, now: Any, max_num: int, max_bytes: int) -> sa.Colu
     total = sa.func.sum(table.c.bytes).over(**newest).label("total")
     ranked = sa.select(table.c.id, rank, total).subquery()
     beyond = sa.select(ranked.c.id).where(sa.or_(ranked.c.rank > max_num, ranked.c.total > max_bytes))
-    return sa.or_(table.c.expires_at <= now, table.c.id.in_(beyond))
+    return sa.and_(sa.or_(table.c.expires_at <= now, table.c.id.in_(beyond)), sa.not_(is_kept))

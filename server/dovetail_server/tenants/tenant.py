@@ -156,6 +156,17 @@ class Tenant:
                 text = f"may use {bucket.limit} {what} a minute, and has {bucket.left} left"
                 self._refuse(name, text + (f" of {num} needed" if num > 1 else ""), wait_s)
 
+    def check_open_responses(self, num_open: int) -> None:
+        """Refuse one more response in the background than the key may store.
+
+        Raises:
+            ServiceError: 429.
+        """
+        most = self.grant.limits.stored_responses
+        if most is not None and num_open >= most:
+            text = f"has {num_open} responses in the background that have not ended, and may store {most}"
+            self._refuse("stored_responses", text, 1.0)
+
     def _refuse(self, name: str, text: str, wait_s: float) -> None:
         self.usage.rejected[name] += 1
         seconds = max(1, math.ceil(wait_s))

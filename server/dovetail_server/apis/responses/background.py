@@ -17,6 +17,7 @@ from dovetail_server import errors
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.keeper import ResponseRecorder
 from dovetail_server.apis.responses.reply import ResponsesWriter
+from dovetail_server.http.auth import CALLER
 from dovetail_server.serving import run
 from dovetail_server.serving.job import Job
 
@@ -86,17 +87,25 @@ class BackgroundResponses:
         """Begin with none."""
         self._tasks = tasks
         self._live: dict[str, LiveResponse] = {}
+        self._beginning: Counter[str] = Counter()
+        """Responses of each owner that are being written down."""
 
     async def start(self, owner: str, job: Job) -> LiveResponse:
         """Write the response down and begin to generate.
 
         Raises:
-            ServiceError: It cannot be stored.
+            ServiceError: It cannot be stored, or as many of its owner as the key may store have not ended.
         """
         if not isinstance(job.keeper, ResponseRecorder):
             raise RuntimeError("a background response needs a store")
+        num_open = sum(live.owner == owner and not live.is_ended for live in self._live.values())
+        CALLER.get().tenant.check_open_responses(num_open + self._beginning[owner])
         response = writer_of(job).response
-        await job.keeper.begin(encode(response))
+        self._beginning[owner] += 1
+        try:
+            await job.keeper.begin(encode(response))
+        finally:
+            self._beginning[owner] -= 1
         live = self._live[response.id] = LiveResponse(owner, job, response)
         live.task = self._tasks.start("background response", self._run(live, job))
         return live

@@ -214,20 +214,25 @@ class ResponseStore:
     async def trim(self) -> int:
         """Delete what has expired, and of each owner the oldest responses beyond the limits.
 
+        Those that are still generated stay: their owner waits for them.
+
         Returns:
             How many went.
         """
         count = sa.select(table.c.owner, sa.func.count(), sa.func.sum(table.c.bytes)).group_by(table.c.owner)
+        is_open = table.c.process.is_not(None)
         async with self.database.write() as db:
-            query = sa.delete(table).where(too_much(table, self.database.now(), self.max_num, self.max_bytes))
+            old = too_much(table, self.database.now(), self.max_num, self.max_bytes, is_open)
+            query = sa.delete(table).where(old)
             num = (await db.execute(query)).rowcount
             rows = (await db.execute(count)).all()
-            if beyond := [row[0] for row in rows if int(row[1]) > self._most(str(row[0]))]:
-                for owner in beyond:
+            if owners := [row[0] for row in rows if int(row[1]) > self._most(str(row[0]))]:
+                for owner in owners:
                     own = table.c.owner == owner
                     oldest = sa.select(table.c.id).where(own).order_by(table.c.created_at.desc(), table.c.id.desc())
-                    old = oldest.offset(self._most(str(owner)))
-                    num += (await db.execute(sa.delete(table).where(table.c.id.in_(old)))).rowcount
+                    beyond = oldest.offset(self._most(str(owner)))
+                    gone = sa.delete(table).where(table.c.id.in_(beyond), sa.not_(is_open))
+                    num += (await db.execute(gone)).rowcount
                 rows = (await db.execute(count)).all()
         self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})
         return int(num)
