@@ -10,6 +10,7 @@ from exchanges import events
 from harness import Harness
 
 from dovetail.errors import RequestError
+from dovetail_server.apis.messages.batches import result_of, unbegun_results
 from dovetail_server.batches.result import encode, lost_line, refusal, result_line
 
 ENDS = [chr(code) for code in range(sys.maxunicode + 1) if len(f"a{chr(code)}b".splitlines()) > 1]
@@ -23,8 +24,10 @@ TEXT = "".join(f"{end}é" for end in ENDS)
         result_line(f"id{TEXT}", 200, encode({"content": TEXT, TEXT: 1})),
         lost_line(TEXT, "code", TEXT),
         refusal(TEXT, RequestError(TEXT, param="messages")).text,
+        result_of(refusal(TEXT, RequestError(TEXT, param="messages")).text),
+        unbegun_results("cancelled", [encode({"custom_id": TEXT, "method": "POST", "url": "/", "body": {}})]),
     ],
-    ids=["reply", "lost", "refusal"],
+    ids=["reply", "lost", "refusal", "refused message", "canceled message"],
 )
 def test_a_result_is_one_line(line: bytes) -> None:
     """A batch's output splits into its results however it is split, and every text comes back."""

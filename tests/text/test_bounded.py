@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import sys
 import time
@@ -158,6 +159,21 @@ def test_a_table_that_the_library_panics_about_is_told_in_one_line(
     state["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     with pytest.raises(ModelError, match=r"^[^\n]+$"):
+        Tokenizer.load(tmp_path)
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("merge", [["a", "b"], "a b", ["a", "é"], ["##b", "##"], ["a", "##b"], ["a", "bbéé"]])
+@pytest.mark.parametrize("prefix", ["##", "#é", "", None])
+def test_a_merge_that_the_library_panics_about_is_told_in_one_line(
+    prefix: str | None, merge: str | list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rust prints a panic, so there must be none: it cuts a prefix off second pieces that do not have it."""
+    pieces = ["a", "b", "é", "##", "##b", "bbéé", "ab", "aé", "##b##", "abbéé", "abéé", "aéé"]
+    model = {"type": "BPE", "vocab": {piece: at for at, piece in enumerate(pieces)}, "merges": [merge]}
+    file = {"version": "1.0", "added_tokens": [], "model": model | {"continuing_subword_prefix": prefix}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    with contextlib.suppress(ModelError):
         Tokenizer.load(tmp_path)
     assert not capfd.readouterr().err
 

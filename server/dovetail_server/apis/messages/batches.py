@@ -17,6 +17,7 @@ from pydantic import Field
 from dovetail.errors import RequestError
 from dovetail_server.apis.messages.errors import error_body, status_of
 from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.http.json_lines import one_line
 from dovetail_server.schema.common import FreeForm, RequestModel
 from dovetail_server.schema.models import MESSAGES
 from dovetail_server.serving.served import Served
@@ -301,4 +302,4 @@ def unbegun_results(status: str, lines: Sequence[bytes]) -> bytes:
 
 
 def _written(custom_id: str, result: dict[str, Any]) -> bytes:
-    return encode({"custom_id": custom_id, "result": result}) + b"\n"
+    return one_line(encode({"custom_id": custom_id, "result": result})) + b"\n"
