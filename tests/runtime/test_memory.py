@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,28 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (group / "memory" / "memory.limit_in_bytes").write_text(f"{5 << 20}\n")
     (group / "memory" / "memory.usage_in_bytes").write_text(f"{1 << 20}\n")
     assert found() == (5, 4)
+
+
+def test_free_memory_is_that_of_the_processs_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `ulimit -v` a pool of what the machine has free left the engine nothing to compute with."""
+    meminfo, statm = tmp_path / "meminfo", tmp_path / "statm"
+    meminfo.write_text(f"MemTotal: {16 << 20} kB\nMemAvailable: {12 << 20} kB\n")
+    statm.write_text(f"{(1 << 30) // os.sysconf('SC_PAGE_SIZE')} 5 5 5 0 5 0\n")
+    for name, value in {"MEMINFO": meminfo, "STATM": statm, "CGROUP": tmp_path / "none"}.items():
+        monkeypatch.setattr(host_memory, name, value)
+
+    def found(limit: int) -> tuple[float, float]:
+        monkeypatch.setattr(host_memory.resource, "getrlimit", lambda kind: (limit, resource.RLIM_INFINITY))
+        device = host_memory.host_bytes()
+        return device.total / 2**30, device.free / 2**30
+
+    assert found(resource.RLIM_INFINITY) == (16, 12)
+    assert found(4 << 30) == (4, 4 - 1 - 0.625)
+    assert found(1 << 30) == (1, 0)
+    assert host_memory.host_bytes().name == "cpu within ulimit -v"
+    assert found(64 << 30) == (16, 12)
+    statm.unlink()
+    assert found(4 << 30) == (16, 12)
 
 
 def test_headers_give_the_size_that_the_engine_measures(tmp_path: Path) -> None:
