@@ -258,6 +258,14 @@ def test_plugins_that_others_may_change_are_named(tmp_path: Path, caplog: pytest
         found = warned()
         place.chmod(usual)
         assert (text in found) if text else found == ""
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "one").symlink_to(tmp_path / "links" / "two")
+    (tmp_path / "links" / "two").symlink_to(folder)
+    folder, direct = tmp_path / "links" / "one", folder
+    assert warned() == ""
+    (tmp_path / "links").chmod(0o777)
+    assert f"{tmp_path / 'links'} may be written by everybody" in warned()
+    folder = direct
     assert _others(file, takes_new=False) == ""
     if os.geteuid() == 0:  # only root gives files away
         os.chown(file, -1, 4321)

@@ -38,6 +38,7 @@ class Hub:
         self.cuts = False
         self.lies = False
         self.tag: str | None = None
+        self.media = "application/json"
         self.commit = COMMIT
         hub = self
 
@@ -89,7 +90,7 @@ class Hub:
         rows = [self.entry(name) for name in self.files]
         facts: Any = {"id": NAME, "sha": self.commit, "siblings": [{"rfilename": name} for name in self.files]}
         body = json.dumps(rows if "/tree/" in path else facts).encode()
-        self.send(request, 200, body, {"content-type": "application/json"})
+        self.send(request, 200, body, {"content-type": self.media})
 
     def entry(self, name: str) -> dict[str, Any]:
         data = self.files[name]
@@ -202,9 +203,14 @@ def test_a_file_that_is_not_what_was_announced_is_removed(served: Hub, tmp_path:
     assert (fetch(tmp_path) / "model.safetensors").read_bytes() == served.files["model.safetensors"]
 
 
+@pytest.mark.parametrize("media", ["application/json", "text/plain"])
 @pytest.mark.parametrize("what", ["tag", "commit", "files"])
-def test_a_hub_names_no_file_outside_of_the_cache(served: Hub, tmp_path: Path, what: str) -> None:
-    """The library makes paths of a file's ETag, a commit and a list of files: none of them leads out."""
+def test_a_hub_names_no_file_outside_of_the_cache(served: Hub, tmp_path: Path, what: str, media: str) -> None:
+    """The library makes paths of a file's ETag, a commit and a list of files: none of them leads out.
+
+    It reads a list whatever its media type is.
+    """
+    served.media = media
     name = "../../../../escaped"
     if what == "files":
         served.files |= {f"{name}.json": b"{}"}

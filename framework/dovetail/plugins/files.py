@@ -31,6 +31,8 @@ from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 
 logger = logging.getLogger(__name__)
 DIGEST_LEN = 12
+MAX_LINKS = 40
+"""Symbolic links that a path leads through, as the system follows them."""
 SELF = "__dovetail_module__"
 """Attribute that holds the file's module itself: the target of its hooks plugin."""
 NAME = re.compile(r"\*|[^\s,:=]+")
@@ -97,21 +99,35 @@ def given_files(files: Iterable[str], folders: Iterable[str]) -> dict[Path, str]
     Raises:
         PluginError: See `files_in`.
     """
-    found = {Path(file).resolve(): f"--plugin-file {file!r}" for file in files}
+    given = {Path(file): f"--plugin-file {file!r}" for file in files}
     for folder in folders:
         for path in files_in(Path(folder)):
-            found.setdefault(path.resolve(), f"--plugins-dir {folder!r}: {path.name}")
-    _warn_of_others(tuple(found), tuple(Path(folder).resolve() for folder in folders))
+            given.setdefault(path, f"--plugins-dir {folder!r}: {path.name}")
+    found: dict[Path, str] = {}
+    for path, what in given.items():
+        found.setdefault(path.resolve(), what)
+    ways = {place for path in (*given, *map(Path, folders)) for place in _folders_of_links(path)}
+    _warn_of_others(tuple(found), tuple(Path(folder).resolve() for folder in folders), tuple(ways))
+    return found
+
+
+def _folders_of_links(path: Path, num_left: int = MAX_LINKS) -> set[Path]:
+    """Return the folders of the symbolic links that a path leads through, with what these are in."""
+    found: set[Path] = set()
+    path = Path(os.path.abspath(path))
+    for at in (path, *path.parents):
+        if num_left and at.is_symlink():
+            found |= {*at.parents, *_folders_of_links(at.parent / at.readlink(), num_left - 1)}
     return found
 
 
 @cache
-def _warn_of_others(paths: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
+def _warn_of_others(paths: tuple[Path, ...], folders: tuple[Path, ...], ways: tuple[Path, ...] = ()) -> None:
     """Warn once of plugins that other users may change: what they write there runs as this user."""
     files = [file.resolve() for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
     filled = {*folders, *(file.parent for path in paths if path.is_dir() for file in files if path in file.parents)}
     why = {}
-    for place in {place for file in files for place in (file, *file.parents)} | {*folders}:
+    for place in {place for file in files for place in (file, *file.parents)} | {*folders, *ways}:
         if reason := _others(place, takes_new=place in filled):
             why[place] = reason
     if why:

@@ -25,6 +25,8 @@ WEIGHTS = ("*.safetensors",)
 NAMING_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
 NAMING_KEYS = frozenset({"sha", "path", "rfilename", "oid", "sha256", "xetHash"})
 """Where a hub says what the library calls files, and their folder."""
+FILES = "/api/resolve-cache/"
+"""Below it are files themselves."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CHUNK = 1 << 22
 
@@ -103,7 +105,7 @@ def check_answer(response: Any) -> None:
         ModelError: A name would lie outside of the folder that it is a name in.
     """
     named = [(key, response.headers.get(key)) for key in NAMING_HEADERS]
-    if "/api/" in response.url.path and "json" in response.headers.get("content-type", ""):
+    if "/api/" in response.url.path and FILES not in response.url.path:  # read as JSON, whatever it says that it is
         try:
             waiting = [json.loads(response.read())]
         except (ValueError, RecursionError):  # the library says what is wrong with it
