@@ -4,8 +4,8 @@
 
 The demo model is served with 16 rows and 100 keys. First 99 keys send short requests now and then; then they do so
 again while one key has 4,000 requests of 600 tokens open. At last four keys with weights 1 to 4 flood it with requests
-of 40 tokens, and what each got in the second half of that time is held against its share. How long a step took beside
-the flood is read off the engine's counter, since other work on the machine changes it.
+of 40 tokens, and what each got of the next `--tokens` is held against its share: keys may be ahead of it by a thousand.
+How long a step took beside the flood is read off the engine's counter, since other work on the machine changes it.
 """
 
 from __future__ import annotations
@@ -178,10 +178,12 @@ async def run(args: argparse.Namespace) -> int:
 
                 async def shares() -> dict[str, int]:
                     await asyncio.sleep(args.seconds / 2)
-                    before = await usage(http, server.base)
-                    await asyncio.sleep(args.seconds)
-                    after = await usage(http, server.base)
-                    return {key: after[key] - before.get(key, 0) for key in WEIGHED}
+                    before, got = await usage(http, server.base), dict.fromkeys(WEIGHED, 0)
+                    while sum(got.values()) < args.tokens:
+                        await asyncio.sleep(args.seconds / 10)
+                        after = await usage(http, server.base)
+                        got = {key: after[key] - before.get(key, 0) for key in WEIGHED}
+                    return got
 
                 got = await flooded(http, server.base, WEIGHED, 400, 40, shares)
                 all_tokens, off = sum(got.values()), 0.0
@@ -202,6 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="fcfs", help="schedule policy")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--tokens", type=int, default=20_000, help="after which keys are held against their shares")
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second of the 99 keys together")
     parser.add_argument("--requests", type=int, default=4000, help="of the key that floods")
     return asyncio.run(run(parser.parse_args()))
