@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import PluginPlan, load
@@ -98,6 +101,43 @@ def test_neither_help_nor_errors_tell_a_secret(capsys: pytest.CaptureFixture[str
     assert "far too" not in str(caught.value)
     with pytest.raises(OptionError, match="'x' should be"):
         make_options(Options, {"num": "x"})
+
+
+@dataclass
+class Service:
+    """Of another server."""
+
+    url: str = ""
+    key: SecretStr = field(default=SecretStr("k3y"))
+    next: Service | None = None
+
+
+class Plain(BaseModel):
+    size: int = 3
+
+
+class Deep(BaseModel):
+    """Options with secrets at every place that a type has."""
+
+    many: list[SecretStr] = []
+    raw: SecretBytes = SecretBytes(b"k3y")
+    number: Secret[int] = Secret[int](7)
+    named: dict[str, list[SecretStr] | None] = {}
+    service: Service = Service()
+    services: list[Service] | None = None
+    plain: Plain = Plain()
+    choice: Literal["SecretStr"] = "SecretStr"
+
+
+def test_a_secret_within_an_option_makes_all_of_it_secret() -> None:
+    """A value that was wrong stood in the error, and the whole of an option that holds a secret in what is shown."""
+    secret = {option.name for option in describe_options(Deep) if option.is_secret}
+    assert secret == {"many", "raw", "number", "named", "service", "services"}
+    assert all("k3y" not in str(option.default) for option in describe_options(Deep))
+    for name in ("service", "services"):
+        with pytest.raises(OptionError) as caught:
+            make_options(Deep, {name: {"key": ["t0ps3cret"]}})
+        assert "t0ps3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("is_admin", [False, True])

@@ -9,15 +9,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from dovetail.errors import PluginError
+
+SECRETS = frozenset({"SecretStr", "SecretBytes", "Secret"})
+"""Types of pydantic's, by name: it is imported only where a plugin has options."""
 
 
 class Option(NamedTuple):
     """One field of an `Options` class. `default` is shown as text; None for no default worth showing.
 
-    A value of one that `is_secret`, declared as pydantic's `SecretStr`, is shown nowhere.
+    A value of one that `is_secret`, whose type is pydantic's `SecretStr` or has it in it, is shown nowhere.
     """
 
     name: str
@@ -137,9 +140,20 @@ def plain_options(options: type[Any], made: Any) -> dict[str, Any]:
     return values
 
 
-def _is_secret(annotation: Any) -> bool:
-    """Tell whether a field's type is `SecretStr`, or that or None."""
-    return any(getattr(kind, "__name__", "") == "SecretStr" for kind in (annotation, *get_args(annotation)))
+def _is_secret(annotation: Any, within: tuple[Any, ...] = ()) -> bool:
+    """Tell whether a field's type is one of pydantic's secrets, or has one in it: a list of them, a model with one."""
+    kinds = (annotation, get_origin(annotation))
+    if any(getattr(kind, "__name__", "") in SECRETS for kind in kinds):
+        return True
+    inner = list(get_args(annotation))
+    if isinstance(annotation, type) and annotation not in within:
+        fields = getattr(annotation, "model_fields", None)
+        if isinstance(fields, dict):
+            inner += [field.annotation for field in fields.values()]
+        elif dataclasses.is_dataclass(annotation):
+            inner += _types_of(annotation).values()
+        within = (*within, annotation)
+    return any(_is_secret(each, within) for each in inner)
 
 
 def _types_of(options: type[Any]) -> dict[str, Any]:
