@@ -34,6 +34,7 @@ from dovetail_server.peers.endpoints import why_not
 from dovetail_server.routes import (
     admin,
     batches,
+    conversations,
     docs,
     embeddings,
     files,
@@ -56,6 +57,7 @@ from dovetail_server.routes import (
     tokens,
     usage,
 )
+from dovetail_server.schema.unknown import LeavesOut
 from dovetail_server.state import ServerState
 from dovetail_server.tenants.tenant import RATE_HEADERS
 
@@ -75,6 +77,7 @@ ROUTERS = (
     render.router,  # before the routes that take any id in the place of its name
     stored_completions.router,
     responses.router,
+    conversations.router,
     message_batches.router,
     messages.router,
     embeddings.router,
@@ -134,6 +137,8 @@ def create_app(state: ServerState) -> FastAPI:
     upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
     resume_bytes = state.settings.max_body_bytes + 2 * MAX_JOURNAL_BYTES
     app.add_middleware(Resumable, key=state.settings.resume_key)
+    if state.settings.unknown_fields == "warn":
+        app.add_middleware(LeavesOut, fields=state.unknown_fields)
     add_layers(app, state, {"/v1/files": upload_bytes, RESUME_PATH: resume_bytes})
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)

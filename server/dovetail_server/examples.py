@@ -61,6 +61,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "As a stream": {"model": "$model", "input": "What is the capital of France?", "stream": True},
     },
     "/v1/responses/input_tokens": {"A question": {"model": "$model", "input": "What is the capital of France?"}},
+    "/v1/conversations": {"With a first message": {"items": QUESTION, "metadata": {"topic": "capitals"}}},
     "/v1/responses/compact": {"A conversation so far": {"model": "$model", "input": QUESTION}},
     "/v1/messages": {
         "A question": {"model": "$model", "max_tokens": 200, "messages": QUESTION},

@@ -318,6 +318,11 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         "named in the reply, or refused.",
         json_schema_extra=flag(),
     )
+    unknown_fields: Literal["warn", "refuse"] = Field(
+        "refuse",
+        description="Fields of requests that nobody here knows: left out and counted at /metrics, or a 400.",
+        json_schema_extra=flag(),
+    )
     disable_playground: bool = Field(
         False,
         description="Do not serve the page for people at / and /playground; / then leads to /docs.",

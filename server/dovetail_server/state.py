@@ -25,6 +25,7 @@ from dovetail_server.tenants.tenant import Tenant
 if TYPE_CHECKING:
     from dovetail.plugins import Registry
     from dovetail.processing.processor import Processor
+    from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
     from dovetail_server.batches.service import BatchService
 
@@ -51,6 +52,7 @@ class ServerState(ReadingContext):
             restarts=lambda: self.engine.num_restarts,
             engine_pid=lambda: self.engine.pid,
             keys=self.keys,
+            unknown_fields=self.unknown_fields.counted,
         )
         self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
         self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)
@@ -76,6 +78,14 @@ class ServerState(ReadingContext):
         self.bodies.close()
         if self.has_started:
             self.text.grammar.close()
+
+    async def stored_conversations(self) -> ConversationStore:
+        """Return where conversations are kept.
+
+        Raises:
+            ServiceError: The database or the folder cannot be used.
+        """
+        return (await self.storage.get()).conversations
 
     async def stored_responses(self) -> ResponseStore:
         """Return where responses are kept.

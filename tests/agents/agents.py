@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
 import venv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ from safetensors.torch import save_file
 from dovetail.demo import MODEL_DIR
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 
-MODEL = "scripted"
+PAGE = Path(__file__).parents[2] / "docs/clients.md"
+ADDRESS = "http://localhost:30000"
 NODE = "node@22.23.3"
 CONTEXT = 1 << 18
 """Tokens: the demo's tokenizer makes some 60,000 of an agent's instructions and tools."""
@@ -49,7 +53,7 @@ class ScriptedServer:
         save_file(tensors | {"model.layers.0.any.weight": torch.zeros(256)}, self.model / "model.safetensors")
         (self.model / "script.json").write_text(json.dumps(rules), encoding="utf-8")
         self.files = tempfile.TemporaryDirectory()
-        own = f"--plugin-file {PLUGIN} --served-model-name {MODEL} --max-total-tokens {2 * CONTEXT} --num-threads 1"
+        own = f"--plugin-file {PLUGIN} --served-model-name scripted --max-total-tokens {2 * CONTEXT} --num-threads 1"
         own += f" --file-storage-path {self.files.name} --min-free-disk-bytes 0"
         self.process, port = launch_server_cmd(f"dovetail serve {self.model} {own} {flags}")
         self.base = f"http://127.0.0.1:{port}"
@@ -65,6 +69,54 @@ class ScriptedServer:
     def close(self) -> None:
         terminate_process(self.process, timeout=60)
         self.files.cleanup()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the page Clients points an agent at a server.
+
+    Attributes:
+        version: Of the agent.
+        files: Texts of configuration files by their paths; `~` is the agent's home.
+        env: Variables of the command.
+        arguments: Of the command, without its name.
+    """
+
+    version: str
+    files: dict[str, str]
+    env: dict[str, str]
+    arguments: list[str]
+
+    def write(self, folder: Path) -> None:
+        """Write the files, those of no home into `folder`."""
+        home = home_of(folder)
+        for name, text in self.files.items():
+            path = home / name[2:] if name.startswith("~/") else folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def recipe(agent: str, base: str) -> Recipe:
+    """Read what the page says of an agent, for the server at `base`."""
+    page = PAGE.read_text("utf-8").replace(ADDRESS, base)
+    found = re.search(rf"^### {re.escape(agent)} (\S+)\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/clients.md has no section of {agent}"
+    version, text = found.groups()
+    files, env, arguments = {}, {}, []
+    for before, kind, block in re.findall(r"([^\n]*)\n\n```(\w+)\n(.*?)```", f"\n{text}", re.DOTALL):
+        if kind != "sh":
+            files[before.split("`")[1]] = block
+            continue
+        words = shlex.split(block)
+        given = [word for word in words if re.match(r"[A-Z_]+=", word)]
+        env = dict(word.split("=", 1) for word in given)
+        arguments = words[len(given) + 1 :]
+    return Recipe(version, files, env, arguments)
+
+
+def version(agent: str) -> str:
+    """Return the version of an agent that the page names."""
+    return recipe(agent, ADDRESS).version
 
 
 UNREACHABLE = (
@@ -118,13 +170,19 @@ def _install(command: list[str], registry: str) -> None:
         pytest.fail(f"{' '.join(command)}:\n{text[-2000:]}")
 
 
+def home_of(folder: Path) -> Path:
+    """Return the home of an agent that works in `folder`."""
+    home = folder.with_name("home")
+    home.mkdir(exist_ok=True)
+    return home
+
+
 def run(program: Path, *arguments: str, folder: Path, **env: str) -> str:
     """Run an agent in `folder` with a home of its own beside it, and return what it printed.
 
     It gets no variable of this process: a key or an address that a developer has would make it another test.
     """
-    home = folder.with_name("home")
-    home.mkdir(exist_ok=True)
+    home = home_of(folder)
     path = os.pathsep.join((str(program.parent), os.environ.get("PATH", os.defpath)))
     done = subprocess.run(
         [str(program), *arguments],

@@ -5,7 +5,6 @@ Only the model's tokens are scripted: everything else is a `dovetail serve`. Eac
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,18 @@ from typing import Any
 
 import pytest
 
-from agents import MODEL, ScriptedServer, call, from_npm, from_pypi, run
+from agents import ScriptedServer, call, from_npm, from_pypi, recipe, run, version
 
 pytestmark = [pytest.mark.full, pytest.mark.registry, pytest.mark.timeout(900)]
 TASK = "Fix the typo in greet.py"
 BEFORE, AFTER = 'def greet():\n    return "Helo"\n', 'def greet():\n    return "Hello"\n'
 DONE = "The greeting is fixed."
-KEY = "none"
+PATCH = """*** Begin Patch
+*** Update File: greet.py
+@@
+-    return "Helo"
++    return "Hello"
+*** End Patch"""
 Rules = list[dict[str, Any]]
 
 
@@ -58,16 +62,31 @@ def check(server: ScriptedServer, folder: Path, said: str) -> None:
     assert "Hello" in third
 
 
+def finish(tmp_path: Path, agent: str, program: Path, rules: Rules, *task: str) -> None:
+    """Have an agent do the task, pointed at the server as the page says."""
+    with serving(tmp_path, rules) as (server, folder):
+        given = recipe(agent, server.base)
+        given.write(folder)
+        check(server, folder, run(program, *given.arguments, *task, folder=folder, **given.env))
+
+
+def test_codex(tmp_path: Path) -> None:
+    """With a provider in `config.toml`, and any key: it speaks `/v1/responses`, and patches by its own command."""
+    read = call("exec_command", cmd="cat greet.py")
+    edit = call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}\nEOF")
+    program = from_npm(f"@openai/codex@{version('Codex')}", "codex")
+    free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+    finish(tmp_path, "Codex", program, steps(read, edit, tool="exec_command"), *free, TASK)
+
+
 def test_claude_code(tmp_path: Path) -> None:
     """With the address and any token: it asks for a `claude-*` of its own, which the served model answers."""
     file = str(tmp_path / "task/greet.py")
     read = call("Read", file_path=file)
     edit = call("Edit", file_path=file, old_string="Helo", new_string="Hello")
-    program = from_npm("@anthropic-ai/claude-code@2.1.332", "claude")
-    with serving(tmp_path, steps(read, edit, tool="Edit")) as (server, folder):
-        env = {"ANTHROPIC_BASE_URL": server.base, "ANTHROPIC_AUTH_TOKEN": KEY}
-        said = run(program, "-p", TASK, "--permission-mode", "acceptEdits", folder=folder, **env)
-        check(server, folder, said)
+    program = from_npm(f"@anthropic-ai/claude-code@{version('Claude Code')}", "claude")
+    rules = steps(read, edit, tool="Edit")
+    finish(tmp_path, "Claude Code", program, rules, "-p", TASK, "--permission-mode", "acceptEdits")
 
 
 def test_qwen_code(tmp_path: Path) -> None:
@@ -75,10 +94,8 @@ def test_qwen_code(tmp_path: Path) -> None:
     file = str(tmp_path / "task/greet.py")
     read = call("read_file", file_path=file)
     edit = call("edit", file_path=file, old_string="Helo", new_string="Hello")
-    program = from_npm("@qwen-code/qwen-code@0.24.4", "qwen")
-    with serving(tmp_path, steps(read, edit, tool="edit")) as (server, folder):
-        env = {"OPENAI_BASE_URL": f"{server.base}/v1", "OPENAI_API_KEY": KEY, "OPENAI_MODEL": MODEL}
-        check(server, folder, run(program, "-p", TASK, "--yolo", "--auth-type", "openai", folder=folder, **env))
+    program = from_npm(f"@qwen-code/qwen-code@{version('Qwen Code')}", "qwen")
+    finish(tmp_path, "Qwen Code", program, steps(read, edit, tool="edit"), "-p", TASK, "--yolo")
 
 
 def test_opencode(tmp_path: Path) -> None:
@@ -86,13 +103,8 @@ def test_opencode(tmp_path: Path) -> None:
     file = str(tmp_path / "task/greet.py")
     read = call("read", filePath=file)
     edit = call("edit", filePath=file, oldString="Helo", newString="Hello")
-    program = from_npm("opencode-ai@1.18.33", "opencode")
-    with serving(tmp_path, steps(read, edit, tool="edit")) as (server, folder):
-        options = {"baseURL": f"{server.base}/v1", "apiKey": KEY}
-        provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {MODEL: {"name": MODEL}}}
-        config = {"provider": {"dovetail": provider}, "model": f"dovetail/{MODEL}"}
-        (folder / "opencode.json").write_text(json.dumps(config))
-        check(server, folder, run(program, "run", TASK, folder=folder))
+    program = from_npm(f"opencode-ai@{version('opencode')}", "opencode")
+    finish(tmp_path, "opencode", program, steps(read, edit, tool="edit"), TASK)
 
 
 def test_cline(tmp_path: Path) -> None:
@@ -100,10 +112,9 @@ def test_cline(tmp_path: Path) -> None:
     file = str(tmp_path / "task/greet.py")
     read = call("read_files", files=[{"path": file}])
     edit = call("editor", path=file, old_text="Helo", new_text="Hello")
-    program = from_npm("cline@3.0.65", "cline")
+    program = from_npm(f"cline@{version('Cline')}", "cline")
     with serving(tmp_path, steps(read, edit, tool="editor")) as (server, folder):
-        given = ("-p", "openai-compatible", "-k", KEY, "-m", MODEL, "-b", f"{server.base}/v1")
-        run(program, "auth", *given, folder=folder)
+        run(program, *recipe("Cline", server.base).arguments, folder=folder)
         check(server, folder, run(program, "--json", TASK, folder=folder))
 
 
@@ -112,13 +123,10 @@ def test_continue(tmp_path: Path) -> None:
     file = str(tmp_path / "task/greet.py")
     read = call("Read", filepath=file)
     edit = call("Edit", file_path=file, old_string="Helo", new_string="Hello")
-    program = from_npm("@continuedev/cli@1.5.47", "cn")
-    with serving(tmp_path, steps(read, edit, tool="Edit")) as (server, folder):
-        model = {"name": MODEL, "provider": "openai", "model": MODEL, "apiBase": f"{server.base}/v1", "apiKey": KEY}
-        model |= {"roles": ["chat", "edit", "apply"], "capabilities": ["tool_use"]}
-        config = tmp_path / "config.yaml"
-        config.write_text(json.dumps({"name": "local", "version": "0.0.1", "schema": "v1", "models": [model]}))
-        check(server, folder, run(program, "-p", "--auto", "--config", str(config), TASK, folder=folder))
+    program = from_npm(f"@continuedev/cli@{version('Continue')}", "cn")
+    config = str(tmp_path / "home/.continue/config.yaml")
+    rules = steps(read, edit, tool="Edit")
+    finish(tmp_path, "Continue", program, rules, "-p", "--auto", "--config", config, TASK)
 
 
 def test_aider(tmp_path: Path) -> None:
@@ -128,14 +136,14 @@ def test_aider(tmp_path: Path) -> None:
         {"lacks": ["*added these files to the chat*"], "say": "I need to see greet.py first."},
         {"has": ['return "Helo"'], "say": f"greet.py\n```\n{AFTER}```"},
     ]
-    program = from_pypi("aider-chat==0.86.2", "aider")
+    program = from_pypi(f"aider-chat=={version('Aider')}", "aider")
     with serving(tmp_path, rules) as (server, folder):
         for command in ("init -q", "add .", "-c user.name=a -c user.email=a@localhost commit -qm first"):
             subprocess.run(["git", *command.split()], cwd=folder, check=True)
         quiet = ("--no-show-model-warnings", "--no-check-update", "--analytics-disable", "--no-show-release-notes")
-        env = {"OPENAI_API_BASE": f"{server.base}/v1", "OPENAI_API_KEY": KEY}
+        given = recipe("Aider", server.base)
         task = ("--message", "Fix the typo in the greeting", "--yes-always")
-        run(program, "--model", f"openai/{MODEL}", *task, *quiet, folder=folder, **env)
+        run(program, *given.arguments, *task, *quiet, folder=folder, **given.env)
         assert (folder / "greet.py").read_text() == AFTER
         assert [each["say"] for each in server.prompts()] == [rules[at]["say"] for at in (1, 2, 0)]
     log = subprocess.run(["git", "log", "-1", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)

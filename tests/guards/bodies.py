@@ -44,6 +44,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": "tiny", "input": "Hey", "store": False},
     "/v1/responses/input_tokens": {"model": "tiny", "input": "Hey"},
     "/v1/responses/compact": {"model": "tiny", "input": USER},
+    "/v1/conversations": {"items": USER},
+    "/v1/conversations/{conversation_id}": {"metadata": {"a": "b"}},
+    "/v1/conversations/{conversation_id}/items": {"items": USER},
     "/rerank": {"model": "tiny", "query": "Hey", "documents": ["Ho"]},
     "/classify": {"model": "tiny", "input": "Hey"},
     "/score": {"model": "tiny", "query": "Hey", "items": ["Ho"], "label_token_ids": [39]},
@@ -263,7 +266,7 @@ def of_route(route: str, main: str, body: Body) -> Iterator[Asked]:
     """Yield the requests of a route with a body; only the main one of those that share it has those about fields."""
     method, path = route.split()
     good = GOOD[main.split()[1]]
-    at = path.replace("{completion_id}", "chatcmpl-1")
+    at = path.replace("{completion_id}", "chatcmpl-1").replace("{conversation_id}", "conv_1")
 
     def asked(name: str, value: Any) -> Asked:
         return Asked(f"{route} {name}", method, at, value if isinstance(value, bytes) else json.dumps(value).encode())

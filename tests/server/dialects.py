@@ -224,9 +224,9 @@ SENT: dict[str, list[Row]] = {
         ("max_completion_tokens", 32_000, {}),
     ],
     "Kimi, OpenAI": [
-        ("tools", [{"type": "builtin_function", "function": {"name": "$web_search"}}], "runs no tools"),
-        ("tools", [{"type": "custom", "custom": {"name": "a"}}], "free text"),
-        ("tools", [{"type": "web_search"}], "runs no tools"),
+        ("tools", [{"type": "builtin_function", "function": {"name": "$web_search"}}], {}),
+        ("tools", [{"type": "custom", "custom": {"name": "a"}}], {}),
+        ("tools", [{"type": "web_search"}], {}),
         ("tools", [{"type": "no-such-tool"}], "should be 'function'"),
     ],
 }  # fmt: skip

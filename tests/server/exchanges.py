@@ -10,7 +10,7 @@ from typing import Any
 import requests
 
 Chunk = dict[str, Any]
-NAMES = "msgbatch|cmp|chatcmpl|cmpl|gen|resp|msg|rs|fco|fc|file|batch_req|batch|req|call"
+NAMES = "msgbatch|conv|cmp|chatcmpl|cmpl|gen|resp|msg|rs|fco|fc|file|batch_req|batch|req|call"
 SECRETS = [
     (re.compile(rf"\b({NAMES})[-_](?:[0-9a-f]{{24,}}[io][0-9a-f]{{4}}|[0-9a-f]{{24,}})"), r"<\1>"),
     (re.compile(r"\b[0-9a-f]{32,40}\b"), "<id>"),

@@ -40,7 +40,7 @@ decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend header-timeout help host
 keep-alive-timeout load-format log-format log-level log-requests log-slow-requests profile-dir
 keys-file isolate-prefix-cache
-max-tokens-beyond model-aliases unservable-tools
+max-tokens-beyond model-aliases unservable-tools unknown-fields
 max-batch-lines max-batch-requests max-body-bytes max-connections max-connections-per-address
 logits-processors max-logprobs max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
 max-prefill-tokens max-prompt-bytes max-queued-bytes max-queued-requests max-queued-tokens

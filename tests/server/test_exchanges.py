@@ -60,6 +60,9 @@ def get(name: str, path: str, **options: Any) -> Ask:
     return Ask(name, "GET", path, **options)
 
 
+CONVERSATIONS = "/v1/conversations"
+
+
 def post(name: str, path: str, body: Any = None, **options: Any) -> Ask:
     return Ask(name, "POST", path, body, **options)
 
@@ -123,6 +126,18 @@ FAMILIES: dict[str, list[Ask]] = {
         get("gone", "/v1/responses/{first}"),
         post("image", "/v1/responses", {"model": "tiny", "input": IMAGE}),
         post("rendered", "/v1/responses/render", {**RESPONSE, "max_output_tokens": 5}),
+        post(
+            "conversation", CONVERSATIONS, {"items": [{**USER[0], "id": "msg_a"}], "metadata": {"a": "b"}}, save="talk"
+        ),
+        post("within it", "/v1/responses", {**RESPONSE, "conversation": "{talk}"}),
+        get("conversation shown", f"{CONVERSATIONS}/{{talk}}"),
+        post("conversation changed", f"{CONVERSATIONS}/{{talk}}", {"metadata": {"a": "c"}}),
+        post("items added", f"{CONVERSATIONS}/{{talk}}/items", {"items": USER}),
+        get("items listed", f"{CONVERSATIONS}/{{talk}}/items"),
+        get("item", f"{CONVERSATIONS}/{{talk}}/items/msg_a"),
+        Ask("item deleted", "DELETE", f"{CONVERSATIONS}/{{talk}}/items/msg_a"),
+        Ask("conversation deleted", "DELETE", f"{CONVERSATIONS}/{{talk}}"),
+        get("conversation gone", f"{CONVERSATIONS}/{{talk}}"),
     ],
     "messages": [
         post("create", "/v1/messages", {**MESSAGE, "system": "Be kind."}),
@@ -283,6 +298,7 @@ def test_every_route_has_an_exchange(server: Harness) -> None:
     """No documented route is without one."""
     asked = {(ask.method, re.sub(r"\{\w+\}", "{}", ask.path)) for family in FAMILIES.values() for ask in family}
     asked |= {(method, "/v1/models/{}") for method, path in asked if path.startswith("/v1/models/")}
+    asked |= {(method, path.replace("/items/msg_a", "/items/{}")) for method, path in asked}
     for path, methods in server.get("/openapi.json").json()["paths"].items():
         for method in methods:
             assert (method.upper(), re.sub(r"\{\w+\}", "{}", path)) in asked, (method, path)

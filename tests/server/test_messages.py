@@ -390,7 +390,7 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": [{**DOCUMENT, "source": {"type": "base64"}}]}]}, "source"),
         ({"messages": [{"role": "user", "content": [{**FOUND, "citations": {"enabled": True}}]}]}, "enabled"),
         ({"messages": [{"role": "assistant", "content": [FOUND]}]}, "is a search_result, which only a user"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "input_schema": {"type": 3}}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples"),

@@ -14,6 +14,7 @@ from harness import Harness
 ALICE, BOB, ADMIN = "sk-alice", "sk-bob", "sk-admin"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SAID = [{"role": "user", "content": "a secret"}]
+ITEM = "msg_of_alice"
 MODELS = "model_id"
 """The only thing with an identifier that belongs to everybody."""
 
@@ -46,6 +47,7 @@ def made_by_alice(keyed: Harness) -> dict[str, str]:
         "message_batch_id": post("/v1/messages/batches", {"requests": [one]}),
         "response_id": post(RESPONSES, {"model": "tiny", "input": "a secret", "store": True}),
         "completion_id": post(CHAT, {"model": "tiny", "messages": SAID, "store": True}),
+        "conversation_id": post("/v1/conversations", {"items": [{**SAID[0], "id": ITEM}]}),
     }
 
 
@@ -64,12 +66,15 @@ def test_what_somebody_else_keeps_looks_as_if_it_were_not_there(keyed: Harness) 
     paths = keyed.get("/openapi.json", headers=as_key(ADMIN)).json()["paths"]
     tried = set()
     for path, methods in paths.items():
+        path = path.replace("{item_id}", ITEM)
         names = [name for name in re.findall(r"{(\w+)}", path) if name != MODELS]
         if not names:
             continue
         (name,) = names
         for method in methods:
             body = {"json": {"metadata": {"a": "b"}}} if method == "post" and path.endswith("}") else {}
+            if method == "post" and path.endswith("/items"):
+                body = {"json": {"items": SAID}}
             for key in (BOB, ADMIN):
                 found = {}
                 for identifier in (made[name], unknown(made[name])):

@@ -31,6 +31,7 @@ from dovetail_server.reading.parse import of_route, parse
 from dovetail_server.reading.pool import DIED
 from dovetail_server.reading.request import not_beside_prompts
 from dovetail_server.reading.work import read_line
+from dovetail_server.schema.unknown import LEFT_OUT, LeftOut
 from dovetail_server.serving import run
 from dovetail_server.serving.job import make_job
 
@@ -67,6 +68,8 @@ async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: by
         EngineDeadError: The engine is gone.
     """
     state.check_ready()
+    if state.settings.unknown_fields == "warn":
+        LEFT_OUT.set(LeftOut(state.unknown_fields.count))
     try:
         reply = await prepare(state, endpoint, raw)
     except RequestError as error:

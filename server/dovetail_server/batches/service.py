@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.apis.responses.background import BackgroundResponses
+from dovetail_server.apis.responses.conversations import ConversationStore
 from dovetail_server.apis.responses.store import ResponseStore
 from dovetail_server.batches import processes
 from dovetail_server.batches.care import Care
@@ -61,6 +62,7 @@ class BatchService:
         self.runner.advance = self.care.look
         self.responses = ResponseStore(settings, database, self.owner, state.tasks, state.keys)
         self.completions = CompletionStore(settings, database)
+        self.conversations = ConversationStore(settings, database, state.keys)
         self.background = BackgroundResponses(state.tasks)
         self._tasks = state.tasks
         self._services: list[Service] = []
@@ -167,6 +169,7 @@ class BatchService:
         await self.files.sweep()
         await self.responses.trim()
         await self.completions.trim()
+        await self.conversations.trim()
         await self.finalizer.remove_left()
         await self.responses.end_lost(self.background.ids())
 

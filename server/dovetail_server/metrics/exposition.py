@@ -37,6 +37,7 @@ class Metrics(Collector):
         restarts: Callable[[], int] = lambda: 0,
         engine_pid: Callable[[], int | None] = lambda: None,
         keys: Keys | None = None,
+        unknown_fields: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Count nothing yet.
 
@@ -47,13 +48,14 @@ class Metrics(Collector):
             restarts: Returns how often the engine was started again.
             engine_pid: Returns the engine's process; None while there is none, or where it is this one.
             keys: Whose use is told.
+            unknown_fields: Returns how often each was left out of a request.
         """
         self.model_name = model_name
         self.deaths = deaths
         self.restarts = restarts
         self.keys = keys
         self.styles = [OWN] if STYLES[style] is OWN else [OWN, STYLES[style]]
-        self.tally = Tally(bounds_of(self.styles))
+        self.tally = Tally(bounds_of(self.styles), unknown_fields)
         self.load = LatestLoad()
         self.cache: tuple[int, int] | None = None
         """Tokens per page and in all, once the engine has started."""

@@ -136,6 +136,11 @@ def by_vllm_reason(tally: Tally) -> Values:
     return {(reason,): count for reason, count in found.items()}
 
 
+def by_field(tally: Tally) -> Values:
+    """Return how often each unknown field was left out."""
+    return {(name,): count for name, count in tally.unknown_fields().items()}
+
+
 USUAL = ("stop", "length", "tool_calls", "abort", CUT_OFF)
 _REASON = ("reason",)
 
@@ -170,6 +175,12 @@ OWN = Style(
             "dovetail_retractions",
             "Times that a request gave its pages up and waited again.",
             lambda tally: tally.num_retractions,
+        ),
+        Count(
+            "dovetail_unknown_fields",
+            "Requests with a field that nobody here knows, left out of them; `other` beyond 100 names.",
+            by_field,
+            ("field",),
         ),
         HistogramSpec(
             "dovetail_time_to_first_token_seconds", "From submission to the first token.", "first_token", SECONDS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 
 from dovetail.contracts.observers import (
@@ -85,8 +85,15 @@ class HistogramGroup:
 class Tally(RequestObserver):
     """What has happened since the server's start. It is told in another thread than it is read in, so it has a lock."""
 
-    def __init__(self, bounds: dict[str, list[tuple[float, ...]]]) -> None:
-        """Count nothing yet; `bounds` are the sets that each quantity is counted in."""
+    def __init__(
+        self, bounds: dict[str, list[tuple[float, ...]]], unknown_fields: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Count nothing yet.
+
+        Args:
+            bounds: The sets that each quantity is counted in.
+            unknown_fields: Returns how often each was left out of a request.
+        """
         self.lock = Lock()
         self.num_requests = 0
         self.num_prompt_tokens = 0
@@ -98,6 +105,7 @@ class Tally(RequestObserver):
         self.quantities = {name: HistogramGroup(each) for name, each in bounds.items()}
         """`first_token`, `gap`, `request` in seconds, and of each choice `queue`, `prefill`, `decode`, `inference`;
         `prompt` and `output` in tokens of a request."""
+        self.unknown_fields = unknown_fields
         self.http: Counter[tuple[str, str, str]] = Counter()
         """By method, route and status."""
         self.http_s: dict[tuple[str, str], Histogram] = {}

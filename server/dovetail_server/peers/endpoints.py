@@ -80,7 +80,7 @@ PATHS: dict[str, str] = {
     **_all("/api/chat /api/generate /api/embed /api/embeddings", OLLAMA),
     **_all("/api/tags /api/ps /api/show /api/pull /api/push /api/create /api/copy /api/delete", STORE),
     **_all("/v1/moderations /v1/assistants /v1/threads /v1/vector_stores /v1/fine_tuning/jobs /v1/uploads", NOT_OPENAI),
-    **_all("/v1/conversations /v1/evals /v1/containers /v1/organization/costs /v1/chatkit/sessions", NOT_OPENAI),
+    **_all("/v1/evals /v1/containers /v1/organization/costs /v1/chatkit/sessions", NOT_OPENAI),
 }
 """A part in braces is any one part of a path."""
 

@@ -40,6 +40,7 @@ from dovetail_server.reading.wire import (
     too_costly,
 )
 from dovetail_server.reading.work import do, part_of
+from dovetail_server.schema.unknown import LEFT_OUT, LeftOut
 
 NICE = 5
 """Large bodies yield to the engine: they must not delay anybody's tokens."""
@@ -122,6 +123,8 @@ class Worker:
             send(channel, question)
             return msgspec.msgpack.decode(receive(channel), type=Answer)
 
+        left_out = LeftOut(lambda name: None) if job.leaves_out else None
+        LEFT_OUT.set(left_out)
         try:
             outcome = do(job, body.pop, self._text, self._served, ask)
         except OutOfTimeError as error:
@@ -130,7 +133,8 @@ class Worker:
             outcome = Outcome(refusal=LIMITED)
         signal.setitimer(signal.ITIMER_PROF, 0)
         took_s, grown = time.process_time() - began, most_own_bytes() - before
-        send(channel, msgspec.structs.replace(outcome, cpu_s=took_s, grown_bytes=grown))
+        names = [] if left_out is None else list(left_out.names)
+        send(channel, msgspec.structs.replace(outcome, left_out=names, cpu_s=took_s, grown_bytes=grown))
 
 
 def set_limits(job: Job, addresses: int, num_threads: int) -> bool:

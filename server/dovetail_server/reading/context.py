@@ -11,11 +11,13 @@ from dovetail.text.tokenizer.threads import num_threads
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.reading.pool import BodyPool
 from dovetail_server.reading.wire import WorkerStart
+from dovetail_server.schema.unknown import UnknownFields
 from dovetail_server.serving.context import ServingContext
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
+    from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
 
 
@@ -33,6 +35,8 @@ class ReadingContext(ServingContext):
         super().__init__(settings, engine, hooks, tasks)
         self.bodies = BodyPool(settings.body_processes, settings.body_cpu_limit)
         """Reads large bodies, and whatever a checkpoint's template or tokenizer may take long for."""
+        self.unknown_fields = UnknownFields()
+        """What `--unknown-fields warn` has left out of bodies."""
 
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
@@ -45,6 +49,14 @@ class ReadingContext(ServingContext):
         )
         if self.bodies.is_on:
             text.keep_inline()
+
+    @abstractmethod
+    async def stored_conversations(self) -> ConversationStore:
+        """Return where conversations are kept.
+
+        Raises:
+            ServiceError: The database or the folder cannot be used.
+        """
 
     @abstractmethod
     async def stored_responses(self) -> ResponseStore:

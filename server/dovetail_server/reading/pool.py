@@ -26,6 +26,7 @@ from dovetail_server.apis.responses.references import Answer
 from dovetail_server.errors import ServiceError
 from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import LARGE, PARTS, Begun, Job, Outcome, Question, WorkerStart, too_costly
+from dovetail_server.schema.unknown import LEFT_OUT
 
 if TYPE_CHECKING:
     from dovetail.contracts.api import Route
@@ -120,11 +121,21 @@ class BodyPool:
             ServiceError: Its process died, or could not be started.
         """
         cpu_s = self._cpu_s if len(raw) > LARGE else min(self._cpu_s, SMALL_CPU_S)
-        job = Job(task=task.name, num_bytes=len(raw), is_line=is_line, cpu_s=cpu_s, context=context)
+        left_out = LEFT_OUT.get()
+        job = Job(
+            task=task.name,
+            num_bytes=len(raw),
+            is_line=is_line,
+            cpu_s=cpu_s,
+            context=context,
+            leaves_out=left_out is not None,
+        )
         async with self._turns.turn(owner, is_background=is_background):
             outcome = await self._attempt(job, raw, answer)
         took = f"{outcome.cpu_s * 1000:.0f} ms and {outcome.grown_bytes} bytes of memory"
         logger.debug("A body of %d bytes (%s) took %s in a process of its own.", len(raw), job.task, took)
+        if left_out is not None:
+            left_out.add(outcome.left_out)
         if outcome.refusal is not None:
             refusal = outcome.refusal
             raise RequestError(refusal.message, param=refusal.param, code=refusal.code, status=refusal.status)

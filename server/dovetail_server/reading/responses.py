@@ -19,7 +19,7 @@ from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.items import new_response_id
 from dovetail_server.apis.responses.keeper import ResponseRecorder
 from dovetail_server.apis.responses.objects import CompactedResponse
-from dovetail_server.apis.responses.references import Answer, references_of
+from dovetail_server.apis.responses.references import NO_REPLY, Answer, references_of
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import RESPONSES as ROUTE
@@ -29,6 +29,7 @@ from dovetail_server.reading.wire import Outcome, Question
 from dovetail_server.serving.job import Job, make_job
 
 if TYPE_CHECKING:
+    from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
     from dovetail_server.reading.context import ReadingContext
 
@@ -157,6 +158,7 @@ class Entry:
         self._adjust = adjust
         self._request = ResponsesRequest.model_construct()
         self._store: ResponseStore | None = None
+        self._conversations: ConversationStore | None = None
 
     async def open(self, request: ResponsesRequest, references: list[tuple[str, int]]) -> Answer:
         """Check the request, find the store if it is needed, and fetch what it refers to.
@@ -169,9 +171,13 @@ class Entry:
         self.state.check_model(request.model)
         responses.check(request)
         store = self._store = await open_store(self.state, request, refers=bool(references))
-        if store is None:
-            return Answer()
         turns = []
+        if request.conversation is not None:
+            self._conversations = await self.state.stored_conversations()
+            before = await self._conversations.whole(self.owner, request.conversation.id, "conversation")
+            turns.append((before, NO_REPLY))
+        if store is None:
+            return Answer(turns=turns)
         if request.previous_response_id is not None:
             turns = await store.chain(self.owner, request.previous_response_id)
         items = {}
@@ -204,8 +210,10 @@ class Entry:
         keeps = made.request.keeps if store is not None and asked.store is not False else None
         request = replace(made.request, priority=asked.priority or 0, keeps=keeps)
         job = make_job(self.state, ROUTE, [request], is_rendered=True, reply_id=self.response_id)
-        if job.reply.is_kept and store is not None:
-            job.keeper = ResponseRecorder(store, self.owner, self.response_id, made.items)
+        kept_in = store if job.reply.is_kept else None
+        if kept_in is not None or self._conversations is not None:
+            place = "" if asked.conversation is None else asked.conversation.id
+            job.keeper = ResponseRecorder(kept_in, self.owner, self.response_id, made.items, place, self._conversations)
         return job
 
 
@@ -222,6 +230,8 @@ async def open_store(state: ReadingContext, request: ResponsesRequest, *, refers
         ServiceError: It needs the store, which cannot be used now.
     """
     is_off = state.settings.max_stored_responses == 0
+    if is_off and request.conversation is not None:
+        raise errors.unsupported("conversation", "this server stores none (--max-stored-responses 0); send the items")
     if is_off and (request.store or request.background):
         name = "store" if request.store else "background"
         raise errors.unsupported(name, "this server stores no responses (--max-stored-responses 0)")

@@ -49,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         is_line: It is a line of a batch, with the body in it.
         cpu_s: Processor time that it may take.
         context: What the task needs beside the body, such as the identifier of a response.
+        leaves_out: Unknown fields are left out, as `--unknown-fields warn` says.
     """
 
     task: str
@@ -56,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     is_line: bool
     cpu_s: float
     context: str = ""
+    leaves_out: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +157,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         items: Of a response or a conversation to be compacted: what is stored, JSON.
         requests: Requests without their prompts, JSON, each that differs once; …
         packed: … and their prompts.
+        left_out: Unknown fields that were left out.
         cpu_s: Processor time that it took.
         grown_bytes: By how much its process grew at most.
     """
@@ -168,6 +171,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     items: bytes = b""
     requests: bytes = b""
     packed: list[PackedRequest] = []
+    left_out: list[str] = []
     cpu_s: float = 0.0
     grown_bytes: int = 0
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from dovetail.contracts.api import Api, Route, View
 from dovetail.errors import RequestError
+from dovetail_server.apis.dropped import HEADER, header_of
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.error_body import ErrorBody
 from dovetail_server.openapi import json_route
@@ -35,10 +36,15 @@ async def answer(request: Request, route: Route) -> Response:
     job = await job_of(request, state, route)
     if job.reply.is_kept:
         job.keeper = await keeper_of(request, state, job)
-    if job.reply.requests[0].stream:
+    asked = job.reply.requests[0]
+    if asked.stream:
         ends = run.ending(route.writer, request.scope["state"].get("request_id"))
-        return await start(request, run.stream(job), ends, job.writer)
-    return Response(await cancel_on_disconnect(request, run.reply(job)), media_type="application/json")
+        response: Response = await start(request, run.stream(job), ends, job.writer)
+    else:
+        response = Response(await cancel_on_disconnect(request, run.reply(job)), media_type="application/json")
+    if asked.dropped:
+        response.headers[HEADER] = header_of(asked)
+    return response
 
 
 async def keeper_of(request: Request, state: ServerState, job: Job) -> CompletionKeeper:

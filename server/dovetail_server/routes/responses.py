@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.errors import RequestError
+from dovetail_server.apis.dropped import HEADER, header_of
 from dovetail_server.apis.responses.background import check_log
 from dovetail_server.apis.responses.items import OPEN, decode_items, missing, turn_items
 from dovetail_server.apis.responses.objects import (
@@ -46,7 +47,7 @@ async def create_response(request: Request, state: Annotated[ServerState, Depend
     asked = job.reply.requests[0]
     response = await answered(request, state, owner, job)
     if asked.dropped:
-        response.headers["x-dovetail-dropped"] = ", ".join(dict.fromkeys(tool.what for tool in asked.dropped))
+        response.headers[HEADER] = header_of(asked)
     return response
 
 

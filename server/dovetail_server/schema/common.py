@@ -35,6 +35,7 @@ from dovetail.processing.bounds import (
 from dovetail_server.peers.dialects import OWN, Translation
 from dovetail_server.peers.fields import means_nothing
 from dovetail_server.schema.early import EarlyModel
+from dovetail_server.schema.unknown import left_out
 
 MAX_TEXT = 1 << 26
 
@@ -80,8 +81,8 @@ class RequestModel(EarlyModel):
         known = _field_names(cls)
         if data.keys() <= known:
             return data
-        unknown = next((k for k, v in data.items() if k not in known and not means_nothing(k, v)), None)
-        return {k: v for k, v in data.items() if k in known or k == unknown}
+        unknown = left_out([k for k, v in data.items() if k not in known and not means_nothing(k, v)])[:1]
+        return {k: v for k, v in data.items() if k in known or k in unknown}
 
 
 @cache

@@ -125,3 +125,26 @@ chat_completions = sa.Table(
     sa.Column("messages", sa.LargeBinary, nullable=False),
     sa.Index("chat_completions_by_age", "owner", "created_at", "id", "bytes"),
 )
+
+conversations = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("metadata", sa.Text, nullable=False),
+    sa.Column("next_no", sa.BigInteger, nullable=False),  # of its items; grows
+    sa.Index("conversations_by_age", "owner", "created_at", "id", "bytes"),
+)
+
+conversation_items = sa.Table(
+    "conversation_items",
+    metadata,
+    sa.Column("conversation_id", sa.String(64), primary_key=True),
+    sa.Column("item_no", sa.BigInteger, primary_key=True),
+    sa.Column("id", sa.String(128), nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("conversation_items_by_id", "conversation_id", "id", unique=True),
+)

@@ -50,6 +50,7 @@ def _message(
         if "\0" in text or not text.isascii():  # plain ASCII, which most messages are, costs no call
             check_text(text, param=f"{param}.content")
         return message  # a template changes nothing that it is given, and there may be tens of thousands
+    message = _of_today(message)
     result = {key: value for key, value in message.items() if value is not None and key not in _OF_LIBRARIES}
     for name in _NO_TEXT:
         if result.get(name):
@@ -74,6 +75,20 @@ def _message(
 def _is_plain(message: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
     """Whether a message is what templates read, as it is."""
     return type(message) is dict and message.keys() == _PLAIN and type(message["content"]) is str
+
+
+def _of_today(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message of functions, as the API had them before tools, as one of tools, which templates show.
+
+    A call had no identifier: the function's name ties the result to it.
+    """
+    call, role = message.get("function_call"), message.get("role")
+    if role == "function":
+        return {**message, "role": "tool", "tool_call_id": message.get("tool_call_id") or message.get("name")}
+    if role != "assistant" or not isinstance(call, Mapping) or message.get("tool_calls"):
+        return message
+    rest = {key: value for key, value in message.items() if key != "function_call"}
+    return {**rest, "tool_calls": [{"id": call.get("name"), "type": "function", "function": call}]}
 
 
 def _said(message: Mapping[str, Any], param: str) -> tuple[Any, str | None]:

@@ -12,6 +12,7 @@ from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, Tok
 from dovetail_server.apis.chat.chunks import ChatChunks
 from dovetail_server.apis.chat.logprobs import chat_logprobs
 from dovetail_server.apis.chat.schema import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
+from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.logprobs import prompt_logprobs
 from dovetail_server.apis.parts import DONE, end_rider, error_event, head_of, is_cut_by_context, usage_of
 from dovetail_server.schema.reports import report_field
@@ -47,10 +48,12 @@ class ChatWriter(Writer):
         self._riders = [Riders() for _ in reply.choices] if self._has_rows or self._has_ids else []
 
     def open(self) -> bytes:
-        """Return the role chunk of every choice; the first carries the prompt's ids if they were asked for."""
+        """Return the role chunk of every choice; the first carries what is told of the whole request."""
         choices, usage = self.reply.choices, self._usage() if self._has_usage else None
-        ids = b',"prompt_token_ids":' + encode(choices[0].prompt.ids) if self._has_ids else b""
-        parts = [self._chunks.role(choice.index, usage, b"" if choice.index else ids) for choice in choices]
+        top = b',"prompt_token_ids":' + encode(choices[0].prompt.ids) if self._has_ids else b""
+        if self.reply.requests[0].dropped:
+            top += b',"dovetail":' + encode(notes_of(self.reply.requests[0]))
+        parts = [self._chunks.role(choice.index, usage, b"" if choice.index else top) for choice in choices]
         said = self._chunks.inside(ContentDelta(echo)) if (echo := choices[0].prompt.text) else None
         if said is not None:
             parts += [self._chunks.delta(choice.index, said, b"null", b"", usage) for choice in choices]
@@ -97,6 +100,7 @@ class ChatWriter(Writer):
             usage=usage_of(self.reply),
             prompt_logprobs=msgspec.UNSET if rows is None else prompt_logprobs(rows, self.reply.tokenizer),
             prompt_token_ids=choices[0].prompt.ids if self._has_ids else msgspec.UNSET,
+            dovetail=notes_of(self.reply.requests[0]),
         )
         return encode(completion)
 

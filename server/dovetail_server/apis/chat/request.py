@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Tools
+from msgspec.structs import replace
+
+from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Tools
 from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis import fields
 from dovetail_server.apis.chat.schema import ChatRequest
+from dovetail_server.apis.dropped import check_optional, renamed, servable
 
 
 def read(body: ChatRequest) -> Request:
@@ -18,7 +21,7 @@ def read(body: ChatRequest) -> Request:
         RequestError: It asks for what is not served here, or its fields contradict each other.
     """
     refuse_unsupported(body)
-    tools, names = tools_of(body)
+    tools, names, dropped = tools_of(body)
     return Request(
         prompts=[conversation(body)],
         model=body.model,
@@ -31,6 +34,7 @@ def read(body: ChatRequest) -> Request:
         prompt_logprobs=body.prompt_logprobs,
         named_ids=body.logprob_token_ids or [],
         tools=tools,
+        dropped=dropped,
         grammar=fields.grammar_of(body),
         grammar_backend=body.grammar_backend,
         effort=body.reasoning_effort,
@@ -105,8 +109,8 @@ def refuse_unsupported(body: ChatRequest) -> None:
     fields.refuse_stream_mix(body)
 
 
-def tools_of(body: ChatRequest) -> tuple[Tools | None, Names]:
-    """Return the tools that the model may call, and what the body calls its fields.
+def tools_of(body: ChatRequest) -> tuple[Tools | None, Names, list[Dropped]]:
+    """Return the tools that the model may call, what the body calls its fields, and the tools that are left out.
 
     Raises:
         RequestError: Old and new names are mixed.
@@ -119,9 +123,14 @@ def tools_of(body: ChatRequest) -> tuple[Tools | None, Names]:
             why = "function_call is only allowed when functions are specified; with tools, send tool_choice"
             raise wrong(why, "function_call")
         if body.tools is None and body.tool_choice is None:
-            return None, names
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-        return Tools(tools=tools, choice=body.tool_choice, parallel=parallel), names
+            return None, names, []
+        served, dropped = servable(body.tools)
+        choice = body.tool_choice
+        check_optional(dropped, choice)
+        if dropped and not served:
+            return None, names, dropped
+        tools = [tool.model_dump(exclude_none=True) for _, tool in served]
+        return Tools(tools=tools, choice=choice, parallel=parallel), replace(names, renamed=renamed(served)), dropped
     if body.tools is not None:
         raise RequestError("functions is the old name of tools; send one of them", param="functions")
     if body.tool_choice is not None:
@@ -131,7 +140,7 @@ def tools_of(body: ChatRequest) -> tuple[Tools | None, Names]:
     made = Names(
         prompt=names.prompt, limit=limit, logprobs=names.logprobs, tools="functions", tool_choice="function_call"
     )
-    return Tools(tools=functions, choice=choice, parallel=parallel), made
+    return Tools(tools=functions, choice=choice, parallel=parallel), made, []
 
 
 def function_choice(given: Any) -> Any:

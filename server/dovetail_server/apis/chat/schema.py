@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from dovetail.processing.bounds import MAX_TOKENS, MAX_TOOL_NAME, TOOL_NAME, Effort
-from dovetail_server.peers.dialects import finding
+from dovetail_server.apis.dropped import Notes, UnservableTool
 from dovetail_server.schema.common import (
     Count,
     FinishReason,
@@ -91,30 +91,35 @@ class FunctionSpec(RequestModel):
     output_schema: FreeForm | None = Field(None, description="What it gives back; reaches the chat template.")
 
 
-HOSTED = "is run by its own server; this one runs no tools: describe it as a function, and run what is called"
-TOOLS_OF_OTHERS = {
-    "custom": "takes free text, and calls here have JSON arguments: describe it as a function with one string",
-    "builtin_function": HOSTED,
-    **dict.fromkeys(
-        ("web_search", "web_search_preview", "retrieval", "code_interpreter", "file_search", "mcp"), HOSTED
-    ),
-}
+UNSERVABLE = (
+    *("custom", "builtin_function", "web_search", "web_search_preview", "retrieval", "code_interpreter"),
+    *("file_search", "mcp", "image_generation", "openrouter:web_search", "browser_search"),
+)
+"""Tools that other servers run, and `custom`, whose calls are no functions'."""
 
 
 class Tool(RequestModel):
-    """A tool; only functions exist."""
+    """A function."""
 
     type: Literal["function"]
     function: FunctionSpec
 
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_others(cls, data: Any) -> Any:
-        """Refuse tools of other servers with the reason."""
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and (why := TOOLS_OF_OTHERS.get(kind)) is not None:
-            raise finding("type", f"is {kind!r}, which {why}", kind)
-        return data
+
+class HostedTool(UnservableTool):
+    """A tool that other servers run, or a `custom` one. It is left out, or with `--unservable-tools refuse` a 400."""
+
+    type: Literal[UNSERVABLE]  # type: ignore[valid-type]
+
+
+def _tool_kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "hosted" if isinstance(kind, str) and kind in UNSERVABLE else "function"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("function")] | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_tool_kind),
+]
 
 
 class Thinking(RequestModel):
@@ -131,7 +136,7 @@ class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     max_completion_tokens: Count | None = Field(None, description="0 reads the prompt and answers nothing.")
     logprobs: bool | None = None
     top_logprobs: Top | None = None
-    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
     tool_choice: Annotated[str, Field(max_length=64)] | FreeForm | None = None
     parallel_tool_calls: bool | None = Field(None, description="false keeps the first tool call only.")
     functions: Annotated[list[FunctionSpec], Field(max_length=1024)] | None = Field(
@@ -244,6 +249,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Of a stored one."""
+    dovetail: Notes | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionUpdate(RequestModel):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
+from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.messages.blocks import BlockBuilder
 from dovetail_server.apis.messages.errors import told
 from dovetail_server.apis.messages.schema import DeltaUsage, MessageReply, MessageUsage, StopReason, ThinkingTokens
@@ -76,6 +77,7 @@ class MessagesWriter(Writer):
             stop_sequence=sequence,
             usage=self._usage(MessageUsage),
             structured_output=report_field(self._choice, SCHEMA),
+            dovetail=notes_of(self.reply.requests[0]),
         )
 
     def _usage(self, kind: type[U]) -> U:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
+import msgspec
+
+from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Sampling, Tools
 from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
+from dovetail_server.apis.dropped import check_optional, renamed, servable
 from dovetail_server.apis.messages.errors import NO_THREADS
 from dovetail_server.apis.messages.schema import AnthropicTool, MessagesRequest, PromptFields, Thinking, ToolChoice
 from dovetail_server.apis.messages.turns import chat_messages
@@ -64,11 +67,13 @@ def prompt_of(body: PromptFields) -> JsonObject:
     if is_prefill and body.thinking is not None and body.thinking.type == "enabled":
         why = "end with the assistant, which cannot think first; leave out thinking, or that message"
         raise wrong(f"messages {why}", "messages")
+    tools, dropped, moved = tools_of(body)
     made: JsonObject = {
         "prompts": [Chat(messages=messages, add_generation_prompt=False if is_prefill else None, continues=is_prefill)],
-        "tools": tools_of(body),
+        "tools": tools,
+        "dropped": dropped,
         "effort": None if config is None else config.effort,
-        "names": NAMES,
+        "names": msgspec.structs.replace(NAMES, renamed={**moved, **RENAMED}) if moved else NAMES,
     }
     if config is not None and config.format is not None:
         made["grammar"] = {"response_format": response_format(config.format.schema_)}
@@ -87,18 +92,21 @@ def thinking_of(thinking: Thinking | None, kwargs: JsonObject) -> JsonObject:
     }
 
 
-def tools_of(body: PromptFields) -> Tools | None:
-    """Return the tools that the model may call.
+def tools_of(body: PromptFields) -> tuple[Tools | None, list[Dropped], JsonObject]:
+    """Return the tools that the model may call, those that are left out, and how refusals name the former's places.
 
     Raises:
         RequestError: See `chat_tool` and `chat_choice`.
     """
     choice = body.tool_choice
-    tools = [chat_tool(tool, at) for at, tool in enumerate(body.tools or ())]
+    served, dropped = servable(body.tools)
+    tools = [chat_tool(tool, at) for at, tool in served]
     chosen = chat_choice(choice)
-    if not tools and chosen is None:
-        return None
-    return Tools(tools=tools, choice=chosen, parallel=choice is None or not choice.disable_parallel_tool_use)
+    check_optional(dropped, chosen)
+    if not tools and (dropped or chosen is None):
+        return None, dropped, {}
+    parallel = choice is None or not choice.disable_parallel_tool_use
+    return Tools(tools=tools, choice=chosen, parallel=parallel), dropped, renamed(served)
 
 
 def check(body: PromptFields) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from pydantic import Discriminator, Field, Tag
 
 from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
+from dovetail_server.apis.dropped import Notes, UnservableTool
 from dovetail_server.schema.common import (
     FreeForm,
     Name,
@@ -143,6 +144,14 @@ class AnthropicMessage(RequestModel):
     content: Text | Blocks
 
 
+SERVERS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+"""Beginnings of the types of tools that Anthropic's servers run, behind which stand dates."""
+
+
+class ServerTool(UnservableTool):
+    """A tool that Anthropic's servers run. It is left out, or with `--unservable-tools refuse` a 400."""
+
+
 class AnthropicTool(RequestModel):
     """A tool that the client runs."""
 
@@ -156,6 +165,17 @@ class AnthropicTool(RequestModel):
     allowed_callers: Annotated[list[Name], Field(max_length=16)] | None = Field(None, description='Only ["direct"].')
     defer_loading: bool | None = Field(None, description="Only false.")
     input_examples: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(None, description="Not supported.")
+
+
+def _tool_kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "server" if isinstance(kind, str) and kind.startswith(SERVERS) else "client"
+
+
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("client")] | Annotated[ServerTool, Tag("server")],
+    Discriminator(_tool_kind),
+]
 
 
 class ToolChoice(RequestModel):
@@ -202,7 +222,7 @@ class PromptFields(RequestModel):
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
     messages: Annotated[list[dict[str, Any]], Plain(AnthropicMessage, least=1, most=65536)]
     system: Text | TextBlocks | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -316,6 +336,7 @@ class MessageReply(msgspec.Struct, kw_only=True):
     container: None = None
     usage: MessageUsage
     structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
+    dovetail: Notes | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True):

@@ -119,8 +119,8 @@ def response_of_item(identifier: str) -> str | None:
     return None if found is None else f"resp_{found[1]}"
 
 
-def input_items(given: str | Sequence[dict[str, Any]], response_id: str) -> Iterator[Item]:
-    """Yield a request's input as items; references stay as they are.
+def input_items(given: str | Sequence[dict[str, Any]], response_id: str, field: str = "input") -> Iterator[Item]:
+    """Yield a request's input, of the body's `field`, as items; references stay as they are.
 
     Models are made of one at a time, and what has been read is let go: a list is empty of meaning afterwards.
 
@@ -140,13 +140,12 @@ def input_items(given: str | Sequence[dict[str, Any]], response_id: str) -> Iter
         read = item_model(item)
         if isinstance(given, list):
             given[at] = _READ
-        yield _item(read, response_id, at)
+        yield _item(read, response_id, at, f"{field}[{at}]")
 
 
-def _item(item: AnyItem, response_id: str, at: int) -> Item:
+def _item(item: AnyItem, response_id: str, at: int, param: str) -> Item:
     if isinstance(item, ItemReference):
         return {"type": "item_reference", "id": item.id}
-    param = f"input[{at}]"
     result: Item = {"type": item.type, "id": item.id or item_id(response_id, item.type, "i", at)}
     if isinstance(item, MessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail_server.apis.chat.schema import TokenInfo
+from dovetail_server.apis.dropped import Notes
 from dovetail_server.apis.responses.calls import ClientCall, CustomCallOutput, FunctionCallOutput, ItemStatus
 from dovetail_server.schema.common import StructuredOutput
 
@@ -115,20 +116,6 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: Literal["max_output_tokens", "content_filter"]
 
 
-class DroppedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool of the request that this server cannot run; the model was not told of it."""
-
-    param: str
-    type: str
-
-
-class Notes(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of parts of the request: tools that were left out, and grammars that nothing enforced, by place."""
-
-    dropped: list[DroppedTool] = []
-    unenforced: list[str] = []
-
-
 class ResponseObject(msgspec.Struct, kw_only=True):
     """A response. Fields that echo the request have its values, or what was used where it gave none."""
 
@@ -164,6 +151,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
     user: str | msgspec.UnsetType = msgspec.UNSET
+    conversation: Json | msgspec.UnsetType = msgspec.UNSET
     structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
     dovetail: Notes | msgspec.UnsetType = msgspec.UNSET
 

@@ -11,6 +11,8 @@ from dovetail.errors import RequestError
 from dovetail_server.apis.responses.items import Item, decode_item, input_items, turn_items
 from dovetail_server.apis.responses.schema import CompactRequest, ResponsePrompt, item_kind
 
+NO_REPLY = b'{"output":[]}'
+"""Stands for the reply of a turn that is a conversation's items."""
 MAX_REFERENCES = 1024
 """Each is looked up in the database."""
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
-from dovetail.contracts.requests import Request
+from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.builder import OutputBuilder
 from dovetail_server.apis.responses.usage import response_usage
@@ -132,13 +132,6 @@ class ResponsesWriter(Writer):
             )
         self.response.store = self.reply.is_kept
         return self.response
-
-
-def notes_of(request: Request) -> ro.Notes | msgspec.UnsetType:
-    """Return what the response says of parts of the request; nothing where there is nothing to say."""
-    dropped = [ro.DroppedTool(param=tool.param, type=tool.what) for tool in request.dropped]
-    unenforced = request.reply.get("unenforced", [])
-    return ro.Notes(dropped=dropped, unenforced=unenforced) if dropped or unenforced else msgspec.UNSET
 
 
 def error_code(failure: Failure) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:

@@ -118,7 +118,8 @@ def read(
     check(body)
     own = items_of(body.input, response_id, found)
     tools = [(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())]
-    before = tools_told(items_before(found), "previous_response_id", tools)
+    place = "previous_response_id" if body.conversation is None else "conversation"
+    before = tools_told(items_before(found), place, tools)
     own = tools_told(own if rows is None else written_down(own, rows), "input", tools)
     messages = messages_of(chain(before, own), body.instructions)
     return to_request(body, messages, tools)
@@ -141,8 +142,9 @@ def check(request: ResponsesRequest) -> None:
     Raises:
         RequestError: Naming the field.
     """
-    if request.conversation is not None:
-        raise errors.unsupported("conversation", "there are no conversation objects here; use previous_response_id")
+    if request.conversation is not None and request.previous_response_id is not None:
+        text = "conversation and previous_response_id both say what this goes on with; give one"
+        raise RequestError(text, param="conversation", code="invalid_value")
     if request.prompt is not None:
         raise errors.unsupported("prompt", "there are no stored prompts here; send instructions and input")
     if request.context_management is not None:
@@ -201,6 +203,7 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject], tools_given: 
         stream=bool(body.stream),
         sampling=Sampling(**{name: value for name in SAMPLED if (value := getattr(body, name)) is not None}),
         limit=body.max_output_tokens,
+        clamps_by_default=True,
         logprobs=body.top_logprobs or 0 if wants_logprobs(body) else None,
         tools=tools if has_tools else None,
         dropped=given.dropped,
@@ -261,7 +264,11 @@ def echo(request: ResponsesRequest) -> JsonObject:
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
     }
-    return shown if request.user is None else {**shown, "user": request.user}
+    if request.user is not None:
+        shown["user"] = request.user
+    if request.conversation is not None:
+        shown["conversation"] = {"id": request.conversation.id}
+    return shown
 
 
 def text_config(request: ResponsesRequest) -> dict[str, Any]:

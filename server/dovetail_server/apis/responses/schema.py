@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
 from dovetail_server.apis.responses.tool_schema import AnyTool
@@ -300,6 +300,15 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; no padding is ever added.")
 
 
+class ConversationRef(RequestModel):
+    """The conversation that a response goes on with."""
+
+    id: ItemId
+
+
+PlainRef = BeforeValidator(lambda given: {"id": given} if isinstance(given, str) else given, ItemId | ConversationRef)
+
+
 class ResponsePrompt(RequestModel):
     """What the prompt of a response is made of, and how it is read."""
 
@@ -316,7 +325,10 @@ class ResponsePrompt(RequestModel):
         None, description="`auto` leaves out the oldest turns that do not fit."
     )
     chat_template_kwargs: FreeForm | None = None
-    conversation: Name | FreeForm | None = Field(None, description="Not supported.")
+    conversation: Annotated[ConversationRef, PlainRef] | None = Field(
+        None,
+        description="Its items come before `input`; input and output are added to it. An id, or its object.",
+    )
 
 
 class InputTokensRequest(ResponsePrompt):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
+from dovetail_server.apis.dropped import UnservableTool
 from dovetail_server.schema.common import FreeForm, RequestModel, Text
 
 CLIENT_RUN = ("local_shell", "shell", "apply_patch")
@@ -64,10 +65,8 @@ class ClientTool(RequestModel):
     environment: FreeForm | None = Field(None, description="Where the client runs it; the model is not told.")
 
 
-class HostedTool(RequestModel):
+class HostedTool(UnservableTool):
     """A tool that OpenAI's servers run. It is left out, or with `--unservable-tools refuse` a 400."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal[HOSTED]  # type: ignore[valid-type]
 

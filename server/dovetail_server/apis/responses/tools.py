@@ -14,6 +14,7 @@ import msgspec
 from dovetail.contracts.requests import Dropped, JsonObject
 from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
+from dovetail_server.apis.dropped import check_optional
 from dovetail_server.apis.responses import calls
 from dovetail_server.apis.responses.tool_schema import (
     CLIENT_RUN,
@@ -184,9 +185,7 @@ def chat_choice(choice: Any, dropped: Sequence[Dropped]) -> Any:
     kind = choice.get("type") if isinstance(choice, dict) else None
     name = choice.get("name") if isinstance(choice, dict) else None
     mode = choice.get("mode", "auto") if kind == "allowed_tools" else choice
-    if dropped and mode not in (None, "auto", "none"):
-        why = "this server runs no tools of its own; it can be left out with tool_choice auto only"
-        raise unsupported(f"{dropped[0].param} {dropped[0].what!r}", why)
+    check_optional(dropped, mode)
     if not isinstance(choice, dict) or kind == "allowed_tools":
         return choice
     if kind in CLIENT_RUN:

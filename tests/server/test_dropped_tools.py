@@ -1,0 +1,104 @@
+"""Tools that nobody here runs, in chats and messages: left out and named, or refused where they could be meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness import Harness
+
+from dovetail_parsers.tools.hermes import Hermes
+
+USER = [{"role": "user", "content": "hi"}]
+FUNCTION = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CLIENT = {"name": "look", "input_schema": {"type": "object"}}
+APIS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]] = {
+    "/v1/chat/completions": ({"messages": USER}, FUNCTION, {"type": "web_search", "size": "low"}, "required"),
+    "/v1/messages": (
+        {"messages": USER, "max_tokens": 9},
+        CLIENT,
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 3},
+        {"type": "any"},
+    ),
+}
+ROWS = [pytest.param(path, *row, id=path) for path, row in APIS.items()]
+
+
+@pytest.fixture
+def calling(make_harness: Callable[..., Harness]) -> Harness:
+    return make_harness(tools=Hermes(), context_len=8192)
+
+
+@pytest.mark.parametrize(("path", "body", "served", "hosted", "must"), ROWS)
+def test_it_is_left_out_and_named(calling: Harness, path: str, body: Any, served: Any, hosted: Any, must: Any) -> None:
+    """The prompt is that of the other tools; the reply, the stream's first event and the header name it."""
+    plain = calling.post(path, {**body, "tools": [served]})
+    prompt = calling.engine.submits[-1].prompt_ids
+    assert "x-dovetail-dropped" not in plain.headers
+    assert "dovetail" not in plain.json()
+    asked = {**body, "tools": [hosted, served, hosted]}
+    reply = calling.post(path, asked)
+    assert calling.engine.submits[-1].prompt_ids == prompt
+    assert reply.headers["x-dovetail-dropped"] == hosted["type"]
+    named = [{"param": f"tools[{at}].type", "type": hosted["type"]} for at in (0, 2)]
+    assert reply.json()["dovetail"]["dropped"] == named
+    streamed = calling.post(path, {**asked, "stream": True})
+    assert streamed.headers["x-dovetail-dropped"] == hosted["type"]
+    first = json.loads(next(line for line in streamed.text.splitlines() if line.startswith("data: "))[6:])
+    assert first.get("message", first)["dovetail"]["dropped"] == named
+    alone = calling.post(path, {**body, "tools": [hosted]})
+    assert (alone.status_code, alone.headers["x-dovetail-dropped"]) == (200, hosted["type"])
+
+
+@pytest.mark.parametrize(("path", "body", "served", "hosted", "must"), ROWS)
+def test_it_is_refused_where_a_call_is_asked_for(
+    calling: Harness, path: str, body: Any, served: Any, hosted: Any, must: Any
+) -> None:
+    """It could be the one that is meant. A refusal of another tool names its place in the body."""
+    reply = calling.post(path, {**body, "tools": [served, hosted], "tool_choice": must})
+    assert reply.status_code == 400
+    assert f"tools[1].type '{hosted['type']}'" in reply.json()["error"]["message"]
+    bad = json.loads(json.dumps(served).replace('"object"', '"no-type"'))
+    for tools, at in (([hosted, bad], 1), ([hosted, hosted, served, bad], 3)):
+        assert f"tools[{at}]" in calling.post(path, {**body, "tools": tools}).text
+
+
+@pytest.mark.parametrize(("path", "body", "served", "hosted", "must"), ROWS)
+def test_an_operator_may_refuse_it(
+    make_harness: Callable[..., Harness], path: str, body: Any, served: Any, hosted: Any, must: Any
+) -> None:
+    """With `--unservable-tools refuse`."""
+    server = make_harness(tools=Hermes(), context_len=8192, unservable_tools="refuse")
+    reply = server.post(path, {**body, "tools": [served, hosted]})
+    assert reply.status_code == 400
+    assert "tools[1].type" in reply.json()["error"]["message"]
+
+
+def test_functions_of_old_are_shown(calling: Harness) -> None:
+    """A `function_call` and its result make the prompt of a tool's call and its result."""
+    call = {"name": "look", "arguments": '{"a":1}'}
+    old = [
+        *USER,
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "look", "content": "seen"},
+    ]
+    new = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "look", "type": "function", "function": call}]},
+        {"role": "tool", "name": "look", "tool_call_id": "look", "content": "seen"},
+    ]
+    prompts = []
+    for messages in (old, new):
+        assert calling.post("/v1/chat/completions", {"messages": messages}).status_code == 200
+        prompts.append(calling.engine.submits[-1].prompt_ids)
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("told", ["clamp", "refuse", None])
+def test_responses_obey_max_tokens_beyond(make_harness: Callable[..., Harness], told: str | None) -> None:
+    """A limit beyond the context is refused by default, and where the operator says so."""
+    server = make_harness(**({} if told is None else {"max_tokens_beyond": told}))
+    reply = server.post("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 100_000})
+    assert reply.status_code == (200 if told == "clamp" else 400)
