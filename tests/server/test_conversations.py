@@ -100,6 +100,18 @@ def test_in_the_background_and_in_large(make_harness: Callable[..., Harness], tm
     assert len(server.engine.submits[-1].prompt_ids) > 20_000
 
 
+def test_a_turn_of_many_items(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
+    """More than a statement of the database may have values: the model is told of none of these, so they fit."""
+    server = make_harness(file_storage_path=tmp_path, min_free_disk_bytes=0)
+    conversation = begin(server)
+    found = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+    many: Any = [*([found] * 40_000), SAID]
+    assert respond(server, conversation, many, store=False).status_code == 200
+    page = server.get(f"{URL}/{conversation}/items", params={"limit": 2}).json()
+    assert texts(page["data"]) == ["Hello, world", "remember 7"]
+    assert error_of(respond(server, conversation))["code"] == "conversation_full"
+
+
 def test_what_fails_adds_nothing(talking: Harness) -> None:
     """Neither a refused response, nor one whose client leaves."""
     conversation = begin(talking, items=[SAID])

@@ -161,6 +161,26 @@ def _safety(value: Any) -> Fields:
     raise ValueError("this server judges no content; possible thresholds: BLOCK_NONE, OFF")
 
 
+def _thinking_config(value: Any) -> Fields:
+    """Gemini's: how much is thought, and whether it is shown."""
+    budget, shows, level = "thinking_budget", "include_thoughts", "thinking_level"
+    given = _parts(budget, "thinkingBudget", shows, "includeThoughts", level)(value)
+    made = _budget(given.get(budget, given.get("thinkingBudget", -1)))
+    if level in given:
+        made["reasoning_effort"] = given[level]
+    if given.get(shows, given.get("includeThoughts", True)) is False:
+        made["include_reasoning"] = False
+    return made
+
+
+def _google(value: Any) -> Fields:
+    """What Gemini's OpenAI endpoint has of its own."""
+    given = _parts("thinking_config", "cached_content")(value)
+    if given.get("cached_content"):
+        raise ValueError("has cached_content: prefixes are cached by themselves; send the whole prompt")
+    return _thinking_config(given.get("thinking_config", {}))
+
+
 SAID: dict[str, Meaning] = {
     # OpenRouter and Cline
     "usage": _usage,
@@ -212,8 +232,27 @@ SAID: dict[str, Meaning] = {
     "topP": _as("top_p"),
     "topK": _as("top_k"),
     "safety_settings": _safety,
+    "safetySettings": _safety,
+    "google": _google,
+    "thinking_config": _thinking_config,
+    "thinkingConfig": _thinking_config,
+    "thinkingBudget": _budget,
+    "include_thoughts": _switch({}, {"include_reasoning": False}),
+    "candidateCount": _integer("n"),
+    **dict.fromkeys(
+        ("response_mime_type", "responseMimeType"),
+        _one_of({"text/plain": {}, "application/json": {"response_format": {"type": "json_object"}}}),
+    ),
+    **dict.fromkeys(("response_schema", "responseSchema"), _as("json_schema")),
+    # Cohere, Cerebras, Hugging Face
+    "p": _as("top_p"),
+    "k": _as("top_k"),
+    "disable_reasoning": _switch(_thinks(False), {}),
+    "min_new_tokens": _integer("min_tokens"),
+    "num_return_sequences": _integer("n"),
     # KoboldCpp and text-generation-webui
     "rep_pen": _as("repetition_penalty"),
+    "sampler_seed": lambda value: {} if value == -1 else {"seed": _whole(value)},
     "stopping_strings": _as("stop"),
     "ban_eos_token": _as("ignore_eos"),
     # xAI

@@ -6,7 +6,8 @@ one request may have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from dovetail_server.storage.tables import conversations as table
 
 MAX_ITEMS = 20_000
 """Of a conversation, whoever added them: each is a row."""
+AT_ONCE = 500
 encode = msgspec.json.Encoder().encode
 
 
@@ -190,8 +192,8 @@ class ConversationStore:
         self, db: AsyncConnection, owner: str, conversation_id: str, new: Sequence[Item], *, is_bounded: bool
     ) -> list[Item]:
         row = await self._row(db, owner, conversation_id, for_update=True)
-        named = await self._named(db, conversation_id, new)
-        bodies = [encode(item) for item in named]
+        taken = await self._taken(db, conversation_id, [item["id"] for item in new])
+        named, bodies = await asyncio.to_thread(with_names, new, taken)  # a turn may have 65,000 items
         size = sum(map(len, bodies))
         if is_bounded:
             self._check_room(row, size, "items", len(named))
@@ -211,18 +213,13 @@ class ConversationStore:
         await self._make_room(db, owner, conversation_id)
         return named
 
-    async def _named(self, db: AsyncConnection, conversation_id: str, new: Iterable[Item]) -> list[Item]:
-        """Return items of which each has an identifier of its own: clients send some twice."""
-        new = list(new)
-        given = [item["id"] for item in new]
-        query = sa.select(items.c.id).where(items.c.conversation_id == conversation_id, items.c.id.in_(given))
-        taken = {str(row[0]) for row in await db.execute(query)}
-        named, base = [], new_response_id()
-        for at, item in enumerate(new):
-            name = item["id"] if item["id"] not in taken else item_id(base, item["type"], "i", at)
-            taken.add(name)
-            named.append({**item, "id": name})
-        return named
+    async def _taken(self, db: AsyncConnection, conversation_id: str, given: Sequence[str]) -> set[str]:
+        """Return which of some identifiers a conversation has, a part at a time: statements have a most of values."""
+        taken: set[str] = set()
+        for at in range(0, len(given), AT_ONCE):
+            where = items.c.conversation_id == conversation_id, items.c.id.in_(given[at : at + AT_ONCE])
+            taken.update(str(row[0]) for row in await db.execute(sa.select(items.c.id).where(*where)))
+        return taken
 
     def _check_room(self, row: RowMapping, size: int, param: str, num: int = 1) -> None:
         """Refuse to add to a conversation that is full.
@@ -280,3 +277,13 @@ class ConversationStore:
 
     def _one(self, owner: str, conversation_id: str) -> tuple[sa.ColumnElement[bool], ...]:
         return table.c.id == conversation_id, table.c.owner == owner, table.c.expires_at > self.database.now()
+
+
+def with_names(new: Sequence[Item], taken: set[str]) -> tuple[list[Item], list[bytes]]:
+    """Return items of which each has an identifier of its own, as clients send some twice, and their JSON."""
+    named, base = [], new_response_id()
+    for at, item in enumerate(new):
+        name = item["id"] if item["id"] not in taken else item_id(base, item["type"], "i", at)
+        taken.add(name)
+        named.append({**item, "id": name})
+    return named, [encode(item) for item in named]
