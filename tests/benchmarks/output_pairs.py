@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,7 @@ from dovetail.contracts.reasoning import ParserRequest
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
 from dovetail.text.detection.derive import CALLED, THOUGHTS, derive, rendered
+from dovetail.text.parsing.layout import compile_layout
 from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -127,6 +129,8 @@ PLAIN = [WITNESS, WITNESS, WITNESS, "\n", "\n\n", " ", "a", "Paris is ", "é", "
 TAILS = ["", "<|assistant|>", "<think>", "<think>\n", "</think>", "<think>\n\n</think>\n\n", "<|start|>assistant", "[THINK]", "◁think▷", "<seed:think>", "<|start|>assistant<|channel|>final<|message|>"]  # fmt: skip
 TEMPLATES = (FOLDER, Path(__file__).parents[1] / "text" / "templates")
 """Chat templates whose formats are read off them."""
+_TOKEN = re.compile(r"[<\[◁].+[>\]▷]")
+"""A marker that may be a token. Others are words, or begin or end where others go on."""
 _UNIT = re.compile(r"</?[^<>\s]*[^<>]*>|\[/?[A-Z_]{2,}\]|◁[^◁▷]*▷|```\w*|>>>")
 
 
@@ -188,6 +192,21 @@ def vocabularies() -> list[Tokenizer]:
     """Markers are tokens; some are, and tokens lie across others; none is."""
     every = [*TOKENS, *LATER]
     return [vocabulary(), vocabulary(every[::3], [*every[1::3], *PIECES]), vocabulary((), PIECES), vocabulary((), ())]
+
+
+@lru_cache(maxsize=2048)
+def _of_markers(markers: tuple[str, ...]) -> Tokenizer:
+    return vocabulary(markers, ())
+
+
+def own_vocabulary(spec: FormatSpec) -> Tokenizer:
+    """Make a vocabulary in which each marker of a format is a token, unless it is words, and nothing else is.
+
+    What is read of a reply in it is what is read of the reply as text.
+    """
+    roles = {marker: None for view in compile_layout(spec, {}).by_text.values() for marker in view.roles}
+    inner = () if spec.tools is None else spec.tools.inner
+    return _of_markers(tuple(marker for marker in dict.fromkeys([*roles, *inner]) if _TOKEN.fullmatch(marker)))
 
 
 def combinations(tokenizer: Tokenizer) -> list[Pair]:
@@ -399,16 +418,22 @@ def mismatches(num_pairs: int, seed: int) -> Iterator[str]:
     for number in range(0, num_pairs, CHUNKINGS):
         pair = pairs[number // CHUNKINGS % len(pairs)]
         text, tail = writer.text(pair), writer.tail(pair)
-        used = rng.choice(tables) if rng.random() < 0.6 else None
+        spec, used, kind = rng.choice(pair.specs), None, rng.random()
+        is_own = kind < 0.15 and spec.machine is None
+        if is_own:
+            used = own_vocabulary(spec)
+        elif kind < 0.6:
+            used = rng.choice(tables)
         given = Given(
-            rng.choice(pair.specs),
+            spec,
             used,
             tail,
             rng.choice(["stop", "length"]),
-            rng.random() < 0.7,
+            rng.random() < 0.7 and not is_own,
             rng.random() < 0.15,
         )
-        about = f"{pair.name}, spec {pair.specs.index(given.spec)}, vocabulary {used and tables.index(used)}, tail {tail!r}, {given.reason}, skip {given.skip_special_tokens}, keep {given.keep_markers}, {text!r}"
+        named = "own" if is_own else used and tables.index(used)
+        about = f"{pair.name}, spec {pair.specs.index(given.spec)}, vocabulary {named}, tail {tail!r}, {given.reason}, skip {given.skip_special_tokens}, keep {given.keep_markers}, {text!r}"
         try:
             for line in wrong(given, text, rng, min(CHUNKINGS, num_pairs - number)):
                 yield f"{about}: {line}"

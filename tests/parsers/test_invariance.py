@@ -15,6 +15,7 @@ from dovetail.testing.operations import operations
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # the pairs beside the benchmark
 
 import output_pairs
+import samples as TABLE
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,26 @@ def test_a_marker_that_is_read_twice_counts_twice() -> None:
     as_tokens = output_pairs.outcome(output_pairs.Given(spec, vocabulary, None, "stop", False), [[id_] for id_ in ids])
     assert as_tokens[:3] == as_text[:3]
     assert as_text[:3] == ("so<|START_ACTION|><|tool_call_begin|>", None, [("id", "find", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3 + olmo3", "<think><function_calls>t<function_calls>now()"),
+        ("glm45 + kimi-k2", "<think><|tool_calls_section_begin|>0" + TABLE.CALLS["kimi-k2"]),
+        ("none + functiongemma", '<start_function_call>r{ "<end_function_call><start_function_call>'),
+        ("none + kimi-k2", "So <|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    ],
+)
+def test_tokens_are_read_as_their_text(name: str, text: str) -> None:
+    """What turned out to be no call is read once more, and what is a marker then is one as a token and as text."""
+    spec = next(p for p in output_pairs.combinations(output_pairs.vocabulary()) if p.name == name).specs[1]
+    own = output_pairs.own_vocabulary(spec)
+    ids = own.encode(text, add_special_tokens=False)
+    assert len(ids) < len(text.encode())
+    as_text = output_pairs.outcome(output_pairs.Given(spec, None, None, "stop"), [text])
+    for tokenizer, chunks in ((own, [ids]), (own, [[one] for one in ids]), (None, [*text])):
+        assert output_pairs.outcome(output_pairs.Given(spec, tokenizer, None, "stop"), chunks)[:3] == as_text[:3]
 
 
 def test_the_pairs_hold_what_they_should() -> None:

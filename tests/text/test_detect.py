@@ -104,9 +104,25 @@ def test_thinking_that_only_the_prompt_shows(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(source)
     found = detect(REGISTRY, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert (found.name, found.scores[0].reads_back) == ("deepseek-r1", None)
-    (tmp_path / "chat_template.jinja").write_text(source + "{# calls stand between <TOOLCALL> and </TOOLCALL> #}")
+    (tmp_path / "chat_template.jinja").write_text(source + "{% if tools %}Calls: <TOOLCALL> </TOOLCALL>{% endif %}")
     both = detect(REGISTRY, TokenizerFiles.read(tmp_path))
     assert (both["reasoning_parser"].name, both["tool_parser"].name) == ("qwen3", "nemotron")
+
+
+@pytest.mark.parametrize("begin", ["", "{{ '{# not one #}' }}{% raw %}{# nor this #}{% endraw %}\r\n"])
+def test_a_comment_is_no_clue(begin: str, tmp_path: Path) -> None:
+    """What a template says of other templates, or no longer does, chooses no parser."""
+    from dovetail.text.chat.template import ChatTemplate
+
+    turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    source = begin + turns + "{# unlike <TOOLCALL>, [TOOL_CALLS] #}{#- <think> </think> <｜tool▁calls▁begin｜>\r\n-#}\n"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    found = detect(REGISTRY, TokenizerFiles.read(tmp_path))
+    assert {one.name for one in found.values()} == {None}
+    kept = ChatTemplate({"default": source}).source
+    assert ("not one" in kept, "nor this" in kept, "TOOL" in kept, "<think>" in kept) == (bool(begin),) * 2 + (
+        False,
+    ) * 2
 
 
 TURNS = (

@@ -110,7 +110,7 @@ class ToolFormat:
         body: Makes the reader of a section; called with the `NewCall` of this reply.
         before_start: Newlines that the template puts before `start`; dropped from the end of the content.
         also: Texts that begin a call, for models that leave `start` out: they open a section in doubt (see
-            `ToolBody.doubt`) where they begin a line, or are tokens of the vocabulary.
+            `ToolBody.doubt`) where they begin a line, whether they are tokens or not.
         starts: Other texts that open a section as `start` does, and are part of it.
         bare: Characters that open a section, and are part of it, where an answer begins with one of them.
         inner: Markers inside a section that are tokens of the vocabulary: the body gets their text, also where

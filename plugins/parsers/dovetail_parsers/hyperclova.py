@@ -52,7 +52,7 @@ class HyperClovaParser(MessagesParser):
         said = header.removeprefix(START)
         return any((ROLE + role).startswith(said) or role.startswith(said) for role in _ROLES)
 
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _take(self, role: enum.Enum, marker: str) -> bool:
         if role is Mark.BODY and self._between:
             return True  # a line break between two messages
-        return super()._take(role, marker, spelled=spelled)
+        return super()._take(role, marker)

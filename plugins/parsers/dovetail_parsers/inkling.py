@@ -78,8 +78,8 @@ class InklingParser(MessagesParser):
         _, start, name = header.rpartition("<|message_model|>")
         return not name.strip() or (bool(start) and self._is_cut and _NAME.fullmatch(name) is not None)
 
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _take(self, role: enum.Enum, marker: str) -> bool:
         if role is Mark.BODY and self._phase is not ReplyPhase.OPEN and not self._is_value(role):
             self._sink_closer()
             self._end_message("")
-        return super()._take(role, marker, spelled=spelled)
+        return super()._take(role, marker)

@@ -166,7 +166,7 @@ class MessagesParser(IncrementalParser):
             return None
         return self._passing_table(self.holds + SIGNS if self.is_spelled else self.holds)
 
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker. False: it is literal text here."""
         if self._phase is not ReplyPhase.OPEN:
             if self.is_spelled and self._phase is ReplyPhase.OUT and self.place.is_quoted:

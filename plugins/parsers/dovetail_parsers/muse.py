@@ -157,7 +157,7 @@ class MuseParser(MessagesParser):
         self._last = " "
         super()._begin_message(marker)
 
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker; a recipient in front of `<|message|>` is a header, with what came before it or without."""
         tail, self._tail = self._tail, ""
         if role is Mark.BODY and _RECIPIENT.fullmatch(tail) and not self._is_value(role):
@@ -165,7 +165,7 @@ class MuseParser(MessagesParser):
             self._add(tail)
         elif tail:
             super()._sink(tail)
-        return super()._take(role, marker, spelled=spelled)
+        return super()._take(role, marker)
 
     def _finish(self, *, cut: bool) -> None:
         tail, self._tail = self._tail, ""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
@@ -36,6 +37,7 @@ from dovetail.text.chat import bounds
 from dovetail.text.chat.budget import OwnList, RenderBudget, TemplateLimitError
 from dovetail.text.chat.moment import choice, strftime_now
 
+_NEWLINE = re.compile(r"\r\n|\r|\n")
 _JOINED = 4096
 """Pieces of text that are joined at a time: each takes some 60 bytes beside its characters."""
 _MAX_BASE, _MAX_POWER = 1 << 16, 64
@@ -99,6 +101,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         _Checks().visit(tree)
         tree.set_environment(self)
         return tree
+
+    def without_comments(self, source: str) -> str:
+        """Return a template's text with its comments emptied: they say nothing of what it writes."""
+        if "{#" not in source:
+            return source
+        source = "\n".join(_NEWLINE.split(source))  # as the lexer reads it
+        kept, end = [], 0
+        for _, kind, text in self.lex(source):
+            begin = source.index(text, end)  # whitespace that the template drops lies between two tokens
+            kept += [source[end:begin], "" if kind == "comment" else text]
+            end = begin + len(text)
+        return "".join(kept) + source[end:]
 
     def _own(self, value: list[Any]) -> OwnList:
         """Take a list that the template writes."""

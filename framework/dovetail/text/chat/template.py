@@ -64,7 +64,7 @@ class ChatTemplate:
     """A model's chat template, compiled once. Safe to share between threads.
 
     Attributes:
-        source: The template's text; empty if the model has none.
+        source: The template's text, its comments emptied; empty if the model has none.
         origin: Where it comes from, for logs.
         content_format: `string`, `parts`, or `both`: the forms of message content that the template handles.
         arguments_format: `object` or `string`: how it reads the arguments of a call.
@@ -104,7 +104,7 @@ class ChatTemplate:
             self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         default = "default" if "default" in sources else next(iter(sources), None)
         self._default = None if default is None else self._templates[default]
-        self.source = "" if default is None else sources[default]
+        self.source = "" if default is None else self._environment.without_comments(sources[default])
         self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
         self.arguments_format: ArgumentsFormat = self._detect_arguments_format() if self._default else "object"
         self.limits = limits

@@ -199,7 +199,7 @@ class IncrementalParser(ABC):
         return self._drain()
 
     @abstractmethod
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker. False: it is literal text here."""
 
     @abstractmethod
@@ -236,7 +236,7 @@ class IncrementalParser(ABC):
         if rest := decoder.flush():
             self._push(rest)
         self._release()
-        return self._take(role, self._layout.marker_text[token_id], spelled=False)
+        return self._take(role, self._layout.marker_text[token_id])
 
     def _push(self, text: str) -> None:
         """Take text; find the markers in it that are matched in the text."""
@@ -319,7 +319,7 @@ class IncrementalParser(ABC):
 
     def _take_spelled(self, view: View, marker: str, end: int) -> None:
         """Take a marker found in the text, which ends at offset `end`, or give it out as text."""
-        if self._take(view.roles[marker], marker, spelled=True):
+        if self._take(view.roles[marker], marker):
             while self._starts and self._starts[0] < end:
                 self._starts.popleft()
         else:

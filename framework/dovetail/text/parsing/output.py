@@ -139,7 +139,7 @@ class FormatParser(SectionParser):
 
     # What markers do.
 
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker. False: it is literal text here."""
         if self._phase is ReplyPhase.CLOSED or (self._phase is ReplyPhase.ASIDE and role is not Role.END):
             self._end_aside(None)
@@ -147,7 +147,7 @@ class FormatParser(SectionParser):
                 self._push("")
                 self._release()
         if role in CALLING and not (self._priming or (self._phase is ReplyPhase.TOOL and self._explained)):
-            if self._is_named(role, marker, spelled=spelled):
+            if self._is_named(role, marker):
                 return False
             if self._phase is ReplyPhase.IN:
                 return self._begin_aside(marker)
@@ -177,7 +177,7 @@ class FormatParser(SectionParser):
             if self._unread:  # a section in doubt was none, so that this marker stands in text
                 self._push("")
                 self._release()
-                return self._take(role, marker, spelled=spelled) if role is Role.TOOL_START else False
+                return self._take(role, marker) if role is Role.TOOL_START else False
         if role is Role.TOOL_START:
             self._open_section(marker)
         elif role in (Role.TOOL_TEXT, Role.TOOL_BARE):

@@ -360,7 +360,7 @@ class RegionParser(IncrementalParser):
     def _kind(self) -> type[ReasoningDelta] | type[ContentDelta]:
         return ReasoningDelta if self._phase is ReplyPhase.IN else ContentDelta
 
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _take(self, role: enum.Enum, marker: str) -> bool:
         """There are no other markers."""
         return False
 

@@ -62,7 +62,11 @@ class SectionParser(IncrementalParser):
         if not text and self._unread:
             text, self._unread = self._unread, ""
             self._seen -= len(text)
+            views, self._views = self._views, self._layout.by_text  # a marker that was a token is text in it
             self._push(text)
+            if self._views is not views:
+                self._views = views
+                self._hold_again()
 
     def _pass_call(self, piece: str) -> list[Event]:
         events = self._body.feed(piece) if self._body is not None else []
@@ -82,7 +86,7 @@ class SectionParser(IncrementalParser):
         self._tool_events(events)
         return self._drain()
 
-    def _is_named(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+    def _is_named(self, role: enum.Enum, marker: str) -> bool:
         """Whether the marker of a call is only named here: in code, quoted, or without its section within a line."""
         if role is Role.BREAK:
             return not self.place.begins_line
@@ -91,7 +95,7 @@ class SectionParser(IncrementalParser):
             return True
         if role is Role.TOOL_BARE or self._tools is None or marker not in self._tools.also:
             return False
-        on_line = spelled and bool(self._tools.start or "\n" in self._tools.before_start)
+        on_line = bool(self._tools.start or "\n" in self._tools.before_start)
         return self.patience < 0 or (on_line and not self.place.begins_line)
 
     def _take_inside_value(self, role: enum.Enum, marker: str) -> None:

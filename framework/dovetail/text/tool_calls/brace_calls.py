@@ -172,6 +172,7 @@ class BraceCalls(ToolBody):
                 return len(text)
         opened = _OPENS.match(text, pos) if self._trusts_quotes and not self._in_string else None
         if opened is not None and not any(part.strip() for part in self._token):
+            self._token.append(opened[0][:-1])
             self._plain = ['"']
             return opened.end()
         found = self._inside if self._in_string else self._outside
