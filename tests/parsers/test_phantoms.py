@@ -69,6 +69,16 @@ NAMED = [
             ("《", "》"), ("｢", "｣"), ("，＂", "＂"),
         )
     ),
+    # HTML's comments, blocks between three quotation marks, and what LaTeX prints as it stands.
+    *(
+        ("hermes", f"{begin}{CALLS['hermes']}{end}\nSo.")
+        for begin, end in (
+            ("<!-- a\n\n", "\n-->"), ("So <!--", "-->"), ("So <!--\n\n", "-->"), ('"""A call.\n\n', '\n"""'),
+            ('x = """\n\n', '"""'), ("'''\n\n", "\n'''"), ("\\begin{verbatim}\n\n", "\n\\end{verbatim}"),
+            ("  \\begin{lstlisting}[a=b]\n", "\\end{lstlisting}"), ("So \\begin{alltt}\n\n", "\\end{alltt}"),
+            ("So \\verb|", "|"), ("So \\verb*!", "!"), ("~~~ xml\n", "\n~~~"),
+        )
+    ),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip
@@ -118,6 +128,15 @@ def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) ->
         'So {"a":"b","c":1}, x="y" and \'z\'. ',
         "> said\n",
         "10° 5′ 3″. ",
+        "<!-- x -->",
+        "<!-- `x -->\n",
+        'So <!-- and \\begin{verbatim} or """ and\n',
+        "So \"\"\"x\"\"\" and '''y'''. ",
+        '"""A "x" and `y.\n\n"""\n',
+        "\\begin{verbatim}\n```\n\\end{verbatim}\n",
+        "So \\verb|`| or \\verb and \\begin{document}\n",
+        'It is 6\'3""" or "a""b""". ',
+        "So `<!--` and\n\n```\n<!--\n```\n",
     ],
 )
 def test_code_ends(text: str, tokenizer: Tokenizer) -> None:
@@ -130,6 +149,7 @@ def test_code_ends(text: str, tokenizer: Tokenizer) -> None:
 def test_a_place_does_not_depend_on_chunks() -> None:
     """Of a text, where a marker may come that is asked for its place."""
     units = ["'", '"', "`", "```", "~~~", "\n", "\n\n", "<code>", "</code>", "<PRE>", ". ", ".", "x", " ", "    "]
+    units += ["<!--", "-->", "\\verb|", "|", "\\begin{verbatim}", "\\end{verbatim}", '"""', "'''", "\\"]
     units += ["\t", "\r\n", "> ", "- ", "1. ", "“", "”", "=", "<tool>", "#", "r>", "é", "9"]
     rng = random.Random(41)
     for _ in range(20_000):

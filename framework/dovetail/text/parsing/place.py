@@ -2,8 +2,9 @@
 
 A model that explains its format writes tags in code or behind a quotation mark; a tag that it means stands elsewhere.
 Code is what stands between runs of backticks in one line, between fences, in lines that are indented behind an empty
-one, and in HTML's elements for code. A line behind `>` is a quotation. Backticks and quotation marks before the tag of
-a call hold all up to what closes them, or an empty line. All work is linear in the text.
+one, in HTML's elements for code and in its comments, between three quotation marks, and what LaTeX prints as it
+stands. A line behind `>` is a quotation. Backticks and quotation marks before the tag of a call hold all up to what
+closes them, or an empty line. All work is linear in the text.
 """
 
 # ruff: noqa: RUF001 - quotation marks of many languages
@@ -22,14 +23,15 @@ _APOSTROPHES = ("'", "’")
 _STOPS = tuple(".!?…")
 _SENTENCE = re.compile(r"[.!?…]\s")
 _MARKS = "".join(sorted(set("".join((*_CLOSING, *_CLOSING.values())))))
-SIGNS = f"\n`~<{_MARKS}"
+SIGNS = f"\n`~<\\{_MARKS}"
 """Text without any of these changes nothing but the last character, once a line has begun."""
 _MAX_INDENT = 3
 """Blanks before what begins a line; more of them are code."""
 _MAX_LEAD = 80
 """Characters before a line's text that are looked at."""
-_SIGN = re.compile(f"[{SIGNS}]")
-_PART = re.compile(f"\n|`+|~+|[<{_MARKS}]|[^{SIGNS}]+")
+_CLASS = SIGNS.replace("\\", r"\\")
+_SIGN = re.compile(f"[{_CLASS}]")
+_PART = re.compile(rf"\n|`+|~+|[<\\{_MARKS}]|[^{_CLASS}]+")
 _OPENERS = "“‘«‹„‚「『｢《〈〝"
 """Quotation marks that open also behind a word."""
 _BEHIND_WORD = re.compile(r"(?![\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>]|[,;:](?=['’]))")
@@ -44,9 +46,18 @@ _INFO = re.compile(r"[\w+.-]*")
 _BLOCKS = ("pre", "xmp", "listing", "textarea", "script")
 """HTML's elements for code that go on behind an empty line, and those that do not."""
 _ELEMENTS = (*_BLOCKS, "code", "kbd", "samp", "tt", "var")
-_TAG = re.compile(rf"(/?)({'|'.join(_ELEMENTS)})(?:\s[^<>]{{0,80}})?>", re.IGNORECASE)
+_TAG = re.compile(rf"<(/?)({'|'.join(_ELEMENTS)})(?:\s[^<>]{{0,80}})?>", re.IGNORECASE)
 _BEGINNINGS = sorted({name[:size] for name in _ELEMENTS for size in range(len(name))}, key=len, reverse=True)
-_MAY_TAG = re.compile(rf"/?(?:(?:{'|'.join(_ELEMENTS)})(?:\s[^<>]{{0,80}})?|{'|'.join(_BEGINNINGS)})", re.IGNORECASE)
+_MAY_TAG = re.compile(
+    rf"<(?:/?(?:(?:{'|'.join(_ELEMENTS)})(?:\s[^<>]{{0,80}})?|{'|'.join(_BEGINNINGS)})|!-?)"
+    r"|\\(?:v|ve|ver|verb\*?|b|be|beg|begi|begin(?:\{[a-z]{0,10}\*?)?)?",
+    re.IGNORECASE,
+)
+_OPENS_RAW = re.compile(
+    r"(?P<comment><!--)|\\verb\*?(?P<verb>[^\w\s*])|\\begin\{(?P<block>(?:[vV]erbatim|lstlisting|minted|alltt)\*?)\}"
+)
+_MAX_CLOSING = 24
+"""Characters of what closes text that is printed as it stands, at most."""
 
 
 class Place:
@@ -58,8 +69,8 @@ class Place:
 
     __slots__ = (
         "_attribute", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_is_blank",
-        "_is_code", "_is_info", "_is_kept", "_lead", "_may_indent", "_opens", "_quote", "_run", "_span", "_tag",
-        "_tag_begins", "last",
+        "_is_code", "_is_fresh", "_is_info", "_is_kept", "_lead", "_marks", "_marks_begin", "_may_indent", "_opens",
+        "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins", "last",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -75,6 +86,14 @@ class Place:
         """The element of HTML for code that is open."""
         self._is_kept = False
         """Whether it goes on in the next line: it began one."""
+        self._raw = self._raw_end = ""
+        """What closes the text that is printed as it stands; the end of that text, in which it may have begun."""
+        self._is_fresh = False
+        """Whether only blanks stand in such text, which goes on in the next line then."""
+        self._marks = 0
+        """Equal quotation marks at the end of the text, of which the first opened a quotation; whether it began the
+        line is `_marks_begin`."""
+        self._marks_begin = False
         self._is_info = False
         """Whether nothing but a language's name follows the backticks that opened code in a line."""
         self._tag_begins = False
@@ -99,7 +118,7 @@ class Place:
         self._attribute = ""
         """What closes the value of a tag's attribute that is open within the quotation."""
         self._tag: str | None = None
-        """What stands behind `<`, as long as it may become a tag for code."""
+        """What stands from `<` or a backslash on, as long as it may begin or end code."""
         self._opens = ""
         """The fence that this line opens unless backticks follow."""
         self._closes = False
@@ -108,7 +127,7 @@ class Place:
     @property
     def is_settled(self) -> bool:
         """Whether text without `SIGNS` changes only `last`."""
-        is_open = self._run or self._closes or self._is_info or self._may_be_apostrophe
+        is_open = self._run or self._closes or self._is_info or self._raw or self._may_be_apostrophe
         return not (self._is_blank or is_open or self._tag is not None)
 
     @property
@@ -130,7 +149,7 @@ class Place:
         in_fence = self._fence and not (self._closes or (self._is_blank and self._ends_quote))
         is_quote = ">" in self._lead and ">" in _LEAD.match(self._lead)[0]  # type: ignore[index]  # as in _take_lead
         quote = "" if self._may_be_apostrophe and self.last.endswith(_STOPS) else self._quote
-        is_within = self._span or self._opens or quote or self._element
+        is_within = self._span or self._opens or quote or self._element or self._raw
         return bool(is_code or is_within or in_fence or is_quote)
 
     def hold_call(self) -> None:
@@ -159,7 +178,9 @@ class Place:
             self.last = text
 
     def _take(self, part: str) -> None:
-        if part == "\n":
+        if self._raw:
+            self._take_raw(part)
+        elif part == "\n":
             self._end_line()
         elif part[0] in "`~":
             if self._run[:1] != part[0]:
@@ -171,6 +192,7 @@ class Place:
 
     def _take_text(self, part: str) -> None:
         """Take text within a line, or a mark."""
+        begins = self._is_blank
         if self._run:
             self._end_run()
         if self._may_be_apostrophe and _SENTENCE.search(self.last[-1:] + part) is not None:
@@ -178,14 +200,14 @@ class Place:
         if self._closes or self._is_info:
             self._closes = self._closes and part.isspace()
             self._is_info = self._is_info and _INFO.fullmatch(part) is not None
-        if part == "<":
-            self._tag, self._tag_begins = "", self._is_blank
+        if part in ("<", "\\"):
+            self._tag, self._tag_begins = part, begins
         elif self._tag is not None:
             self._take_tag(self._tag + part)
         if self._is_blank:
             self._take_lead(self._lead + part)
-        if len(part) == 1 and part in _MARKS:
-            self._mark(part)
+        if len(part) == 1 and part in _MARKS and not self._raw:
+            self._mark(part, begins)
 
     def _take_lead(self, text: str) -> None:
         """Take the beginning of a line."""
@@ -218,18 +240,51 @@ class Place:
         self._new_line()
 
     def _take_tag(self, text: str) -> None:
-        """Take what stands behind `<`: a tag for code opens or closes it."""
+        """Take what stands from `<` or a backslash on: a tag for code opens or closes it."""
         self._tag = text if _MAY_TAG.fullmatch(text) else None
-        found = _TAG.match(text) if self._tag is None else None
-        if found is None:
+        if self._tag is not None:
             return
-        if found[1]:
+        found = _TAG.match(text)
+        if found is None:
+            if (raw := _OPENS_RAW.match(text)) is not None:
+                closing = raw["verb"] or (f"\\end{{{raw['block']}}}" if raw["block"] else "-->")
+                self._open_raw(closing, raw["verb"] is None, self._tag_begins)
+                if self._raw and raw.end() < len(text):
+                    self._take_raw(text[raw.end() :])
+        elif found[1]:
             self._element = "" if found[2].lower() == self._element else self._element
         elif not (self._element or self._span or self._opens or self._fence):
             self._element, self._is_kept = found[2].lower(), self._tag_begins
 
-    def _mark(self, mark: str) -> None:
-        """Take a quotation mark."""
+    def _open_raw(self, closing: str, is_block: bool, begins: bool) -> None:
+        """Begin text that is printed as it stands, up to what closes it, or the end of a line that has other text."""
+        if not (self._element or self._span or self._opens or self._fence):
+            self._raw, self._raw_end, self._quote = closing, "", ""
+            self._is_fresh, self._is_kept, self._marks = is_block, is_block and begins, 0
+
+    def _take_raw(self, part: str) -> None:
+        """Take more of it, a part of the text."""
+        text = self._raw_end + part
+        at = text.find(self._raw)
+        if at >= 0:
+            rest, self.last = text[at + len(self._raw) :], self._raw
+            self._raw = ""
+            if rest:
+                self._take(rest)
+        elif part == "\n" and not (self._is_kept or self._is_fresh):
+            self._raw = ""
+            self._end_line()
+        else:
+            self._is_kept = self._is_kept or part == "\n"
+            self._is_fresh = self._is_fresh and part.isspace()
+            self._raw_end = text[-_MAX_CLOSING:]
+
+    def _mark(self, mark: str, begins: bool) -> None:
+        """Take a quotation mark; of three that are alike, the first may begin the line."""
+        self._marks = self._marks + 1 if self._marks and mark == self.last else 0
+        if self._marks == 3 and mark in "\"'":
+            self._open_raw(3 * mark, True, self._marks_begin)
+            return
         if self._attribute:
             self._attribute = "" if mark == self._attribute else self._attribute
         elif self._quote and mark in self._quote:
@@ -241,6 +296,7 @@ class Place:
             return
         elif mark in _OPENERS or _BEHIND_WORD.match(self.last[-1:] + mark) is None:
             self._quote = _CLOSING.get(mark, "")
+            self._marks, self._marks_begin = 1, begins
 
     def _end_run(self) -> None:
         """A run of backticks or tildes is over: it opens or closes code, or is text."""
