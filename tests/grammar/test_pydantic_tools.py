@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
+import jsonschema
 import pytest
 from grammar_routes import backends_of
 from pydantic import BaseModel
@@ -15,9 +18,11 @@ from random_models import tool_of
 
 from dovetail.contracts.grammar import GrammarBackend
 from dovetail.errors import RequestError
+from dovetail.grammar.spec.normal.document import normalize
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail.text.tool_calls.presence import presences
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -125,3 +130,83 @@ def test_names_of_other_tools_are_read(name: str, tried: bench.Bench) -> None:
     given = tool("f", {"type": "object", "properties": named, "required": [*named], "additionalProperties": False})
     found = tried.run(name, [given], 1)
     assert (found.finished, found.wrong, found.levels["full"]) == (1, [], 1)
+
+
+ARGUMENTS: dict[str, Any] = {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "boolean"}}
+NEEDED: tuple[dict[str, Any], ...] = (
+    {"anyOf": [{"required": ["a"]}, {"required": ["b", "c"]}]},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"minProperties": 1},
+    {"minProperties": 2, "required": ["c"]},
+    {"maxProperties": 1},
+    {"dependentRequired": {"a": ["b"]}},
+    {"dependentSchemas": {"a": {"required": ["b"], "not": {"required": ["c"]}}}},
+    {"not": {"required": ["a", "b"]}},
+    {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"required": ["c"]}},
+    {"allOf": [{"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"required": ["c"]}]},
+    {"propertyNames": {"pattern": "^[ab]$"}},
+    {"properties": {**ARGUMENTS, "c": False}},
+)
+"""What schemas say of arguments that stand together, or do not."""
+
+
+def needing(said: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": ARGUMENTS, "additionalProperties": False, **said}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("said", NEEDED, ids=lambda said: " ".join(said))
+def test_which_arguments_stand_together_is_enforced(name: str, said: dict[str, Any], tried: bench.Bench) -> None:
+    """At the root of a tool's parameters, in formats that write each argument by itself."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": needing(said)}}
+    found = tried.run(name, [tool] * 4, 3)
+    assert (found.wrong, found.errors, dict(found.levels)) == ([], [], {"full": 4})
+    assert found.finished
+
+
+def test_the_ways_are_those_of_a_validator() -> None:
+    """Of random schemas, for every set of arguments, where all that is said is held."""
+    rng = random.Random(41)
+    values = {"a": "", "b": 0, "c": True}
+    sets = [dict(some) for size in range(4) for some in combinations(values.items(), size)]
+    held = 0
+    for _ in range(600):
+        rules = [{key: rule[key]} for rule in rng.sample(NEEDED[:-1], 2) for key in rule]
+        schema = needing(rng.choice([{"allOf": rules}, {"anyOf": rules}, {"oneOf": rules}, {"not": rules[0]}]))
+        form = normalize(json.loads(json.dumps(schema)), is_taken_apart=True).schema
+        if form is False:  # nothing is valid
+            continue
+        ways, places = presences(form)
+        allowed = [
+            some for some in sets if any(way.required <= some.keys() - way.absent == some.keys() for way in ways)
+        ]
+        valid = [some for some in sets if jsonschema.Draft202012Validator(schema).is_valid(some)]
+        said = {f"/allOf/{at}" for at in range(len(form.get("allOf", ())))} | {f"/{key}" for key in form} - {"/allOf"}
+        if said <= places | {"/type", "/properties", "/required", "/additionalProperties", "/$defs"}:
+            held += 1
+            assert allowed == valid, schema
+    assert held > 100
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ({"anyOf": [{"properties": {"a": {"const": "x"}}, "required": ["a"]}, {"required": ["b"]}]}, "/anyOf"),
+        ({"patternProperties": {"^a": {"maxLength": 2}}}, "/patternProperties"),
+        ({"required": ["z"], "additionalProperties": True}, "/required"),
+        ({"dependentSchemas": {"a": {"properties": {"b": {"minimum": 3}}}}}, "/dependentSchemas"),
+        ({"const": {"a": "x"}}, "/const"),
+    ],
+)
+def test_what_is_lost_of_a_tool_is_named(said: dict[str, Any], lost: str, tried: bench.Bench) -> None:
+    """Where it stands in the tool's schema as it came."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": needing(said)}}
+    parser = load(make_plan(Registry.scan(), tool_parser="qwen3-coder"), "api").get("tool_parser", "qwen3-coder")()
+    front = StructuredOutputs(tried.backends)
+    try:
+        ways = front.tools(parser, "qwen3-coder", [tool], "required", parallel=False, param="tools").ways
+    finally:
+        front.close()
+    assert ways[0].enforcement == "approximate"
+    assert all(place.startswith(f"/tools/0/function/parameters{lost}") for place in ways[0].ignored)

@@ -26,6 +26,7 @@ from dovetail.grammar.spec.schema import escape
 from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail.grammar.spec.wire import option_of
+from dovetail.text.tool_calls.presence import presences
 from dovetail.text.tool_calls.reply_grammar import answer_message, arguments_schema, chosen, other_messages
 from dovetail.text.tool_calls.schema_types import STRING, properties_of, schemas_by_tool, types_of
 from dovetail.text.tool_calls.tagged_values import DERIVED, tagged_value
@@ -269,12 +270,17 @@ def _lost(number: int, whole: Mapping[str, Any], places: ToolPlaces, tool: Tool)
     if places.holds(number, ""):
         return []
     given = schemas_by_tool([tool]).get(tool["function"]["name"])
-    lost = [f"/{escape(key)}" for key in whole if key not in _HELD]
+    held = presences(whole)[1]
+    said = [f"/{escape(key)}" for key in whole if key not in _HELD and key != "allOf"]
+    said += [f"/allOf/{at}" for at in range(len(whole.get("allOf", ())))]
+    lost = [where for where in said if where not in held]
     properties = whole.get("properties", {})
     if any(name not in properties for name in whole.get("required", ())):
         lost.append("/required")
     for name, declared in properties.items():
         where = f"/properties/{escape(name)}"
+        if f"/properties/{name}" in held:
+            continue
         kinds, read = types_of(declared, whole), types_of(properties_of(given).get(name), given)
         if "string" in kinds and (not read or read - kinds):
             lost.append(where)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.errors import RequestError
+from dovetail.text.tool_calls.presence import presences
 from dovetail.text.tool_calls.reply_grammar import arguments_schema, chosen
 from dovetail.text.tool_calls.tagged_values import json_value, tagged_value
 from dovetail.text.tool_calls.tags import CDATA_START, Tags
@@ -129,7 +130,8 @@ def tagged_arguments(
     """
     schema = arguments_schema(tool)
     newline = "\n" if tags.newlines else ""
-    parts, properties = [], _properties(schema)
+    parts: dict[str, Node] = {}
+    properties = _properties(schema)
     marks = [tags.value_end, tags.call_end, section_end, *(tags.key[0] + name for name in properties)]
     marks += [text + name for text, meant in tags.spelled if meant == tags.key[0] for name in properties]
     marks += [CDATA_START] if tags.cdata else []
@@ -140,9 +142,8 @@ def tagged_arguments(
         is_read = (shown + tags.key[1]).find(tags.key[1]) == len(shown) and tags.read_key(shown)[0] == name
         _check_name(tool, name, is_read=is_read)
         begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
-        part: Node = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
-        parts.append(part if name in schema.get("required", ()) else optional(part))
-    return sequence(*parts) if parts else NOTHING
+        parts[name] = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
+    return _in_ways(parts, schema)
 
 
 def keyword_arguments(tool: Tool) -> Node:
@@ -152,12 +153,25 @@ def keyword_arguments(tool: Tool) -> Node:
     for name, declared in _properties(schema).items():
         _check_name(tool, name, is_read=_KEYWORD.fullmatch(name) is not None)
         items[name] = sequence(text(f"{name}="), json_value(declared, schema))
-    return _joined(items, schema, ", ")
+    return _in_ways(items, schema, ", ")
 
 
-def _joined(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str) -> Node:
+def _in_ways(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str = "") -> Node:
+    """Describe arguments in each way in which the schema lets them stand together, with something between them."""
+    nodes = []
+    for way in presences(schema)[0]:
+        some = {name: node for name, node in items.items() if name not in way.absent}
+        if comma:
+            nodes.append(_joined(some, way.required, comma))
+        else:
+            parts = [node if name in way.required else optional(node) for name, node in some.items()]
+            nodes.append(sequence(*parts) if parts else NOTHING)
+    return nodes[0] if len(nodes) == 1 else {"type": "or", "elements": nodes}
+
+
+def _joined(items: Mapping[str, Node], needed: Set[str], comma: str) -> Node:
     """Describe arguments with something between them: the required ones, then any of the others."""
-    required = [name for name in items if name in schema.get("required", ())]
+    required = [name for name in items if name in needed]
     others = [name for name in items if name not in required]
 
     def rest(names: Sequence[str]) -> list[Node]:
@@ -181,19 +195,18 @@ def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
         if found.string is not None:
             ways.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
         items[name] = ways[0] if len(ways) == 1 else {"type": "or", "elements": ways}
-    return _joined(items, schema, ",")
+    return _in_ways(items, schema, ",")
 
 
 def element_arguments(tool: Tool, mark: str) -> Node:
     """Describe a call's arguments as elements, each tag behind `mark`; values that are no strings are JSON."""
     schema = arguments_schema(tool)
-    parts = []
+    parts: dict[str, Node] = {}
     for name, declared in _properties(schema).items():
         _check_name(tool, name, is_read=_ELEMENT.fullmatch(name) is not None)
         value = tagged_value(declared, schema, (mark,)).node
-        part: Node = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
-        parts.append(part if name in schema.get("required", ()) else optional(part))
-    return sequence(*parts) if parts else NOTHING
+        parts[name] = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
+    return _in_ways(parts, schema)
 
 
 def _check_name(tool: Tool, name: str, *, is_read: bool) -> None:
