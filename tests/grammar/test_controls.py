@@ -55,3 +55,25 @@ def test_an_escaped_letter_is_never_just_the_letter(regex: str, text: str | None
     if text is not None:
         assert found.accepts(text)
         assert not found.accepts(other)
+
+
+@pytest.mark.parametrize("regex", ["a++a", "a*+", "a?+b", "a{2}+", "a{1,2}{3}", "(x|y)**", "a+?+"])
+def test_a_repetition_of_a_repetition_is_refused(regex: str) -> None:
+    """It means one thing to Python, another to the library, none to ECMAScript: `a++a` was `(?:a+)+a`, in full."""
+    vocabulary = small_vocabulary()
+    backends = backends_of(vocabulary)
+    found = Enforced(Router(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex"), backends, vocabulary)
+    assert found.enforcement == "refused"
+    assert "(?:a+)+" in found.errors[0]
+    schema = {"type": "string", "pattern": f"^{regex}$"}
+    spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
+    assert Enforced(Router(backends).route(spec, "json_schema"), backends, vocabulary).ignored == ("/pattern",)
+
+
+@pytest.mark.parametrize("regex", [r"a\++", r"[*+]+", r"a+?b", r"a{2}?", r"(?:a+)+", r"a\{2}+", r"\*\++"])
+def test_one_repetition_is_none_of_another(regex: str) -> None:
+    """Signs that are escaped or in a class, lazy ones, and groups."""
+    vocabulary = small_vocabulary()
+    backends = backends_of(vocabulary)
+    route = Router(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex")
+    assert Enforced(route, backends, vocabulary).enforcement == "full"

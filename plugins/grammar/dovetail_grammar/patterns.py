@@ -6,9 +6,11 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from dovetail.errors import RequestError
 from dovetail.grammar.spec.expressions import RARE, plainly
 
 _UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
+_DOUBLED = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})(?:[*+]|\{\d+(?:,\d*)?\})")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _PARTS = re.compile(rf"{_CLASS.pattern}|\\[pPux]\{{[^{{}}]*\}}|\\.|\{{\d+(?:,\d*)?\}}|\{{", re.DOTALL)
 _CONTROL_CLASS = re.compile(r"\\p\{?(?:C|Other)")
@@ -36,8 +38,13 @@ _ESCAPES = {"[": r"\[", "&&": r"\&\&", "~~": r"\~\~"}
 
 
 def is_unreadable(pattern: str) -> bool:
-    """Whether a pattern has look-around, back-references or word boundaries."""
-    return _UNREADABLE.search(pattern) is not None
+    """Whether a pattern has look-around, back-references, word boundaries or repetitions of repetitions."""
+    return _UNREADABLE.search(pattern) is not None or has_doubled(pattern)
+
+
+def has_doubled(pattern: str) -> bool:
+    """Whether a repetition is repeated, as in `a++`: possessive to some, `(?:a+)+` to others, none to ECMAScript."""
+    return _DOUBLED.search(pattern) is not None and _DOUBLED.search(_OPAQUE.sub("x", pattern)) is not None
 
 
 def readable(pattern: str) -> str:
@@ -164,9 +171,16 @@ def has_odd_anchors(pattern: str) -> bool:
 
 
 def whole(pattern: str) -> str:
-    """Return an expression that a whole text matches, without look-around and edges of words where that is known."""
+    """Return an expression that a whole text matches, without look-around and edges of words where that is known.
+
+    Raises:
+        RequestError: It repeats a repetition.
+    """
     if not is_unreadable(pattern):
         return pattern
+    if has_doubled(pattern):
+        text = f"the regex {pattern[:80]!r} repeats a repetition (`a++`, `a+{{2}}`), which has no single meaning"
+        raise RequestError(f"{text}; write a group around what is repeated: `(?:a+)+`", code="unsupported_grammar")
     made = plainly(f"^(?:{pattern})$", in_one=True, without=())
     return made.parts[0] if made.parts else pattern
 
