@@ -69,8 +69,8 @@ class Place:
 
     __slots__ = (
         "_attribute", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_is_blank",
-        "_is_code", "_is_fresh", "_is_info", "_is_kept", "_lead", "_marks", "_marks_begin", "_may_indent", "_opens",
-        "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins", "last",
+        "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_lead", "_mark_begins", "_may_indent",
+        "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins", "last",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -90,10 +90,8 @@ class Place:
         """What closes the text that is printed as it stands; the end of that text, in which it may have begun."""
         self._is_fresh = False
         """Whether only blanks stand in such text, which goes on in the next line then."""
-        self._marks = 0
-        """Equal quotation marks at the end of the text, of which the first opened a quotation; whether it began the
-        line is `_marks_begin`."""
-        self._marks_begin = False
+        self._is_doubled = self._mark_begins = False
+        """Whether the last quotation was empty; whether its mark began a line."""
         self._is_info = False
         """Whether nothing but a language's name follows the backticks that opened code in a line."""
         self._tag_begins = False
@@ -172,27 +170,24 @@ class Place:
         """Take more text, not empty."""
         if not self.is_settled or _SIGN.search(text) is not None:
             for part in _PART.findall(text):
-                self._take(part)
+                (self._take_raw if self._raw else self._take)(part)
                 self.last = part
         else:
             self.last = text
 
     def _take(self, part: str) -> None:
-        if self._raw:
-            self._take_raw(part)
+        if part[0] not in "\n`~":
+            self._take_text(part)
         elif part == "\n":
             self._end_line()
-        elif part[0] in "`~":
+        else:
             if self._run[:1] != part[0]:
                 self._end_run()
             self._run += part
             self._tag = None
-        else:
-            self._take_text(part)
 
     def _take_text(self, part: str) -> None:
         """Take text within a line, or a mark."""
-        begins = self._is_blank
         if self._run:
             self._end_run()
         if self._may_be_apostrophe and _SENTENCE.search(self.last[-1:] + part) is not None:
@@ -201,13 +196,13 @@ class Place:
             self._closes = self._closes and part.isspace()
             self._is_info = self._is_info and _INFO.fullmatch(part) is not None
         if part in ("<", "\\"):
-            self._tag, self._tag_begins = part, begins
+            self._tag, self._tag_begins = part, self._is_blank
         elif self._tag is not None:
             self._take_tag(self._tag + part)
+        if len(part) == 1 and part in _MARKS and not self._raw:
+            self._mark(part)
         if self._is_blank:
             self._take_lead(self._lead + part)
-        if len(part) == 1 and part in _MARKS and not self._raw:
-            self._mark(part, begins)
 
     def _take_lead(self, text: str) -> None:
         """Take the beginning of a line."""
@@ -260,7 +255,7 @@ class Place:
         """Begin text that is printed as it stands, up to what closes it, or the end of a line that has other text."""
         if not (self._element or self._span or self._opens or self._fence):
             self._raw, self._raw_end, self._quote = closing, "", ""
-            self._is_fresh, self._is_kept, self._marks = is_block, is_block and begins, 0
+            self._is_fresh, self._is_kept = is_block, is_block and begins
 
     def _take_raw(self, part: str) -> None:
         """Take more of it, a part of the text."""
@@ -279,24 +274,21 @@ class Place:
             self._is_fresh = self._is_fresh and part.isspace()
             self._raw_end = text[-_MAX_CLOSING:]
 
-    def _mark(self, mark: str, begins: bool) -> None:
-        """Take a quotation mark; of three that are alike, the first may begin the line."""
-        self._marks = self._marks + 1 if self._marks and mark == self.last else 0
-        if self._marks == 3 and mark in "\"'":
-            self._open_raw(3 * mark, True, self._marks_begin)
-            return
+    def _mark(self, mark: str) -> None:
+        """Take a quotation mark."""
         if self._attribute:
             self._attribute = "" if mark == self._attribute else self._attribute
         elif self._quote and mark in self._quote:
             if self.last[-1:] == "=":
                 self._attribute = mark
             else:
-                self._quote = ""
+                self._quote, self._is_doubled = "", mark == self.last
         elif self._quote:
             return
+        elif self._is_doubled and mark == self.last and mark in "\"'":
+            self._open_raw(3 * mark, True, self._mark_begins)
         elif mark in _OPENERS or _BEHIND_WORD.match(self.last[-1:] + mark) is None:
-            self._quote = _CLOSING.get(mark, "")
-            self._marks, self._marks_begin = 1, begins
+            self._quote, self._is_doubled, self._mark_begins = _CLOSING.get(mark, ""), False, self._is_blank
 
     def _end_run(self) -> None:
         """A run of backticks or tildes is over: it opens or closes code, or is text."""
