@@ -130,7 +130,7 @@ STATE = (CacheTensor("state", (2, 4, 4), "float32"),)
 UNSERVED: dict[str, tuple[Callable[[ModelConfig], ModelConfig], str]] = {
     "states": (
         lambda c: replace(c, layers=tuple(LayerSpec(index=i, reach=Recurrent(), state=STATE) for i in range(3))),
-        r"needs a cache of recurrent states alone \(a layer that looks back must be among them\): no cache",
+        ": all its layers keep recurrent states; a model without an attention layer is not supported",
     ),
     "another's": (lambda c: changed(c, cache_layer=2), "layer 1 reads the cache of layer 2, which is none before it"),
     "its own": (lambda c: changed(c, cache_layer=1), "layer 1 reads the cache of layer 1, which is none before it"),

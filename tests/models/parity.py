@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.contracts.cache import FULL
+from dovetail.contracts.replies import TokenLogprob
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit
 from dovetail.testing.engine import make_core
@@ -23,6 +24,15 @@ from dovetail.testing.engine import make_core
 TOLERANCE = 1e-4
 NUM_NEW = 64
 PAGE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was told of a token whose log probabilities were asked for, and how its request had come there."""
+
+    logprob: TokenLogprob
+    cached: int
+    retractions: int
 
 
 @dataclass(slots=True)
@@ -33,6 +43,7 @@ class Outcome:
     cached: int = 0
     retractions: int = 0
     tokens: list[list[int]] = field(default_factory=list)
+    told: list[list[Told]] = field(default_factory=list)
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -51,7 +62,7 @@ def reference(model: Any, ids: Sequence[int]) -> Tensor:
 def run(core: EngineCore, prompts: Sequence[list[int]], num_new: int, **params: Any) -> Outcome:
     """Generate greedily, all prompts at once."""
     chosen = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True, **params)
-    outcome = Outcome(tokens=[[] for _ in prompts])
+    outcome = Outcome(tokens=[[] for _ in prompts], told=[[] for _ in prompts])
     for handle, ids in enumerate(prompts, 1):
         core.handle(Submit(rid="", handle=handle, prompt_ids=ids, params=chosen))
     for _ in range(40 * num_new * len(prompts)):
@@ -59,6 +70,8 @@ def run(core: EngineCore, prompts: Sequence[list[int]], num_new: int, **params: 
             break
         for delta in core.step().deltas:
             outcome.tokens[delta.handle - 1] += delta.ids
+            seen = delta.cached_tokens, delta.num_retractions
+            outcome.told[delta.handle - 1] += [Told(one, *seen) for one in delta.logprobs or ()]
             outcome.cached = max(outcome.cached, delta.cached_tokens)
             outcome.retractions = max(outcome.retractions, delta.num_retractions)
             assert delta.finish is None or delta.finish.reason == "length", delta.finish

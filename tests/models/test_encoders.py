@@ -225,7 +225,7 @@ def test_layers_of_both_kinds_are_refused(tmp_path: Path) -> None:
     runner: Any = make_core(tmp_path).executor.runner  # type: ignore[attr-defined]
     first, *others = runner.config.layers
     mixed = replace(runner.config, layers=(replace(first, causal=True), *others))
-    assert "some of its layers see what is behind a token" in str(unserved(mixed))
+    assert "some of its layers attend to later tokens" in str(unserved(mixed))
     with pytest.raises(ModelError, match="keeps nothing"):
         replace(first, mixer="latent", num_kv_heads=1)
 

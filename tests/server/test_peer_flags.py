@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from dovetail.config_file import field_aliases
 from dovetail.errors import ConfigError
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.peers import environment
+from dovetail_server.peers import endpoints, environment, fields, objects, sent
 from dovetail_server.peers.flags import SHORT, TABLE, find
 from dovetail_server.settings import ServeSettings
 
@@ -197,6 +199,13 @@ def test_a_variable_that_a_user_relies_on_is_not_passed_over(monkeypatch: pytest
         read("m")
 
 
-def test_no_note_says_that_one_device_serves() -> None:
-    """Several may: `--tensor-parallel-size` divides a model among those of a host."""
-    assert not [name for name, flag in TABLE.items() if "one device" in flag.why]
+UNTRUE = re.compile(r"\bone (device|engine|server|process)\b|no model here|the one that there is|in seconds")
+"""What does not hold beside `--tensor-parallel-size 2`, `--data-parallel-size 2`, another plugin or a large model."""
+
+
+def test_no_note_says_what_other_settings_make_untrue() -> None:
+    """Of flags, paths, fields and variables: several devices and engines may serve, and any model or plugin."""
+    notes = [flag.why for flag in TABLE.values()] + [*endpoints.PATHS.values(), *environment.RELIED_ON.values()]
+    notes += [*fields.ELSEWHERE.values(), *(known.why for known in (*fields.FIELDS.values(), *sent.SENT.values()))]
+    notes += re.findall(r'"([^"\n]+)"', inspect.getsource(objects))
+    assert not [note for note in notes if UNTRUE.search(note)]

@@ -116,11 +116,10 @@ def unserved(config: ModelConfig) -> str | None:
     if (reason := _misread(specs)) is not None:
         return f"{name}: {reason}"
     if 0 < sum(not spec.causal for spec in specs) < len(specs):
-        return f"{name}: some of its layers see what is behind a token and some do not; all must, or none"
-    lacking = []
+        return f"{name}: some of its layers attend to later tokens and some do not; all must, or none"
     if all(isinstance(spec.reach, Recurrent) for spec in specs):
-        lacking.append("a cache of recurrent states alone (a layer that looks back must be among them)")
-    return f"{name} needs {', '.join(lacking)}: no cache or attention backend provides that" if lacking else None
+        return f"{name}: all its layers keep recurrent states; a model without an attention layer is not supported"
+    return None
 
 
 def _misread(specs: Sequence[LayerSpec]) -> str | None:

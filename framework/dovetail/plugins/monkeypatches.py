@@ -10,7 +10,7 @@ and of libraries that all code goes through (`SHARED`), where what is new is nob
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
 from types import FunctionType, ModuleType
@@ -22,8 +22,25 @@ SHARED = (
     *("logging", "re", "pathlib", "io", "copy", "functools", "subprocess", "asyncio", "asyncio.runners"),
     *("msgspec", "msgspec.json", "msgspec.msgpack", "numpy", "torch", "torch.nn.functional"),
     *("torch.nn.modules.module", "torch.nn.modules.linear", "torch.nn.modules.sparse"),
+    *("hashlib", "hmac", "secrets", "uuid", "datetime", "decimal", "math", "struct", "itertools", "operator"),
+    *("collections", "contextlib", "dataclasses", "enum", "heapq", "bisect", "inspect", "weakref", "queue", "types"),
+    *("importlib", "importlib.util", "importlib.metadata", "tempfile", "shutil", "stat", "select", "selectors", "ssl"),
+    *(
+        "urllib.parse",
+        "html",
+        "codecs",
+        "warnings",
+        "traceback",
+        "concurrent.futures.thread",
+        "concurrent.futures._base",
+    ),
+    *("asyncio.events", "asyncio.tasks", "asyncio.locks", "asyncio.streams", "multiprocessing.connection"),
+    *("jinja2", "jinja2.environment", "pydantic", "pydantic.main", "pluggy", "tokenizers", "starlette.responses"),
+    *("starlette.requests", "starlette.routing", "safetensors", "referencing", "jsonschema"),
 )
 """Modules whose public functions and classes, and the methods of these, nobody may replace."""
+_HOOKS = frozenset({"__import__", "__build_class__", "__init__", "__new__", "__call__", "__getattr__", "__setattr__"})
+"""Names with underscores that all code goes through, too."""
 _MACHINERY = ("__pydantic_", "__msgspec_", "__warningregistry__", "__annotat", "_abc_")
 """Attributes that Python, pydantic and msgspec make themselves, when they are first needed."""
 
@@ -59,7 +76,8 @@ def _hold(taken: Snapshot, name: str, module: ModuleType) -> None:
         if name in SHARED:
             if owner.partition(":")[2].startswith("_"):
                 continue  # the same class under a second name
-            held = {key: value for key, value in held.items() if key[0] != "_" and callable(value)}
+            named = ((key, value) for key, value in held.items() if key[0] != "_" or key in _HOOKS)
+            held = {key: value for key, value in named if callable(value) or isinstance(value, (classmethod, property))}
             held.pop("Storage", None)  # torch's own, and another one with another default dtype
         inside: dict[str, Any] = {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
         for key, value in held.items():
@@ -123,7 +141,9 @@ def detect_monkeypatches(before: Snapshot, skip: str = "") -> list[str]:
             changed.append(f"sys.modules[{owner!r}]")
         if current is None or _same(held, current):  # None: a replaced class, which its module's attribute shows
             continue
-        keys = held[0].keys() if owner.partition(":")[0] in SHARED else held[0].keys() | current[0].keys()
+        keys = held[0].keys() | current[0].keys()
+        if owner.partition(":")[0] in SHARED:
+            keys = held[0].keys() | _overrides(owner, current[0].keys() - held[0].keys())
         for key in keys:
             old, new = _at(held, key), _at(current, key)
             if key.startswith(_MACHINERY) or not _differs(old, new):
@@ -135,6 +155,13 @@ def detect_monkeypatches(before: Snapshot, skip: str = "") -> list[str]:
             else:
                 changed.append(name)
     return sorted([*changed, *tables.values()])
+
+
+def _overrides(owner: str, names: Iterable[str]) -> set[str]:
+    """Return those of a class's new names that it had from another: what is new beyond them is nobody's concern."""
+    module, _, name = owner.partition(":")
+    bases = getattr(getattr(sys.modules.get(module), name, None), "__mro__", ())[1:] if name else ()
+    return {key for key in names if any(key in vars(base) for base in bases)}
 
 
 def _owners(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import faulthandler
 import gc
+import json
 import locale
 import logging
 import os
@@ -12,6 +15,7 @@ import socket
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +77,8 @@ class ProcessState:
         ]
 
 
+LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_") and name not in ("RLIMIT_NOFILE", "RLIMIT_AS")]
+"""What the operating system lets a process have."""
 TORCH = {"default dtype": "torch.float32", "default device": "cpu", "grad mode": "True"}
 """How torch begins."""
 
@@ -100,13 +106,24 @@ def _python() -> dict[str, object]:
         "time between threads": sys.getswitchinterval(),
         "standard output": _stream(sys.stdout, 1),
         "standard error": _stream(sys.stderr, 2),
+        "standard input": _stream(sys.stdin, 0),
         "hook for exceptions": (sys.excepthook, sys.unraisablehook),
-        "tracing": (sys.gettrace(), sys.getprofile()),
+        "hook of Python's": (sys.displayhook, sys.breakpointhook, sys.get_asyncgen_hooks()),
+        "tracing": (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()),
+        "report of crashes": faulthandler.is_enabled(),
+        "size of threads' stacks": threading.stack_size(),
         "search path of modules": tuple(sys.path),
-        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "hook of imports": _imports(),
+        "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
         "level of logging": (logging.root.level, logging.root.manager.disable, core.level, core.propagate),
         "handler of logging": (*map(id, logging.root.handlers), *map(id, core.handlers)),
-        "class of loggers": logging.getLoggerClass(),
+        "filter of logging": [_ids(owner.filters) for owner in _logging(core)],
+        "logger of Dovetail's": _loggers(),
+        "class of loggers": (logging.getLoggerClass(), logging.getLogRecordFactory()),
+        "way of JSON": [tuple(map(str, vars(part).values())) for part in _json()],
+        "handler of wrong text": [
+            codecs.lookup_error(name) for name in ("strict", "ignore", "replace", "surrogateescape")
+        ],
         "rule for warnings": tuple(rule for rule in warnings.filters if rule[0] == "error"),
         "policy of event loops": getattr(sys.modules.get("asyncio.events"), "_event_loop_policy", None),
     }
@@ -121,9 +138,12 @@ def _settings() -> dict[str, object]:
         "working directory": os.getcwd(),
         "mask of files": _umask(),
         "mask of signals": frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        "timer of signals": [bool(signal.getitimer(which)[0]) for which in (signal.ITIMER_REAL, signal.ITIMER_PROF)],
+        "timer of signals": [bool(signal.getitimer(which)[0]) for which in range(3)],
+        "set of processor cores": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
         "limit of open files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "limit of memory": resource.getrlimit(resource.RLIMIT_AS),
+        **{f"limit {name}": resource.getrlimit(getattr(resource, name)) for name in LIMITS},
         "locale": locale.setlocale(locale.LC_ALL),
         "timeout of sockets": socket.getdefaulttimeout(),
         "way to start processes": processes and processes.get_start_method(allow_none=True),
@@ -133,10 +153,60 @@ def _settings() -> dict[str, object]:
             "number of torch's threads": torch.get_num_threads(),
             "precision of torch's products": torch.get_float32_matmul_precision(),
             "determinism of torch": torch.are_deterministic_algorithms_enabled(),
+            "search for errors of torch": torch.is_anomaly_enabled(),
+            "choice of torch's kernels": _kernels(torch.backends),
         }
+    if (decimal := sys.modules.get("decimal")) is not None and hasattr(decimal, "DefaultContext"):
+        contexts = decimal.getcontext(), decimal.DefaultContext
+        found["way of decimal numbers"] = [(c.prec, c.rounding, c.Emin, c.Emax, str(c.traps)) for c in contexts]
+    if (files := sys.modules.get("tempfile")) is not None and hasattr(files, "gettempdir"):
+        found["folder of temporary files"] = files.gettempdir()
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "geterr"):
         found["way in which NumPy takes errors"] = numpy.geterr()
     return found
+
+
+def _ids(objects: Iterable[object]) -> tuple[int, ...]:
+    """Return what tells objects apart."""
+    return tuple(map(id, objects))
+
+
+def _imports() -> tuple[object, ...]:
+    """What is asked first for a module, and what reads folders of the search path; what stands behind takes nothing."""
+    first = next((finder for finder in sys.meta_path if not type(finder).__module__.startswith("dovetail.")), None)
+    return first, *_ids(sys.path_hooks)
+
+
+def _logging(core: logging.Logger) -> list[logging.Filterer]:
+    """What a line of Dovetail's goes through on its way to the log."""
+    last = [] if logging.lastResort is None else [logging.lastResort]
+    return [logging.root, core, *logging.root.handlers, *core.handlers, *last]
+
+
+def _loggers() -> dict[str, object]:
+    """Dovetail's loggers that are not as they are made."""
+    found: dict[str, object] = {}
+    for name, logger in logging.root.manager.loggerDict.copy().items():
+        if name.startswith(("dovetail.", "dovetail_server")) and isinstance(logger, logging.Logger):
+            state = logger.level, logger.disabled, logger.propagate, _ids(logger.filters), _ids(logger.handlers)
+            if state != (0, False, True, (), ()):
+                found[name] = state
+    return found
+
+
+def _json() -> tuple[Any, ...]:
+    """Those that `json.dumps` and `json.loads` use."""
+    module: Any = json
+    return module._default_encoder, module._default_decoder
+
+
+def _kernels(backends: Any) -> list[object]:
+    """Switches of torch by which other kernels compute, and round otherwise."""
+    names = ("enabled", "benchmark", "deterministic", "allow_tf32")
+    found = [getattr(getattr(backends, part), name, None) for part in ("mkldnn", "cudnn") for name in names]
+    cuda = backends.cuda
+    found += [getattr(cuda.matmul, name, None) for name in names]
+    return [*found, cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()]
 
 
 def _stream(stream: Any, descriptor: int) -> object:

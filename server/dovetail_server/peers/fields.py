@@ -18,8 +18,8 @@ def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, Kn
 
 
 NOT_A_TEXT = "this server reads and writes text only"
-EXPERTS = "no model here has experts whose routing could be reported"
-DISAGGREGATED = "prefill and decode run in one engine here; send the request without it"
+EXPERTS = "which experts a token went to is not reported"
+DISAGGREGATED = "an engine computes both prefill and decode here; send the request without it"
 
 ELSEWHERE: dict[str, str] = {
     "prompt": "a prompt goes to /v1/completions; /generate takes text or input_ids",
@@ -63,7 +63,7 @@ FIELDS: dict[str, Known] = {
     **_all(
         "routing_key conversation_id kv_hints", "it is for a router in front; prefixes are found by themselves", None
     ),
-    **_all("data_parallel_rank routed_dp_rank decode_tp_size", "one engine answers every request"),
+    **_all("data_parallel_rank routed_dp_rank decode_tp_size", "the server chooses the engine; a request cannot"),
     **_all(
         "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key disagg_prefill_dp_rank kv_transfer_params "
         "ec_transfer_params encoder_urls",

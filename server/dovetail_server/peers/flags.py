@@ -194,7 +194,7 @@ _values(
 _values("logprobs-mode", "log probabilities are the model's own, before temperature and filters", "raw_logprobs")
 _values("model-loader-extra-config hf-overrides json-model-override-args model-class-overrides additional-config",
         "config.json is read as it is; change it in a copy of the folder", "{}", "")  # fmt: skip
-_values("disaggregation-mode decoupled-spec-role", "prefill and decode run in one engine here", "null")
+_values("disaggregation-mode decoupled-spec-role", "an engine computes both prefill and decode here", "null")
 _values("weight-version", "a server has one version of its weights", "default")
 _values("ssl-cert-reqs", "clients show no certificates here; put a proxy in front", "0")
 _values("allowed-methods allowed-headers", "pages of --allow-origins may send what the API takes", '["*"]', "*")
@@ -283,13 +283,13 @@ _values("radix-eviction-policy-config radix-cache-backend", "what was used longe
 _free("prefix-caching-hash-algo", "prefixes are found by their tokens, not by a hash")
 _values(
     "kv-transfer-config ec-transfer-config ec-manager-config weight-transfer-config",
-    "prefill and decode run in one engine here",
+    "an engine computes both prefill and decode here",
 )
 _free("disaggregation-transfer-backend disaggregation-bootstrap-port disaggregation-ib-device "
-      "disaggregation-decode-allocation-policy", "prefill and decode run in one engine here")  # fmt: skip
+      "disaggregation-decode-allocation-policy", "an engine computes both prefill and decode here")  # fmt: skip
 DRAFTING = "drafting is a plugin's, on the host: --speculator ngram looks for what followed the same tokens before"
 _values("decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints decoupled-spec-rank", DRAFTING)
-_free("pdmux-config-path sm-group-num optimistic-prefill-attempts", "prefill and decode run in one engine here")
+_free("pdmux-config-path sm-group-num optimistic-prefill-attempts", "an engine computes both prefill and decode here")
 
 _values(
     "speculative-* spec-* enable-multi-layer-eagle diffusion-config dllm-* uno-lora-path",
@@ -321,7 +321,7 @@ _values("pooler-config", "hidden states are pooled as the checkpoint's modules.j
 _values("io-processor-plugin", "no part of this server reads plugins of that kind", "")
 
 
-LOADING = "safetensors are mapped and read in one go"
+LOADING = "weights are mapped and read in one way"
 _free(
     "safetensors-load-strategy safetensors-prefetch-* weight-loader-prefetch-num-threads startup-weight-load-mode "
     "pt-load-map-location ignore-patterns modelexpress-config weight-cache-* engine-info-bootstrap-port "
@@ -331,7 +331,7 @@ _free(
 _idle("weight-loader-disable-mmap weight-loader-prefetch-checkpoints weight-loader-drop-cache-after-load "
       "use-tqdm-on-load remote-instance-weight-loader-start-seed-via-transfer-engine", LOADING)  # fmt: skip
 _values("custom-weight-loader model-checksum decrypted-config-file decrypted-draft-config-file hf-config-path",
-        "a model is one folder with config.json and safetensors")  # fmt: skip
+        "a model is a folder with config.json and safetensors, or a GGUF file")  # fmt: skip
 _values("code-revision", "code from a model folder is never run")
 _values("tokenizer-revision", "fetch the tokenizer into a folder and give --tokenizer-path")
 _off(
@@ -401,7 +401,7 @@ _off("enable-http2", "this server speaks HTTP/1.1; put a proxy in front")
 _off("enable-ssl-refresh", "restart the server with the new certificate, or put a proxy in front")
 _values("ssl-ca-certs ssl-ciphers", "clients show no certificates here; put a proxy in front")
 _values("uds", "listens on --host and --port")
-_values("grpc-port sidecar sidecar-args tool-server", "this server starts no others")
+_values("grpc-port sidecar sidecar-args tool-server", "this server starts no servers of other kinds")
 _free(
     "grpc-response-timeout-secs http2-* h11-*",
     "this server speaks HTTP/1.1 with limits of its own; see docs/security.md",

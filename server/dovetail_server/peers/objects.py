@@ -55,7 +55,7 @@ def speculation(value: str) -> list[str]:
     if method in ("ngram", "[ngram]"):
         given.pop("model", None)
     else:
-        why = "drafting is a plugin's, on the host, and ngram is the one that there is"
+        why = "this flag has ngram alone; --speculator names any installed one (dovetail plugin list names them)"
         raise ConfigError(f"{flag}: method {method!r} is not supported: {why}")
     if unknown := sorted(set(given) - set(NGRAM)):
         raise ConfigError(f"{flag}: {unknown[0]!r} is not supported with ngram; possible: {', '.join(NGRAM)}")

@@ -13,7 +13,7 @@ def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, Kn
 
 SEARCHES = "this server searches nothing; offer a tool that does"
 TRACED = "it is for whoever traces requests; nothing of it reaches the model"
-ROUTED = "it is for a gateway between several servers; this is one"
+ROUTED = "it is for the router of another project"
 SAMPLED = "no such sampler is here; see temperature, top_p, top_k and min_p"
 MODEL = "how the model is loaded is said at the start of the server"
 OF_DRY = "it says how another field's sampler works"

@@ -55,7 +55,7 @@ class Held(NamedTuple):
     """What the files of a checkpoint hold, at most.
 
     Attributes:
-        num_layers: Layers that tensors are numbered by.
+        num_layers: Layers that tensors are numbered by, in all lists of them (two stacks, or blocks of layers).
         longest: The longest row or column of a matrix, in numbers.
         num_numbers: All numbers of all tensors.
     """
@@ -71,17 +71,19 @@ def held(tensors: Iterable[tuple[str, tuple[int, ...], int]]) -> Held:
     Args:
         tensors: Name, shape and numbers that each unit of the shape holds at most (more than one where packed).
     """
-    layers: dict[str, set[str]] = defaultdict(set)
+    layers: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     longest = total = 0
     for name, shape, each in tensors:
         parts = name.split(".")
         for index, part in enumerate(parts):
             if part.isdecimal():
-                layers[".".join("#" if other.isdecimal() else other for other in parts[:index])].add(part)
+                numbers = tuple(other for other in parts[: index + 1] if other.isdecimal())
+                layers[".".join("#" if other.isdecimal() else other for other in parts[:index])].add(numbers)
         size = math.prod(shape) * each
         total += size
         longest = max(longest, size // max(1, min(shape, default=1)), *shape)
-    return Held(max(map(len, layers.values()), default=0), longest, total)
+    side_by_side = sum(len(numbers) for prefix, numbers in layers.items() if "#" not in prefix)
+    return Held(max(side_by_side, max(map(len, layers.values()), default=0)), longest, total)
 
 
 def check_claims(hf: Mapping[str, Any], files: Held | None = None) -> None:
@@ -103,21 +105,22 @@ def check_claims(hf: Mapping[str, Any], files: Held | None = None) -> None:
         if key in WHOLE and (type(value) is not int or (value < 0 and not TOKENS.fullmatch(key))):
             raise ModelError(f"config.json: {name} = {_short(value)}; give a whole number, 0 or more")
         if type(value) is int and not FREE.fullmatch(key):
-            _check_bound(name, key, value, files)
+            # Of a part that is no text part (a decoder of audio codes) the checkpoint need not hold layers.
+            _check_bound(name, key, value, files, has_layers=len(path) == 1 or "text_config" in path)
     for part, scope in _texts(hf):
         heads, dim = scope.get("num_attention_heads"), scope.get("head_dim")
         if type(heads) is int and type(dim) is int:
             _check_width(f"{part}num_attention_heads x {part}head_dim", heads * dim, files)
 
 
-def _check_bound(path: str, key: str, value: int, files: Held | None) -> None:
+def _check_bound(path: str, key: str, value: int, files: Held | None, *, has_layers: bool) -> None:
     if LAYERS.fullmatch(key):
         if not 1 <= value <= MAX_LAYERS:
             raise ModelError(f"config.json: {path} = {value}; a model has from 1 to {MAX_LAYERS:,} layers")
-        if files is not None and value > files.num_layers:
+        if has_layers and files is not None and value > files.num_layers:
             raise ModelError(
                 f"config.json: {path} = {value}, and the weights are of {files.num_layers} layers; finish the "
-                "download, or correct the file"
+                "download, or correct the file; a model that runs the same layers several times is not supported"
             )
     elif TOKENS.fullmatch(key):
         if value > MAX_TOKENS:

@@ -43,6 +43,10 @@ UNDERSTOOD = frozenset(
 """What an attention function may be given: it is served, or changes nothing where no gradient is asked for."""
 
 
+TWICE = "it attends more than once in a layer for each token, and the cache holds a layer's keys once"
+AHEAD = "it makes masks under which tokens attend to later ones, as encoders and decoders of encoders' outputs do"
+
+
 @dataclass(frozen=True, slots=True)
 class Mask:
     """Stands for a mask: how far back a query sees."""
@@ -107,7 +111,7 @@ def probe(config: Any) -> Found:
     text = config.get_text_config(decoder=True)
     types = list(getattr(text, "layer_types", None) or ())
     if others := sorted(set(types) - KNOWN):
-        raise refusal(hf, f"it has layers of type {', '.join(others)}")
+        raise refusal(hf, f"layers of type {', '.join(others)} are not supported")
     record = Record(min(NUM_TOKENS, getattr(text, "max_position_embeddings", None) or NUM_TOKENS))
     _records.append(record)
     try:
@@ -124,7 +128,11 @@ def probe(config: Any) -> Found:
     names = {id(module): name for name, module in model.named_modules()}
     num, seen = int(text.num_hidden_layers), len(record.calls)
     if seen < num - sum(kind in QUIET for kind in types):
-        raise refusal(hf, f"of its {num} layers only {seen} look back in a way that is known here")
+        raise refusal(
+            hf,
+            f"only {seen} of its {num} layers attend through transformers' attention interface or keep a recurrent "
+            "state of a supported form",
+        )
     return Found(
         layers=tuple(call.spec for call in record.calls),
         modules=tuple(names[id(call.module)] for call in record.calls),
@@ -150,7 +158,7 @@ def inconsistent(config: Any, num_tokens: int) -> str:
     except Exception as error:  # of any code of transformers
         if ON_HOST in str(error):
             return ""
-        why = f" ({' '.join(str(error).split())[:200]})" if isinstance(error, ValueError) else ""
+        why = f" ({' '.join(str(error).split())[:200]})" if isinstance(error, (ValueError, ImportError)) else ""
         return f"transformers itself cannot compute a prompt with this config.json{why}"
     return ""
 
@@ -161,7 +169,10 @@ def missing(error: Exception) -> str:
     if isinstance(error, KeyError) and NAME in said:
         return "it chooses its attention from a list of its own, not through transformers' attention interface"
     if repr(Mask.__name__) in said:
-        return "it changes attention masks itself (a bias by distance, for instance), and a paged cache has no masks"
+        return (
+            "it applies attention masks in code of its own instead of transformers' attention interface, and a paged "
+            "cache has no masks"
+        )
     if ON_HOST in said:
         return "it reads on the host what it has computed, so what it keeps of a token cannot be found without weights"
     return "its attention does not go through transformers' attention interface as far as is needed here"
@@ -201,9 +212,9 @@ def note_mixer(
     cache = EmptyCache()
     out = inner(hidden_states, **{parameter: cache})
     if not isinstance(out, Tensor) or out.shape != hidden_states.shape or not cache.found:
-        raise Unservable(f"its {type(module).__name__} keeps its state in another way than is known here")
+        raise Unservable(f"its {type(module).__name__} keeps its state in an unsupported form")
     if any(call.module is module for call in record.calls):
-        raise Unservable("a layer of it looks back twice for a token")
+        raise Unservable(TWICE)
     state = tuple(cache.found.values())
     reach = Recurrent(interval(module, state))
     record.calls.append(Call(module, LayerSpec(index=len(record.calls), reach=reach, state=state)))
@@ -233,11 +244,11 @@ def attend(
     if unknown:
         raise Unservable(f"its attention layers use {', '.join(unknown)}")
     if any(call.module is module for call in calls):
-        raise Unservable("a layer of it looks back twice for a token")
+        raise Unservable(TWICE)
     if key.shape[2] != num_tokens or query.shape[2] != num_tokens:
-        raise Unservable("its keys are not one for each token")
+        raise Unservable("its attention layers do not compute one key for each token")
     if given.get("is_causal") is False:
-        raise Unservable("its tokens see what is behind them")
+        raise Unservable(AHEAD)
     reach = reach_of(attention_mask, given.get("sliding_window"))
     scale = given.get("scaling")
     calls.append(
@@ -279,12 +290,12 @@ def note_mask(*, mask_function: Callable[..., Any], local_size: int | None = Non
             return Mask(Chunk(local_size))
         raise Unservable("it makes masks that depend on what the tokens are") from None
     if bool(first[1:].any()):
-        raise Unservable("its tokens see what is behind them")
+        raise Unservable(AHEAD)
     num, before = int(next_one.sum()), int(last.sum())
     reach: Full | Chunk | Window = FULL if num == far + 1 else Chunk(before) if num == 1 < before else Window(num)
     starts = reach.start(far), reach.start(far - 1)
     if not next_one[starts[0] :].all() or not last[starts[1] : far].all() or before != far - starts[1]:
-        raise Unservable("its tokens see others than those before them, or the last of these")
+        raise Unservable("its tokens attend to others than all earlier tokens, a window or a chunk of them")
     return Mask(reach)
 
 
