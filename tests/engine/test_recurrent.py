@@ -188,5 +188,5 @@ def test_a_declaration_that_does_not_fit_ends_the_start(
 def test_recurrent_layers_alone_are_refused(tmp_path: Path) -> None:
     """In one line: a cache needs a layer that looks back."""
     folder = EXAMPLE.reference().write_checkpoint(tmp_path / "model", full_attn_idxs=[])
-    with pytest.raises(ModelError, match="RecurrentForCausalLM : all its layers keep recurrent states"):
+    with pytest.raises(ModelError, match="RecurrentForCausalLM: all its layers keep recurrent states"):
         EXAMPLE.make_engine(folder)

@@ -154,7 +154,8 @@ def look(folder: Path, kind: str, which: str, **settings: Any) -> Row:
             return Row()
         return Row("", *alone(folder, model, **settings), *together(folder, model, **settings))
     except ConfigError as error:
-        return Row(re.sub(r"\d+%", "N%", str(error).replace(str(folder), "FOLDER")))
+        said = str(error).replace(str(folder), "FOLDER")
+        return Row(re.sub(r"\d+%|\d+\.\d+\.\d+", "N", said))
 
 
 @cache

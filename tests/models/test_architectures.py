@@ -18,7 +18,7 @@ SAMPLE = {("opt", FIRST), ("jamba", FIRST), ("bloom", FIRST), ("lfm3", ANOTHER),
 MOST = 1e-4
 LONGEST = 400
 """Characters of a refusal."""
-INTERNAL = ("Error", "dovetail-", "object has no", "NoneType", "meta tensor", "finish the download", "FOLDER")
+INTERNAL = ("Error", "dovetail-probe", "object has no", "NoneType", "meta tensor", "finish the download", "FOLDER")
 """What no refusal of a whole checkpoint says."""
 CASES = [(kind, which) for kind in KINDS for which in (FIRST, ANOTHER)]
 

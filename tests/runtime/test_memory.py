@@ -425,7 +425,7 @@ def test_states_that_do_not_fit_are_one_line() -> None:
 def test_states_alone_are_not_planned() -> None:
     """A cache needs a layer that looks back."""
     layers = tuple(LayerSpec(index=index, reach=Recurrent(), state=STATE) for index in range(32))
-    with pytest.raises(ConfigError, match="LlamaForCausalLM : all its layers keep recurrent states"):
+    with pytest.raises(ConfigError, match="LlamaForCausalLM: all its layers keep recurrent states"):
         planned(config=replace(LLAMA_8B, layers=layers))
 
 

@@ -127,7 +127,7 @@ REFUSED = {
     "--hf-overrides '{\"rope_theta\": 1}'": "copy of the folder",
     '--pooler-config \'{"pooling_type": "CLS"}\'': "modules.json",
     "--enable-eplb": "experts",
-    "--disaggregation-mode prefill": "one engine",
+    "--disaggregation-mode prefill": "both prefill and decode",
     "--cpu-offload-gb 4": "on the device",
     "--kv-cache-memory-bytes 1G": "--max-total-tokens",
     "--tokenizer-mode slow": "tokenizer.json",

@@ -55,7 +55,7 @@ def speculation(value: str) -> list[str]:
     if method in ("ngram", "[ngram]"):
         given.pop("model", None)
     else:
-        why = "this flag has ngram alone; --speculator names any installed one (dovetail plugin list names them)"
+        why = "this flag has ngram alone; --speculator names any plugin for drafting that is installed"
         raise ConfigError(f"{flag}: method {method!r} is not supported: {why}")
     if unknown := sorted(set(given) - set(NGRAM)):
         raise ConfigError(f"{flag}: {unknown[0]!r} is not supported with ngram; possible: {', '.join(NGRAM)}")

@@ -129,12 +129,13 @@ def fold_requests(module: nn.Module, parameter: str, index: int, batch: Callable
         batch: Returns the step's batch.
     """
     inner = module.forward
-    if has_chunks := hasattr(module, "chunk_size"):
-        module.chunk_size = folded(module)  # type: ignore[assignment]
+    length = folded(module) if hasattr(module, "chunk_size") else None
+    if length is not None:
+        module.chunk_size = length  # type: ignore[assignment]
 
     def fold(inputs: Tensor, state: State) -> tuple[Tensor, State]:
         outputs = []
-        for piece in torch.split(inputs, module.chunk_size if has_chunks else inputs.shape[1], dim=1):
+        for piece in torch.split(inputs, length or inputs.shape[1], dim=1):
             cache = LayerCache(state)
             outputs.append(inner(piece, **{parameter: cache}))
             state = cache.state

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ def inconsistent(config: Any, num_tokens: int) -> str:
     except Exception as error:  # of any code of transformers
         if ON_HOST in str(error):
             return ""
-        why = f" ({' '.join(str(error).split())[:200]})" if isinstance(error, (ValueError, ImportError)) else ""
+        why = f" ({shorten(str(error), 200)})" if isinstance(error, (ValueError, ImportError)) else ""
         return f"transformers itself cannot compute a prompt with this config.json{why}"
     return ""
 
