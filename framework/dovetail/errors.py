@@ -62,10 +62,15 @@ class RequestError(DovetailError):
         param: Name of the field at fault, as the client wrote it.
         code: Stable machine-readable code (`context_length_exceeded`, `model_not_found`, …).
         status: HTTP status: 4xx, or 500 for a request that ends the engine and would again.
+
+    Raises:
+        ValueError: The status is none of an error, and could not be sent as one.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
+        if not 400 <= status <= 599:
+            raise ValueError(f"a request is refused with status {status}; possible: 400 to 599")
         self.message = str(self)
         self.param = None if param is None else brief(param)
         self.code = code

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import dovetail
-from dovetail.contracts.api import Api
-from dovetail.errors import EngineError, RequestError
+from dovetail.contracts.api import Api, View
+from dovetail.errors import EngineError, PluginError, RequestError
 from dovetail_server import errors
 from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute
@@ -31,6 +31,7 @@ from dovetail_server.http.journal import MAX_JOURNAL_BYTES, Resumable
 from dovetail_server.http.journal import PATH as RESUME_PATH
 from dovetail_server.openapi import complete
 from dovetail_server.peers.endpoints import why_not
+from dovetail_server.reading.tasks import OWN_NAMES
 from dovetail_server.routes import (
     admin,
     batches,
@@ -105,6 +106,23 @@ def routers(settings: ServeSettings, apis: Sequence[Api]) -> list[APIRouter]:
     return [generating.router_of(apis), *ROUTERS, *(() if settings.disable_playground else (playground.router,))]
 
 
+def check_apis(apis: Sequence[Api]) -> None:
+    """Hold the routes of APIs against the server's own, which they may not replace.
+
+    Raises:
+        PluginError: A path is one of the server's, or a name is: names tell processes what to read.
+    """
+    own = [route for router in (*ROUTERS, playground.router) for route in router.routes if isinstance(route, Route)]
+    names = {route.name for route in own} | OWN_NAMES
+    for api in apis:
+        for route in api.routes():
+            method = route.method if isinstance(route, View) else "POST"
+            taken = any(method in (one.methods or ()) and one.path_regex.match(route.path) for one in own)
+            what = f"path {route.path}" if taken else f"name {route.name!r}" if route.name in names else ""
+            if what:
+                raise PluginError(f"{type(api).__name__} brings the {what}, which is the server's own; give it another")
+
+
 def create_app(state: ServerState) -> FastAPI:
     """Build the application of one server."""
 
@@ -124,6 +142,7 @@ def create_app(state: ServerState) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.server = state
+    check_apis(state.apis)
     paths: list[tuple[str, set[str]]] = []
     for router in routers(state.settings, state.apis):
         app.include_router(router)

@@ -35,10 +35,12 @@ def _prefix(model: type) -> str:
     return "" if model.__module__.startswith("dovetail_server.") else f"{model.__module__}."
 
 
-def failures(error: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """Return `responses` for all errors of a route, whose body is `error`."""
-    _replies[component(error)] = error
-    schema = {"$ref": REF + component(error)}
+def failures(error: type[msgspec.Struct] | None = ErrorBody) -> dict[int | str, dict[str, Any]]:
+    """Return `responses` for all errors of a route, whose body is `error`, or of a form that is not described."""
+    schema = {}
+    if error is not None:
+        _replies[component(error)] = error
+        schema = {"$ref": REF + component(error)}
     failure = {"description": "Error", "content": {"application/json": {"schema": schema}}}
     return {"4XX": failure, "5XX": failure}
 
@@ -63,7 +65,7 @@ def json_route(
     may_list: bool = False,
     streams: bool = False,
     follows: bool = False,
-    error: type[msgspec.Struct] = ErrorBody,
+    error: type[msgspec.Struct] | None = ErrorBody,
     methods: tuple[str, ...] = ("POST",),
     tags: tuple[str, ...] = (),
     place: Literal["prefix", "any"] | None = None,
@@ -71,10 +73,9 @@ def json_route(
     """Register a route with the schemas of its body or multipart form, and of its reply.
 
     `other_reply` is what clients of another API get. One that `may_list` answers several prompts or choices with a list
-    of replies. One that `streams` generates: when
-    the queue is full it answers 429 before it reads the body; one that `follows` streams what was begun elsewhere.
-    Errors have the body `error`. `place` is as of `contracts.api.Route`, for a route whose body a gateway may hold;
-    None: it is passed on piece by piece.
+    of replies. One that `streams` generates: when the queue is full it answers 429 before it reads the body; one that
+    `follows` streams what was begun elsewhere. Errors have the body `error`, as of `failures`. `place` is as of
+    `contracts.api.Route`, for a route whose body a gateway may hold; None: it is passed on piece by piece.
     """
     if place is not None:
         PLACES[path] = place

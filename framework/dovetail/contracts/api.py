@@ -44,13 +44,15 @@ class Route:
         writer: Writes a reply.
         body: A pydantic model that a body is checked by before `read` gets it; None: `read` checks it.
         reply: The msgspec struct of a whole reply, for the OpenAPI document.
-        error: The struct of an error's body, for the OpenAPI document; None: OpenAI's.
+        error: The struct of an error's body, for the OpenAPI document; None: OpenAI's, or of any form on a path that
+            the API owns.
         id_prefix: What an identifier of a reply begins with.
         is_named_by_client: A reply has the identifier that the client gave the request, if it gave one.
         place: Where a gateway sends it: `prefix`, to the worker that knows the beginning of its prompt, or `any`.
         may_list: A whole reply may be a list of replies.
         renders_list: `…/render` gives a list, as there may be several prompts.
-        tag: The section of the OpenAPI document.
+        tag: The section of the OpenAPI document. Names of models for one API (`--served-model-name openai=…`) are those
+            of a tag, too, so that only OpenAI's routes have `openai`.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Route:
     place: Placing = "prefix"
     may_list: bool = False
     renders_list: bool = False
-    tag: str = "openai"
+    tag: str = "plugins"
 
     def requests(self, body: Any) -> list[Request]:
         """Return the requests that a body makes.
@@ -122,6 +124,7 @@ class View:
         show: Given the server's facts and the body, an empty object where there is none, returns the reply. Called in
             a thread. Raises `RequestError` where the body asks for what is not there.
         method: `GET`, or `POST` for a route with a small body.
+        error: As of `Route`.
         tag: As of `Route`.
     """
 
@@ -130,7 +133,8 @@ class View:
     about: str
     show: Callable[[ServerFacts, JsonObject], Mapping[str, Any]]
     method: Literal["GET", "POST"] = "GET"
-    tag: str = "openai"
+    error: type[Any] | None = None
+    tag: str = "plugins"
 
 
 class Api(Configurable, ABC):
@@ -142,7 +146,7 @@ class Api(Configurable, ABC):
 
     @abstractmethod
     def routes(self) -> Sequence[Route | View]:
-        """Return its routes. Called once."""
+        """Return its routes, the same each time."""
 
     def failed(self, failure: Failure, request_id: str | None) -> tuple[int, Any]:
         """Return the HTTP status of an error on a path that it owns, and the body, which becomes JSON.

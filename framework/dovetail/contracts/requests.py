@@ -135,6 +135,9 @@ class Names(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a client wants generated: one conversation, or one or more texts that want the same.
 
+    What an API returns is held against these types and the bounds of the HTTP API's fields before anything else sees
+    it: other values are refused with 400. Plain values only, as the struct may travel to another process.
+
     Attributes:
         prompts: One `Chat`, or any number of the others.
         model: The model's name; None for the one that is served.
@@ -166,7 +169,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         streams_reasoning: It is given out as it comes; else at once, at its end.
         priority: Higher goes first.
         cache_salt: Requests with different ones share no cached prefix.
-        keeps: The reply is to be stored, with this metadata; None: it is not.
+        keeps: The reply is to be stored, with this metadata and the body's `messages`; None: it is not.
         names: See `Names`.
         reply: What the API's writer has to know beside this: plain values, which nobody else looks at.
     """

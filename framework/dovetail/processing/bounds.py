@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -9,6 +10,9 @@ MAX_TOKENS, MAX_TOKEN_ID = 1 << 30, (1 << 31) - 1
 MAX_STOPS, MAX_STOP_CHARS = 32, 4096
 """Stop strings of a request, or stop expressions, and characters of each."""
 MAX_STOP_IDS, MAX_NAMED_IDS, MAX_ALLOWED_IDS, MAX_BAD_WORDS = 256, 4096, 1 << 20, 1024
+MAX_BIASES, MAX_SALT = 1 << 16, 512
+RID = re.compile(r"[\x21-\x7e]{1,256}")
+"""A client's identifier of a request."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 100),
     "top_p": (0, 1),

@@ -221,6 +221,8 @@ class Preparation:
 
     def _attempt(self, chat: Chat, messages: list[dict[str, Any]], keeps: bool) -> Ids:
         whole, tail = self._chat_tokens(chat, messages, keeps=keeps)
+        if not whole:
+            raise empty_prompt(self.request.names.prompt)
         ids = self._cut(whole)
         self._max_tokens(len(ids))
         return Ids(ids=ids, text=last_words(messages) if chat.echoes else "", tail=tail)

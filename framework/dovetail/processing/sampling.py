@@ -5,6 +5,7 @@ The server's bodies and `dovetail.SamplingParams` have the same names, so both a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
@@ -19,6 +20,7 @@ from dovetail.text.parsing.stop_regex import compile_stop
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_BIAS = 100.0
+_TOKEN_ID = re.compile("-?[0-9]{1,11}")
 SEED_MASK = (1 << 63) - 1
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -243,9 +245,9 @@ def logit_bias(given: Mapping[Any, float] | None, vocab_size: int) -> dict[int, 
     if not given:
         return {}
     texts = [str(key) for key in given]
-    bad = next((key for key in texts if not key.isascii() or not key.removeprefix("-").isdigit()), None)
+    bad = next((key for key in texts if not _TOKEN_ID.fullmatch(key)), None)
     if bad is not None:
-        text = f"logit_bias: {bad!r} is no token id; keys are ids written as digits"
+        text = f"logit_bias: {bad[:32]!r} is no token id; keys are ids written as digits"
         raise RequestError(text, param="logit_bias", code="invalid_token_id")
     bias = {int(key): max(-MAX_BIAS, min(MAX_BIAS, value)) for key, value in zip(texts, given.values(), strict=True)}
     check_token_ids(bias, vocab_size, "logit_bias")

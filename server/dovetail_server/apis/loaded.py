@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dovetail.contracts.api import Api, Route, View
+from dovetail.contracts.api import Api, Route
 from dovetail.errors import PluginError
 from dovetail.plugins import PluginPlan, load, make_plan
 from dovetail.plugins.loader import LoadedPlugins, describe, naming_plugin
+from dovetail.processing.apis import is_below, routes_of
 
 if TYPE_CHECKING:
     from dovetail.plugin_settings import PluginSettings
-
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def apis_of(plan: PluginPlan) -> list[Api]:
     """Return the APIs of a plan, in its order.
 
     Raises:
-        PluginError: One cannot be made, or brings a route that another one has.
+        PluginError: One cannot be made or served, or brings a route that another one has, or tells of its errors.
     """
     return made(load(plan, "api"))
 
@@ -29,23 +27,30 @@ def apis_of(plan: PluginPlan) -> list[Api]:
 def made(loaded: LoadedPlugins) -> list[Api]:
     """As `apis_of`, of plugins that have been loaded."""
     apis: list[Api] = []
+    paths: list[tuple[str, str]] = []
+    owned: list[tuple[str, str]] = []
     owners: dict[str, str] = {}
     for planned, kind in loaded.candidates("api"):
+        who = describe(planned)
         with naming_plugin(loaded), loaded.watched(planned):
             api: Api = kind()
-            routes = api.routes()
-        who = describe(planned)
+            try:
+                routes = routes_of(api)
+            except ValueError as error:
+                raise PluginError(f"{who}: {error}") from None
         for route in routes:
-            if not isinstance(route, Route | View):
-                raise PluginError(f"{who}: routes() returned {route!r}; possible: a Route or a View of contracts.api")
-            if not NAME.fullmatch(route.name) or not route.path.startswith("/") or ".." in route.path:
-                text = f"{who}: route {route.name!r} at {route.path!r}: a name has letters, digits and _, a path begins"
-                raise PluginError(f"{text} with / and has no ..")
             for key in (f"the path {route.path}", f"the name {route.name}"):
                 if key in owners:
                     raise PluginError(f"{who} and {owners[key]} both bring {key}; leave one of them out of --apis")
                 owners[key] = who
+            paths.append((route.path, who))
+        owned += [(path, who) for path in api.owns]
         apis.append(api)
+    for path, who in owned:
+        for other, owner in (*paths, *owned):
+            if owner != who and is_below(other, path):
+                why = f"{who} tells of errors on {path} and below it, where {owner} has {other}"
+                raise PluginError(f"{why}; leave one of them out of --apis")
     return apis
 
 

@@ -23,6 +23,7 @@ from dovetail_server.apis.responses.objects import ResponseObject
 from dovetail_server.apis.responses.reply import ResponsesWriter
 from dovetail_server.apis.responses.request import read as read_response
 from dovetail_server.apis.responses.schema import ResponsesRequest
+from dovetail_server.schema.models import OPENAI
 
 CHAT = Route(
     name="chat_completions",
@@ -33,6 +34,7 @@ CHAT = Route(
     writer=ChatWriter,
     reply=ChatCompletion,
     id_prefix="chatcmpl-",
+    tag=OPENAI,
 )
 COMPLETIONS = Route(
     name="create_completion",
@@ -44,6 +46,7 @@ COMPLETIONS = Route(
     reply=Completion,
     id_prefix="cmpl-",
     renders_list=True,
+    tag=OPENAI,
 )
 GENERATE = Route(
     name="generate_text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure
+from dovetail.processing.apis import is_below
 from dovetail_server.error_body import ErrorBody
+
+logger = logging.getLogger("dovetail.server")
 
 
 class ApiErrors:
@@ -25,10 +29,22 @@ class ApiErrors:
         """Serve one connection's request."""
         if scope["type"] == "http":
             for path, api in self._owners:
-                if scope["path"].startswith(path) and scope["path"][len(path) :][:1] in ("", "/"):
+                if is_below(scope["path"], path):
                     send = _Translator(send, api)
                     break
         await self.app(scope, receive, send)
+
+
+def told(api: Api, failure: Failure, request_id: str | None) -> tuple[int, bytes]:
+    """Return the status and the body of an error in the words of an API.
+
+    Raises:
+        ValueError: The status is none of an error.
+    """
+    status, body = api.failed(failure, request_id)
+    if isinstance(status, bool) or not isinstance(status, int) or not 400 <= status <= 599:
+        raise ValueError(f"failed() gives the status {status!r}; possible: 400 to 599")
+    return status, msgspec.json.encode(body)
 
 
 class _Translator:
@@ -64,8 +80,11 @@ class _Translator:
         else:
             headers = MutableHeaders(scope=start)
             failure = Failure(start["status"], error.message, error.type, error.param, error.code)
-            start["status"], told = self.api.failed(failure, headers.get("x-request-id"))
-            body = msgspec.json.encode(told)
+            try:
+                start["status"], body = told(self.api, failure, headers.get("x-request-id"))
+            except Exception:
+                # A stranger's code. The client reads this server's words rather than nothing.
+                logger.exception("%s.failed() cannot tell of an error", type(self.api).__name__)
             headers["content-length"] = str(len(body))
         await self.send(start)
         await self.send({"type": "http.response.body", "body": body})

@@ -179,8 +179,7 @@ PARSE_CALLS = Task(
     run=lambda call: parsing.parse_calls(call.text, call.request),
 )
 MESSAGE_BATCH = RawTask(name="message_batch", run=to_lines)
-_ALL: tuple[Task[Any] | RawTask | Route, ...] = (
-    *generating(BUILT_IN),
+_OWN: tuple[Task[Any] | RawTask | Route, ...] = (
     RESPONSES,
     COUNT_TOKENS,
     INPUT_TOKENS,
@@ -195,7 +194,9 @@ _ALL: tuple[Task[Any] | RawTask | Route, ...] = (
     PARSE_CALLS,
     MESSAGE_BATCH,
 )
-TASKS = {task.name: task for task in _ALL}
+OWN_NAMES = frozenset(task.name for task in _OWN)
+"""Those that belong to no API's routes."""
+TASKS = {task.name: task for task in (*generating(BUILT_IN), *_OWN)}
 
 
 def add_routes(apis: Sequence[Api]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from dovetail.contracts.api import Route
 from dovetail.errors import RequestError
 from dovetail.panics import is_panic
+from dovetail.processing.checked import checked
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -78,7 +79,7 @@ def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, as
     data: Any = decoded(read_line(take()) if job.is_line else take())
     if isinstance(task, Route):
         body = data if task.body is None else validated(data, task.body)
-        requests = task.requests(body)
+        requests = checked(task.requests(body))
         del data, body
         served.name(requests[0].model, task.tag)
         return Outcome.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])

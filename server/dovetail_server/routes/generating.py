@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from dovetail.contracts.api import Api, Route, View
 from dovetail.errors import RequestError
+from dovetail.processing.apis import is_below
 from dovetail_server.apis.dropped import HEADER, header_of
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.error_body import ErrorBody
@@ -71,13 +72,19 @@ def router_of(apis: Sequence[Api]) -> APIRouter:
     for api in apis:
         for route in api.routes():
             if isinstance(route, Route):
-                add_route(router, route)
+                add_route(router, route, error_of(api, route))
             else:
-                add_view(router, route)
+                add_view(router, route, error_of(api, route))
     return router
 
 
-def add_route(router: APIRouter, route: Route) -> None:
+def error_of(api: Api, route: Route | View) -> type[msgspec.Struct] | None:
+    """Return what describes the errors of a route; None where an API has its own form and does not describe it."""
+    is_owned = any(is_below(route.path, path) for path in api.owns)
+    return route.error or (None if is_owned else ErrorBody)
+
+
+def add_route(router: APIRouter, route: Route, error: type[msgspec.Struct] | None) -> None:
     """Add a route that generates."""
 
     async def endpoint(request: Request) -> Response:
@@ -91,12 +98,12 @@ def add_route(router: APIRouter, route: Route) -> None:
         reply=route.reply,
         may_list=route.may_list,
         streams=True,
-        error=route.error or ErrorBody,
+        error=error,
         tags=(route.tag,),
     )(endpoint)
 
 
-def add_view(router: APIRouter, view: View) -> None:
+def add_view(router: APIRouter, view: View, error: type[msgspec.Struct] | None) -> None:
     """Add a route that shows something."""
 
     async def endpoint(request: Request) -> Response:
@@ -112,7 +119,7 @@ def add_view(router: APIRouter, view: View) -> None:
         return Response(msgspec.json.encode(shown), media_type="application/json")
 
     endpoint.__name__, endpoint.__doc__ = view.name, view.about
-    json_route(router, view.path, methods=(view.method,), tags=(view.tag,))(endpoint)
+    json_route(router, view.path, methods=(view.method,), error=error, tags=(view.tag,))(endpoint)
 
 
 router = router_of(BUILT_IN)

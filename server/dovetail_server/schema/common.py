@@ -24,6 +24,7 @@ from dovetail.processing.bounds import (
     BOUNDS,
     MAX_ALLOWED_IDS,
     MAX_BAD_WORDS,
+    MAX_BIASES,
     MAX_NAMED_IDS,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
@@ -143,7 +144,7 @@ class SamplingFields(RequestModel):
     spaces_between_special_tokens: bool | None = Field(None, description="Accepted; text is joined as decoded.")
     no_stop_trim: bool | None = Field(None, description="Keep the matched stop string in the text.")
     include_stop_str_in_output: bool | None = Field(None, description="Another name of `no_stop_trim`.")
-    logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
+    logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=MAX_BIASES)] | None = None
     seed: Annotated[int, _within("seed")] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = Field(
         None, description="Nothing else is said, no end of the reply either."

@@ -13,7 +13,7 @@ from dovetail.contracts.replies import Reply, Writer
 from dovetail.contracts.requests import Request
 from dovetail.identity import time_ns
 from dovetail.processing.input import Preparation
-from dovetail.processing.refusals import unsupported
+from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Generation
@@ -125,6 +125,8 @@ def make_generation(
     for at, request in enumerate(requests):
         rid = request.rid or (new_id(id_prefix) if at else reply_id)
         before = add_choices(state, request, rid, choices, before, is_rendered=is_rendered)
+    if len(requests) > 1 and len({choice.submit.rid for choice in choices}) < len(choices):
+        raise wrong("rid is the same for two prompts; give each one of its own, or leave it out", "rid")
     operation = "text_completion" if choices[0].prompt.tail is None else "chat"
     return Generation(state=state, request_id=requests[0].rid or reply_id, choices=choices, operation=operation)
 

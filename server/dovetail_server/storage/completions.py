@@ -183,9 +183,9 @@ class CompletionKeeper:
 
 
 class _Messages(msgspec.Struct):
-    messages: msgspec.Raw
+    messages: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 def messages_of(raw: bytes) -> bytes:
-    """Return the `messages` of a request's body as they stand there."""
+    """Return the `messages` of a request's body as they stand there; none where its API has no such field."""
     return bytes(msgspec.json.decode(raw, type=_Messages).messages)

@@ -357,11 +357,9 @@ class Ollama(Api):
                 reply=GenerateLine,
                 **common,
             ),
-            View(name="ollama_tags", path="/api/tags", about="The models.", show=tags, tag="ollama"),
-            View(
-                name="ollama_show", path="/api/show", about="The model's facts.", show=show, method="POST", tag="ollama"
-            ),
-            View(name="ollama_version", path="/api/version", about="The server's version.", show=version, tag="ollama"),
+            View(name="ollama_tags", path="/api/tags", about="The models.", show=tags, **common),
+            View(name="ollama_show", path="/api/show", about="The model's facts.", show=show, method="POST", **common),
+            View(name="ollama_version", path="/api/version", about="The server's version.", show=version, **common),
         )
 
     def failed(self, failure: Failure, request_id: str | None) -> tuple[int, OllamaError]:

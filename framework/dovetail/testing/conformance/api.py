@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import math
-import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,15 +13,15 @@ import msgspec
 import pytest
 
 from dovetail.contracts.api import Api, Route, ServerFacts, View
-from dovetail.contracts.replies import Failure, Writer
-from dovetail.contracts.requests import Request, Sampling
+from dovetail.contracts.replies import Failure
+from dovetail.contracts.requests import Request
 from dovetail.errors import RequestError
-from dovetail.processing.bounds import BOUNDS, MAX_TOKENS
+from dovetail.processing.apis import routes_of
+from dovetail.processing.checked import checked
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance.base import Conformance
 from dovetail.testing.replies import play, reply_of
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 SEEDS = range(12)
 CHUNKS: Sequence[Sequence[int]] = ((1,), (2,), (3, 1, 5), (1000,))
 SERVER = "dovetail_server"
@@ -145,26 +143,11 @@ class ApiConformance(Conformance):
             fail(f"{route.path}: the sample {shown(body)} is refused: {error}")
 
     def test_routes_are_well_formed(self) -> None:
-        """Names and paths can be served, are there once, and writers can be made."""
-        owners: dict[str, str] = {}
-        for route in self.routes():
-            check(isinstance(route, Route | View), f"routes() returned {shown(route)}; possible: a Route or a View")
-            check(NAME.fullmatch(route.name) is not None, f"route name {route.name!r}: use letters, digits and _")
-            check(route.path.startswith("/") and ".." not in route.path, f"path {route.path!r}: begin with /, no ..")
-            check(bool(route.about.strip()), f"{route.path} does not say what it does")
-            for key in (route.name, route.path):
-                check(key not in owners, f"{key!r} is there twice")
-                owners[key] = route.path
-            if isinstance(route, Route):
-                missing = sorted(getattr(route.writer, "__abstractmethods__", ()))
-                check(issubclass(route.writer, Writer), f"{shown(route.writer)} is no Writer")
-                check(not missing, f"{route.writer.__qualname__} does not implement {', '.join(missing)}")
-                check(route.place in ("prefix", "any"), f"{route.path}: place {route.place!r}; possible: prefix, any")
-        for path in self.plugin().owns:
-            check(
-                path.startswith("/") and not path.endswith("/"),
-                f"owns {path!r}: a path begins with / and does not end so",
-            )
+        """What a server looks at before it starts is right: names, paths, writers, schemas, owned paths."""
+        try:
+            routes_of(self.api())
+        except ValueError as error:
+            fail(str(error))
 
     def test_reads_samples_alike_each_time(self) -> None:
         """A body makes the same requests again and again, changes nothing of it, and nothing of it is kept."""
@@ -350,15 +333,10 @@ def check_request(request: Request, what: str) -> None:
         fail(f"{what} gives a request that cannot be sent to another process: {raised(error)}")
     same = json.loads(again) == json.loads(sent)
     check(same, f"{what} gives a request that is another once it was sent to another process")
-    for name in Sampling.__struct_fields__:
-        value = getattr(request.sampling, name)
-        if name in BOUNDS and value is not None:
-            low, high = BOUNDS[name]
-            fits = not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
-            check(fits, f"{what} gives {name} = {shown(value)}; possible: {low} to {high}; read must refuse it")
-    limit = request.limit
-    check(limit is None or 0 <= limit <= MAX_TOKENS, f"{what} gives limit = {limit}; possible: 0 to {MAX_TOKENS}")
-    check(1 <= request.n <= 128, f"{what} gives n = {request.n}; possible: 1 to 128")
+    try:
+        checked([request])
+    except RequestError as error:
+        fail(f"{what} gives what no request may have, and the core refuses ({error}); read must refuse it")
 
 
 def check_framing(route: Route, stream: bytes) -> None:

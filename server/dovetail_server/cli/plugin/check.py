@@ -12,11 +12,20 @@ from dovetail_server.cli.plugin import find, registry_of
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the kit and print one line per test; exit code 1 where a test fails."""
+    """Run the kit and print one line per test; exit code 1 where a test fails.
+
+    Raises:
+        PluginError: It cannot be imported, or is an API that replaces a route of the server's.
+    """
     record = find(registry_of(args), args.name, args.kind)
     if record.file:  # the kit would look for it among what is installed
-        return run_conformance(record.kind, record.name, {"plugin_class": import_planned(as_planned(record))})
-    code = run_conformance(record.kind, record.qualified)
-    if why := unmet_by_next(record.distribution):
-        print(f"note: Dovetail's next minor version would refuse it: {why}; leave the upper bound out")
+        code = run_conformance(record.kind, record.name, {"plugin_class": import_planned(as_planned(record))})
+    else:
+        code = run_conformance(record.kind, record.qualified)
+        if why := unmet_by_next(record.distribution):
+            print(f"note: Dovetail's next minor version would refuse it: {why}; leave the upper bound out")
+    if record.kind == "api" and not code:
+        from dovetail_server.app import check_apis
+
+        check_apis([import_planned(as_planned(record))()])
     return code

@@ -1,0 +1,190 @@
+"""What an API's `read` makes of a body, held against the types and bounds of a `Request`: nothing else goes further.
+
+The adapters of built-in APIs have checked their bodies, and name their own fields. One of a package may let pass what a
+client sent: `limit: 1.5` or `n: 10**9` would fail in the engine's process, where others' requests run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Required, TypedDict
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from dovetail.contracts.requests import Chat, JsonObject, Names, Prompt, Request, Sampling
+from dovetail.errors import RequestError
+from dovetail.processing.bounds import (
+    BOUNDS,
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_NAMED_IDS,
+    MAX_SALT,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_TOKENS,
+    POSITIVE,
+    RID,
+)
+from dovetail.processing.refusals import empty_prompt, fields_named, wrong
+
+
+class Message(TypedDict, total=False):
+    """What is read of a message by name; a template may read more."""
+
+    role: Required[str]
+    content: str | list[str | JsonObject] | JsonObject | None
+    tool_calls: list[JsonObject] | None
+
+
+class Function(TypedDict, total=False):
+    """What is read of a function by name."""
+
+    name: Required[str]
+    description: str | None
+    parameters: JsonObject | None
+
+
+class Tool(TypedDict, total=False):
+    """What is read of a tool by name."""
+
+    function: Required[Function]
+
+
+class _Prompts(msgspec.Struct):
+    prompts: list[Prompt]
+
+
+class _Forms(msgspec.Struct):
+    messages: list[Message] = []
+    tools: list[Tool] = []
+
+
+OF_REQUEST: Mapping[str, tuple[float, float]] = {
+    "limit": BOUNDS["max_tokens"],
+    "n": (1, 128),
+    "candidates": (0, 128),
+    "priority": (-(1 << 31), (1 << 31) - 1),
+    "needs_context": (0, (1 << 63) - 1),
+    "prompt_logprobs_start": (0, MAX_TOKENS),
+    **{name: BOUNDS[name] for name in ("logprobs", "prompt_logprobs", "thinking_budget")},
+}
+OF_SAMPLING = {name: BOUNDS[name] for name in Sampling.__struct_fields__ if name in BOUNDS}
+LENGTHS = {"stop_token_ids": MAX_STOP_IDS, "allowed_token_ids": MAX_ALLOWED_IDS, "bad_words": MAX_BAD_WORDS}
+_PLAIN = Sampling()
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Request).decode
+
+
+def checked(given: list[Request]) -> list[Request]:
+    """Return requests as another process would get them: of plain values, each of its type and within its bounds.
+
+    Args:
+        given: What `Route.requests` returned.
+
+    Raises:
+        RequestError: It names the field, as the API calls it.
+        TypeError: They are no requests, or have what is no data: the package is at fault.
+    """
+    made = []
+    for request in given:
+        if not isinstance(request, Request):
+            break
+        try:
+            made.append(_checked(request))
+        except RequestError:
+            with fields_named(request.names.renamed):
+                raise
+    if not isinstance(given, list) or not made or len(made) < len(given):
+        raise TypeError(f"an API's read returned {type(given).__name__}; possible: a Request, or a list of them")
+    return made
+
+
+def _checked(request: Request) -> Request:
+    try:
+        made = _decode(_encode(replace(request, prompts=[])))
+        # Prompts may be large: their structs are read anew, their texts and numbers are not copied.
+        prompts = msgspec.convert({"prompts": [_fields(prompt) for prompt in request.prompts]}, _Prompts).prompts
+    except msgspec.ValidationError as error:
+        raise _mistyped(error, request.names) from None
+    except OverflowError:
+        raise _unsendable("a whole number has more than 64 bits") from None
+    except UnicodeEncodeError:
+        raise _unsendable("a text holds half of a surrogate pair") from None
+    except RecursionError:
+        raise _unsendable("its values nest too deeply") from None
+    if not prompts:
+        raise empty_prompt(request.names.prompt)
+    for prompt in prompts:
+        if isinstance(prompt, Chat):
+            _check_forms("messages", prompt.messages, made.names.prompt)
+    if made.tools is not None:
+        _check_forms("tools", made.tools.tools, made.names.tools)
+    _check_numbers(made, OF_REQUEST, made.names)
+    if made.sampling != _PLAIN:
+        _check_numbers(made.sampling, OF_SAMPLING, made.names)
+        _check_sampling(made.sampling)
+    _check_length(made.named_ids, MAX_NAMED_IDS, made.names.named_ids)
+    _check_length(made.cache_salt, MAX_SALT, "cache_salt", "characters")
+    if made.rid is not None and RID.fullmatch(made.rid) is None:
+        raise wrong(f"rid must be 1 to 256 visible ASCII characters, not {made.rid[:64]!r}", "rid")
+    if made.cut is not None and not -1 <= made.cut.most <= MAX_TOKENS:
+        raise wrong(f"a prompt is cut to -1 to {MAX_TOKENS} tokens, not {made.cut.most}", made.names.prompt)
+    return replace(made, prompts=prompts)
+
+
+def _fields(prompt: Prompt) -> dict[str, Any]:
+    return asdict(prompt) | {"type": type(prompt).__name__}
+
+
+def _check_forms(name: str, values: list[JsonObject], param: str) -> None:
+    """Refuse what does not have its form in `_Forms`; other fields may be anything."""
+    try:
+        msgspec.convert({name: values}, _Forms)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(f" - at `$.{name}")
+        raise wrong(f"{param}{path.removesuffix('`')}: {text[:1].lower()}{text[1:]}", param) from None
+
+
+def _check_numbers(struct: Any, bounds: Mapping[str, tuple[float, float]], names: Names) -> None:
+    """Refuse what is out of bounds, which what is no number (NaN) always is."""
+    for name, (least, most) in bounds.items():
+        value = getattr(struct, name)
+        if value is not None and (not least <= value <= most or (value == least and name in POSITIVE)):
+            param = getattr(names, name, name)
+            above = "above" if name in POSITIVE else "from"
+            raise wrong(f"{param} must be {above} {least} to {most}, not {value}", param)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    for name, most in LENGTHS.items():
+        if (values := getattr(sampling, name)) is not None:
+            _check_length(values, most, name)
+    if sampling.allowed_token_ids == []:
+        raise wrong("allowed_token_ids is empty, so that nothing could be said; leave it out", "allowed_token_ids")
+    for word in sampling.bad_words or ():
+        if not 1 <= len(word) <= MAX_STOP_CHARS:
+            raise wrong(f"bad_words must hold texts of 1 to {MAX_STOP_CHARS} characters", "bad_words")
+    if sampling.logit_bias:
+        _check_length(sampling.logit_bias, MAX_BIASES, "logit_bias")
+        if any(value != value for value in sampling.logit_bias.values()):
+            raise wrong("logit_bias holds NaN, which is no number", "logit_bias")
+
+
+def _check_length(values: Collection[Any], most: int, param: str, what: str = "values") -> None:
+    if len(values) > most:
+        raise wrong(f"{param} has {len(values)} {what}; possible are up to {most}", param)
+
+
+def _mistyped(error: msgspec.ValidationError, names: Names) -> RequestError:
+    text, _, path = str(error).partition(" - at `$")
+    found = re.match(r"(?:\.sampling)?\.(\w+)(.*)`", path)
+    field = found[1] if found else ""
+    param = names.prompt if field == "prompts" else getattr(names, field, field)
+    return wrong(f"{param}{found[2] if found else ''}: {text[:1].lower()}{text[1:]}", param)
+
+
+def _unsendable(why: str) -> RequestError:
+    return RequestError(f"the request cannot be served: {why}", code="invalid_value")

@@ -1,0 +1,288 @@
+"""What a package's API lets pass, or does wrong, costs its own request and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from harness import Harness
+from msgspec.structs import replace
+
+from dovetail.contracts.api import Api, Route, ServerFacts, View
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.replies import Failure, StepView, Writer
+from dovetail.contracts.requests import Chat, Cut, Ids, JsonObject, Names, Request, Sampling, Text, Tools
+from dovetail.errors import PluginError
+from dovetail.processing.apis import routes_of
+from dovetail.processing.checked import OF_REQUEST, checked
+from dovetail_server.apis.chat.schema import ChatRequest
+from dovetail_server.apis.completions.schema import CompletionRequest
+from dovetail_server.apis.routes import BUILT_IN
+from dovetail_server.app import check_apis
+
+ONE = Request(prompts=[Text(text="a")], limit=2)
+NAMES = Names(limit="options.most", prompt="input", renamed={"temperature": "options.temperature"})
+
+
+class Says(Writer):
+    def step(self, steps: Sequence[StepView]) -> bytes:
+        return b"data: {}\n\n"
+
+    def whole(self) -> bytes:
+        return msgspec.json.encode([choice.text for choice in self.reply.choices])
+
+    @classmethod
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
+        return b"data: " + msgspec.json.encode(failure.message) + b"\n\n"
+
+
+class Loose(Api):
+    """Makes of any body what the test says."""
+
+    owns: ClassVar[tuple[str, ...]] = ("/loose",)
+    made: Any = ONE
+    status: Any = None
+
+    def routes(self) -> Sequence[Route | View]:
+        return (
+            Route(name="loose_say", path="/loose/say", about="Say it.", read=lambda body: self.made, writer=Says),
+            View(name="loose_show", path="/loose/show", about="Show it.", show=lambda facts, body: {"a": 1}),
+        )
+
+    def failed(self, failure: Failure, request_id: str | None) -> tuple[int, Any]:
+        if self.status is None:
+            raise KeyError("no words")
+        return self.status, {"loose": failure.message, "param": failure.param}
+
+
+def chat(*messages: Any, **fields: Any) -> list[Any]:
+    return [Chat(messages=list(messages), **fields)]
+
+
+def sampling(**fields: Any) -> dict[str, Any]:
+    return {"sampling": Sampling(**fields)}
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("n", {"n": 10**9}),
+    ("n", {"n": 0}),
+    ("n", {"n": "3"}),
+    ("candidates", {"candidates": -1}),
+    ("max_tokens", {"limit": -1}),
+    ("max_tokens", {"limit": 1.5}),
+    ("max_tokens", {"limit": True}),
+    ("options.most", {"limit": 1.5, "names": NAMES}),
+    ("options.most", {"limit": 1 << 40, "names": NAMES}),
+    ("needs_context", {"needs_context": "3"}),
+    ("priority", {"priority": 1.5}),
+    ("priority", {"priority": 1 << 31}),
+    (None, {"priority": 1 << 70}),
+    ("logprobs", {"logprobs": 0.5}),
+    ("prompt_logprobs_start", {"prompt_logprobs": 1, "prompt_logprobs_start": 0.5}),
+    ("logprob_token_ids", {"logprobs": 1, "named_ids": [True]}),
+    ("logprob_token_ids", {"logprobs": 1, "named_ids": [1] * 5000}),
+    ("thinking_budget", {"thinking_budget": -1}),
+    ("temperature", sampling(temperature=math.nan)),
+    ("options.temperature", sampling(temperature=-1.0) | {"names": NAMES}),
+    ("repetition_penalty", sampling(repetition_penalty=0.0)),
+    ("top_k", sampling(top_k=1.5)),
+    (None, sampling(seed=1 << 70)),
+    ("seed", sampling(seed=1 << 63)),
+    ("stop_token_ids", sampling(stop_token_ids=[1] * 257)),
+    ("allowed_token_ids", sampling(allowed_token_ids=[])),
+    ("bad_words", sampling(bad_words=[""])),
+    ("logit_bias", sampling(logit_bias={"1": math.nan})),
+    ("logit_bias", sampling(logit_bias={"9" * 5000: 1.0})),
+    ("cache_salt", {"cache_salt": "x" * 513}),
+    (None, {"cache_salt": "\ud800"}),
+    ("rid", {"rid": "a\nb"}),
+    ("prompt", {"cut": Cut(most=-2)}),
+    ("prompt", {"prompts": []}),
+    ("input", {"prompts": [Text(text="")], "names": NAMES}),
+    ("prompt", {"prompts": [Text(text=5)]}),  # type: ignore[arg-type]
+    ("prompt", {"prompts": [Ids(ids=[1, True])]}),
+    ("prompt", {"prompts": [Ids(ids=[10**9])]}),
+    ("prompt", {"prompts": [Ids(ids=[1 << 70])]}),
+    ("prompt", {"prompts": chat({"content": "a"})}),
+    ("prompt", {"prompts": chat({"role": "user", "content": 5})}),
+    ("prompt", {"prompts": chat({"role": "user", "content": "a"}, input_ids=[])}),
+    ("tools", {"prompts": chat({"role": "user"}), "tools": Tools(tools=[{"type": "function"}])}),
+    ("tools", {"prompts": chat({"role": "user"}), "tools": Tools(tools=[{"function": {"name": 5}}])}),
+]
+
+
+@pytest.fixture
+def api() -> Loose:
+    return Loose()
+
+
+@pytest.fixture
+def served(api: Loose, make_harness: Callable[..., Harness]) -> Harness:
+    return make_harness(apis=(*BUILT_IN, api))
+
+
+def test_what_no_request_may_have_is_refused(api: Loose, served: Harness) -> None:
+    """Numbers, types and forms that an adapter lets pass are refused by name, before the engine has them."""
+    api.status = 400
+    for param, fields in WRONG:
+        api.made = replace(ONE, **fields)
+        reply = served.post("/loose/say", {})
+        assert (reply.status_code, reply.json()["param"]) == (400, param), (fields, reply.text)
+        assert len(reply.text) < 1000, fields
+        assert not served.engine.submits, fields
+    api.made = ONE
+    assert served.post("/loose/say", {}).status_code == 200
+
+
+def test_a_right_request_stays_as_it_is() -> None:
+    """What is checked is the same afterwards, whatever there is to say."""
+    for request in (
+        ONE,
+        replace(ONE, prompts=[Ids(ids=[1, 2], tail="a"), Text(text="b", suffix="c")], n=128, logprobs=-1),
+        replace(ONE, sampling=Sampling(temperature=0.0, logit_bias={5: 1.0, "6": -1.0}, seed=-1, stop="a")),
+        Request(
+            prompts=chat({"role": "user", "content": [{"type": "text", "text": "a"}], "more": {"a": [1]}}),
+            tools=Tools(tools=[{"type": "function", "function": {"name": "f", "strict": True}, "more": 1}]),
+            grammar={"regex": "a"},
+            keeps={"a": "b"},
+            reply={"a": [1, {"b": None}]},
+        ),
+    ):
+        assert checked([request]) == [request]
+
+
+def test_bounds_are_those_of_the_http_api() -> None:
+    """A field that bodies have, too, is bounded alike there."""
+    for model, names in (
+        (ChatRequest, {"n": "n", "priority": "priority"}),
+        (CompletionRequest, {"candidates": "best_of"}),
+    ):
+        properties = model.model_json_schema()["properties"]
+        for name, field in names.items():
+            [number] = [form for form in properties[field]["anyOf"] if form["type"] == "integer"]
+            assert (number["minimum"], number["maximum"]) == OF_REQUEST[name]
+
+
+def test_what_is_no_request_is_this_servers_error(
+    api: Loose, served: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reader that returns something else gets 500 with an id, and the log says what it was."""
+    api.status = 500
+    for made in (None, [], {"prompts": []}, [None], [ONE, None], (ONE,), replace(ONE, reply={"a": object()})):
+        api.made = made
+        caplog.clear()
+        with caplog.at_level(logging.ERROR, "dovetail.server"):
+            assert served.post("/loose/say", {}).status_code == 500
+        assert "possible: a Request" in caplog.text or "object" in caplog.text, made
+    api.made = ONE
+    assert served.post("/loose/say", {}).status_code == 200
+
+
+def test_prompts_have_identifiers_of_their_own(api: Loose, served: Harness) -> None:
+    """Requests of one body that claim one identifier are refused: the server counts by it."""
+    api.status = 400
+    for other in ("a", "a#0"):
+        api.made = [replace(ONE, rid="a", n=2 if other == "a#0" else 1), replace(ONE, rid=other)]
+        reply = served.post("/loose/say", {})
+        assert (reply.status_code, reply.json()["param"]) == (400, "rid")
+    assert served.state.num_live == 0
+
+
+@pytest.mark.parametrize("status", [None, "400", 200, 99, 9999, True])
+def test_an_error_reaches_the_client_whatever_its_api_does(
+    status: Any, api: Loose, served: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where `failed` raises or gives no status of an error, the client reads this server's words, and the log tells."""
+    api.status, api.made = status, replace(ONE, model="nobody")
+    with caplog.at_level(logging.ERROR, "dovetail.server"):
+        reply = served.post("/loose/say", {})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert "Loose.failed()" in caplog.text
+
+
+def test_a_refusal_has_the_status_of_an_error() -> None:
+    """Any other could not be sent, or would be read as a reply."""
+    for status in (200, 302, 99, 999):
+        with pytest.raises(ValueError, match="possible: 400 to 599"):
+            RequestError("no", status=status)
+
+
+def test_foreign_errors_are_not_described_as_ours(served: Harness) -> None:
+    """On a path that an API owns the OpenAPI document claims no form of errors that nobody described."""
+    paths = served.get("/openapi.json").json()["paths"]
+    for path, method in (("/loose/say", "post"), ("/loose/show", "get")):
+        route = paths[path][method]
+        assert route["responses"]["4XX"]["content"]["application/json"]["schema"] == {}
+        assert route["tags"] == ["plugins"]
+
+
+class OneView(Api):
+    view: ClassVar[dict[str, Any]] = {}
+
+    def routes(self) -> Sequence[Route | View]:
+        def show(facts: ServerFacts, body: JsonObject) -> JsonObject:
+            return {}
+
+        return [View(**{"name": "one", "path": "/one", "about": "One.", "show": show} | self.view)]
+
+
+def with_view(**fields: Any) -> Api:
+    return type("Faulty", (OneView,), {"view": fields})()
+
+
+def with_route(**fields: Any) -> Api:
+    route: dict[str, Any] = {"name": "one", "path": "/one", "about": "One.", "read": print, "writer": Says}
+    return type("Faulty", (Loose,), {"routes": lambda self: [Route(**route | fields)], "owns": ()})()
+
+
+def owning(owns: Any) -> Api:
+    return type("Faulty", (Loose,), {"owns": owns})()
+
+
+class Twin(msgspec.Struct):
+    """The first of two schemas of one name."""
+
+
+def other_twin() -> type[msgspec.Struct]:
+    return msgspec.defstruct("Twin", [("a", int)], module=__name__)
+
+
+def faults() -> Iterator[tuple[Api, str]]:
+    yield type("Faulty", (Loose,), {"routes": lambda self: None})(), r"routes\(\) returned NoneType"
+    yield with_view(path="/{any:path}"), "neither parameters"
+    yield with_view(path="one"), "begins with /"
+    yield with_view(about=""), "about is ''"
+    yield with_view(method="PUT"), "possible: GET, POST"
+    yield with_view(show=None), "give a function"
+    yield with_view(error=dict), "give a msgspec.Struct"
+    yield with_route(writer=dict), "give a class made of"
+    yield with_route(writer=Writer), "does not implement failed, step, whole"
+    yield with_route(writer=type("Odd", (Says,), {"keep_alive": ""})), "keep_alive bytes"
+    yield with_route(body=dict), "give a pydantic model"
+    yield with_route(read="read"), "give a function"
+    yield with_route(place="moon"), "possible: prefix, any"
+    yield with_route(reply=Twin, error=other_twin()), "two schemas are called Twin"
+    yield owning("/loose"), "give paths in a tuple"
+    yield owning(("/",)), "more behind it"
+    yield owning(("loose",)), "begins with /"
+    yield type("Faulty", (OneView,), {"owns": ("/one",)})(), r"has no failed\(\)"
+
+
+@pytest.mark.parametrize(("api", "why"), list(faults()))
+def test_an_api_that_cannot_be_served_is_refused(api: Api, why: str) -> None:
+    """What the server would stumble over later is said before it starts; the kit asks the same function."""
+    with pytest.raises(ValueError, match=why):
+        routes_of(api)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"path": "/health"}, {"path": "/v1/models/mine"}, {"name": "create_response"}, {"name": "tokenize"}]
+)
+def test_an_api_replaces_nothing_of_the_server(fields: dict[str, str]) -> None:
+    """A path or a name that the server has itself stays the server's."""
+    with pytest.raises(PluginError, match="the server's own"):
+        check_apis([*BUILT_IN, with_view(**fields)])
