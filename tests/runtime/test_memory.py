@@ -12,17 +12,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dovetail.cache.pool import KVCache
 from dovetail.client.launch import make_engine
 from dovetail.contracts.cache import CacheTensor, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime import device_memory
+from dovetail.runtime.checkpoint import weight_size as weight_size_module
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.weight_size import dense_numel, headers, weight_size
+from dovetail.runtime.checkpoint.weight_files import WeightFiles
+from dovetail.runtime.checkpoint.weight_size import MAX_HEADER_BYTES, dense_numel, headers, headers_of, weight_size
 from dovetail.runtime.graphs import decode as graphs
 from dovetail.runtime.memory import host as host_memory
 from dovetail.runtime.memory.plan import (
@@ -434,3 +437,21 @@ def test_each_group_has_a_line_in_the_table() -> None:
     lines = {what: rest for what, _, rest in rows_of(planned(config=WINDOWED_8B))}
     assert "pages of 16 tokens, at most 66 of a decoding request" in lines["  window-1024"]
     assert not [what for what, _, _ in rows_of(planned()) if what.startswith(" ")]
+
+
+def test_more_tensors_than_any_model_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million empty tensors took half a minute and 1.3 GB before anything was read of them; headers have a bound."""
+    monkeypatch.setattr(weight_size_module, "MAX_TENSORS", 5)
+    for number in range(2):
+        tensors = {f"t{number}.{i}": torch.zeros(0) for i in range(3)}
+        save_file(tensors, tmp_path / f"model-{number}.safetensors")
+    files = sorted(tmp_path.iterdir())
+    assert len(headers_of(tmp_path, WeightFiles(files[:1]))) == 3
+    with pytest.raises(ModelError, match="more than 5 tensors"):
+        headers_of(tmp_path, WeightFiles(files))
+    long = tmp_path / "long.safetensors"
+    with long.open("wb") as opened:
+        opened.write((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
+        opened.truncate(MAX_HEADER_BYTES + 100)
+    with pytest.raises(ModelError, match="claims a header of 67,108,865 bytes"):
+        headers_of(tmp_path, WeightFiles([long]))

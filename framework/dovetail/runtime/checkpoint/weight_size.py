@@ -25,6 +25,10 @@ PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 
 HEAD = re.compile(r"(?:language_model\.)?lm_head\..+")
 """What an output head of its own is called."""
+MAX_TENSORS = 1 << 19
+"""Of a checkpoint: twice as many as models of 400 experts in 60 layers have, with the scales of each."""
+MAX_HEADER_BYTES = 64 << 20
+"""Of a file: some 400,000 tensors."""
 COMPARED_BYTES = 4 << 20
 """Of two tensors, which are compared at a time."""
 
@@ -124,8 +128,14 @@ def headers_of(folder: Path, files: WeightFiles) -> list[TensorHeader]:
     """
     if (gguf := gguf_of(folder)) is not None:
         return gguf_headers(gguf)
-    found = [header for file in files.files for header in headers(file)]
-    present = {(header.name, str(header.file.relative_to(folder))) for header in found}
+    found: list[TensorHeader] = []
+    present: set[tuple[str, str]] = set()
+    for file in files.files:
+        inside, name = headers(file), str(file.relative_to(folder))
+        found += inside
+        present.update((header.name, name) for header in inside)
+        if len(found) > MAX_TENSORS:
+            raise ModelError(f"{folder}: its files claim more than {MAX_TENSORS:,} tensors, which no model has")
     lost = sorted(f"{name} ({file})" for name, file in files.names.items() if (name, file) not in present)
     if lost:
         raise ModelError(f"{folder}: the index names tensors that their files lack: {some(lost)}; download them again")
@@ -174,8 +184,12 @@ def headers(file: Path) -> list[TensorHeader]:
 
     try:
         check_is_file(file)
-        with safe_open(file, framework="np"), file.open("rb") as opened:  # it checks all that is read here
+        with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
+        if size > MAX_HEADER_BYTES:
+            raise ModelError(f"{file}: claims a header of {size:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+        with safe_open(file, framework="np"), file.open("rb") as opened:  # it checks all that is read here
+            opened.seek(8)
             entries: dict[str, Any] = json.loads(opened.read(size))
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: broken safetensors file ({error}); download it again") from None
