@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.processing.bounds import MAX_TOOL_NAME
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)

@@ -19,13 +19,13 @@ from dovetail.contracts import (
     SchedulePolicy,
     WaitingRequest,
 )
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.processing.offline import read_settings
 
 FILE = """
 from dataclasses import dataclass
 from dovetail.contracts import FormatSpec, Markers, ReasoningParser
-from dovetail.plugins import hookimpl
+from dovetail.contracts import hookimpl
 
 @dataclass
 class Options:

@@ -12,16 +12,16 @@ from pydantic import ValidationError
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.api import Route
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.processing.input import Preparation
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.testing.folder import unread_model
 from dovetail_server import errors, preflight
 from dovetail_server.apis.routes import CHAT, COMPLETIONS
 from dovetail_server.serving.job import make_generation
 from dovetail_server.settings import ServeSettings
+from dovetail_testing.folder import unread_model
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -17,6 +17,7 @@ import pytest
 
 import dovetail
 import dovetail_server
+import dovetail_testing
 from dovetail import supervisor
 from dovetail.supervisor import Supervisor
 
@@ -59,7 +60,7 @@ ALLOWED = {
     # Ends a process in which a plugin's code hangs; nothing in the process can watch it.
     "dovetail/plugins/time_limit.py": {"Thread": 1},
     # Benchmarks and test helpers are programs of their own.
-    "dovetail/testing/conformance/compile_child.py": {"Thread": 1},
+    "dovetail_testing/conformance/compile_child.py": {"Thread": 1},
     "dovetail_server/testing.py": {"Thread": 1},
     "dovetail_server/bench/drive.py": {"create_task": 1},
     "dovetail_server/bench/grammar_load.py": {"create_task": 1},
@@ -80,7 +81,7 @@ def starts(path: Path) -> Iterator[str]:
 def test_no_task_is_started_outside_the_supervisor() -> None:
     """A task or thread that nobody watches does not exist; exceptions are listed with their reason."""
     found = {}
-    for package in (dovetail, dovetail_server):
+    for package in (dovetail, dovetail_server, dovetail_testing):
         root = Path(str(package.__file__)).parent
         for path in root.rglob("*.py"):
             if count := Counter(starts(path)):

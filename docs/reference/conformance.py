@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
-from dovetail import testing
-from dovetail.testing.conformance.base import Conformance
+import dovetail_testing as testing
+from dovetail_testing.conformance.base import Conformance
 
 HEAD = """\
 # The conformance kit

@@ -7,7 +7,7 @@ import enum
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,8 @@ API = load_public_api()
 
 def page() -> str:
     """Return the whole page."""
-    parts = [HEAD, "\n## Kinds\n", *kinds_table(), "\n## Hooks\n", *hooks(), "\n## Objects that hooks are given\n"]
-    for name in API.PLUGIN_NAMES:
-        value = getattr(plugins, name, None) or getattr(plugins.registry, name)
-        parts += of_class(f"dovetail.plugins.{name}", value)
+    parts = [HEAD, "\n## Kinds\n", *kinds_table(), "\n## Hooks\n", *hooks(), "\n## What registration hooks are given\n"]
+    parts += of_class("dovetail.plugins.registry.KindRegistry", plugins.registry.KindRegistry)
     parts += ["\n## Contracts\n", "All of them can be imported from `dovetail.contracts`.\n"]
     for module in dict.fromkeys(contracts._HOME[name] for name in contracts.__all__):
         found = import_module(f"dovetail.contracts.{module}")
@@ -52,8 +50,13 @@ def page() -> str:
         for name in contracts.__all__:
             if contracts._HOME[name] == module:
                 parts += of_class(name, getattr(contracts, name))
+    return joined(parts)
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return a page of its parts, without lines that are blank twice outside of code blocks."""
     fenced = "\n".join(parts).split("```")
-    fenced[::2] = [re.sub(r"\n{3,}", "\n\n", text) for text in fenced[::2]]  # outside of code blocks
+    fenced[::2] = [re.sub(r"\n{3,}", "\n\n", text) for text in fenced[::2]]
     return "```".join(fenced).rstrip() + "\n"
 
 
@@ -79,7 +82,14 @@ def hooks() -> Iterator[str]:
 def of_class(name: str, value: Any) -> Iterator[str]:
     """Yield a class, an enumeration or a union."""
     yield f"### `{name}`\n"
+    if inspect.isroutine(value):
+        yield f"```text\n{name}{API._signature(value)}\n```\n"
+        yield prose(value) + "\n"
+        return
     if not isinstance(value, type):
+        if callable(value):
+            yield f"A `{type(value).__name__}`.\n"
+            return
         yield f"One of {', '.join(f'`{part}`' for part in API._union(value).split(' | '))}.\n"
         return
     if not issubclass(value, enum.Enum) and API._has_own_init(value):

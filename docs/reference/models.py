@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, Recurrent
 from dovetail.contracts.config import ModelConfig
 from dovetail.distribution import DISTRIBUTION
-from dovetail.runtime.checkpoint.weight_size import dense_numel
+from dovetail.sdk.checkpoint import dense_numel
 
 HEAD = """\
 # Models in figures

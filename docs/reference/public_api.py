@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import dovetail
-from dovetail import contracts, plugins, testing
+import dovetail_testing as testing
+from dovetail import contracts, plugins, sdk
 from dovetail.plugins import KINDS, hookspecs
 
-PLUGIN_NAMES = ("CliCommands", "ConfigDraft", "HealthCheck", "KindRegistry", "ProcessContext", "RouteSet")
-"""What hook plugins use of `dovetail.plugins`."""
 CONFORMANCE = tuple(name for name in testing.__all__ if name.endswith("Conformance"))
 KIT = (*CONFORMANCE, "FakeSite", "GrammarSample", "Sample", "check_class", "conformance_class", "run_conformance")
 
 
-KIT_OWNER, ALL_OWNER = "kit", "all kinds"
+KIT_OWNER, ALL_OWNER, SDK_OWNER = "kit", "all kinds", "sdk"
+KERNELS = "dovetail.sdk.layers.ops"
 OWNERS = {
     "api": "api",
     "attention": "attention_backend",
     "cache": "model",
+    "checkpoint": "model",
     "config": "model",
     "errors": ALL_OWNER,
     "grammar": "grammar_backend",
+    "hooks": "hooks",
     "layers": "model",
     "logits": "logits_processor",
     "model": "model",
@@ -53,6 +57,7 @@ OF_NAMES = {
     "Event": "reasoning_parser",
     "Prompt": "api",
     "Reach": "model",
+    "hookimpl": "hooks",
 } | dict.fromkeys(TOOL_NAMES, "tool_parser")
 """The same, of names that another kind's version covers than that of their module, and of unions, which have none."""
 
@@ -74,15 +79,26 @@ def hook_functions() -> dict[str, Any]:
     return {name: value for name, value in vars(hookspecs).items() if name.startswith("dovetail_")}
 
 
+def sdk_names() -> Iterator[tuple[str, str, Any]]:
+    """Yield home and name of the classes and functions of the SDK, and what each is; kernels have no public names."""
+    for found in pkgutil.walk_packages(sdk.__path__, f"{sdk.__name__}."):
+        if not found.name.startswith(KERNELS):
+            module = importlib.import_module(found.name)
+            for name, value in vars(module).items():
+                is_own = getattr(value, "__module__", "") == found.name
+                if is_own and not name.startswith("_") and (isinstance(value, type) or inspect.isroutine(value)):
+                    yield found.name.removeprefix("dovetail."), name, value
+
+
 def lines() -> list[str]:
     """Return the header, and of each owner of a version its name and one line per public name, sorted."""
-    found: dict[str, set[str]] = {owner: set() for owner in (*KINDS, ALL_OWNER, KIT_OWNER)}
+    found: dict[str, set[str]] = {owner: set() for owner in (*KINDS, ALL_OWNER, SDK_OWNER, KIT_OWNER)}
     for name in contracts.__all__:
         found[owner_of(name)].update(of_class("contracts", name, getattr(contracts, name)))
     found["hooks"].update(f"hooks.{name}{_signature(value)}" for name, value in hook_functions().items())
-    for name in PLUGIN_NAMES:
-        value = getattr(plugins, name, None) or getattr(plugins.registry, name)
-        found["hooks"].update(of_class("plugins", name, value))
+    found["hooks"].update(of_class("plugins", "KindRegistry", plugins.registry.KindRegistry))
+    for home, name, value in sdk_names():
+        found[SDK_OWNER].update(of_class(home, name, value))
     for name in KIT:
         found[KIT_OWNER].update(of_class("testing", name, getattr(testing, name)))
     return [*header(), *(line for owner, own in found.items() for line in (f"[{owner}]", *sorted(own)))]
@@ -92,7 +108,10 @@ def of_class(home: str, name: str, value: Any) -> Iterator[str]:
     """Yield the lines of one name: a class with its public members, a union, or a function."""
     where = f"{home}.{name}"
     if not isinstance(value, type):
-        yield f"{where}{_signature(value)}" if inspect.isroutine(value) else f"{where} = {_union(value)}"
+        if inspect.isroutine(value):
+            yield f"{where}{_signature(value)}"
+        else:
+            yield f"{where}: {type(value).__name__}" if callable(value) else f"{where} = {_union(value)}"
         return
     if issubclass(value, enum.Enum):
         yield from (f"{where}.{member.name} = {member.value!r}" for member in value)
@@ -132,7 +151,8 @@ def _has_own_init(value: type) -> bool:
 
 def _signature(value: Any) -> str:
     text = str(inspect.signature(value)).replace("typing.", "").replace("collections.abc.", "")
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text.replace("<factory>", "…"))
+    text = re.sub(r"<function (\w+) at 0x\w+>", r"\1", text.replace("<factory>", "…"))
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
 def _union(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 from dovetail.distribution import DISTRIBUTION
-from dovetail.layers.packed_forms import KEPT
+from dovetail.sdk.quantization.forms import KEPT
 
 HEAD = """\
 # Quantisations in figures

@@ -21,6 +21,7 @@ ROOT_PAGES = {
 """Pages of the root and where they stand in the site; who follows a link to the README comes to the landing page."""
 GENERATED = {
     "reference/plugins.md": "contracts",
+    "reference/sdk.md": "sdk",
     "reference/conformance.md": "conformance",
     "reference/models.md": "models",
     "reference/quantizations.md": "quantizations",

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 
 def field_aliases(settings: type[BaseModel]) -> dict[str, str]:

@@ -25,10 +25,10 @@ from tqdm import tqdm
 
 from dovetail import messages
 from dovetail.client.inprocess import InProcessClient
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.contracts.grammar import GrammarBackend
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import ConfigError, RequestError
 from dovetail.grammar.spec.blame import explained
 from dovetail.grammar.spec.refusals import LATER
 from dovetail.llm_prompts import Prompt, prompt_ids

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from dovetail import messages
 from dovetail.contracts import requests
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Request, Sampling
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.output_types import fields_of
 from dovetail.grammar.spec.route import Route

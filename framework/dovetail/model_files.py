@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 MAX_JSON_BYTES = 8 << 20
 """Of one file: a config with the names of 100,000 labels takes 4 MB."""

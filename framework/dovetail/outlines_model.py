@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import TokenDelta
 from dovetail.text.parsing.stream import OutputStream
 

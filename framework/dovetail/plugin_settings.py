@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.options import option_key
 from dovetail.settings import EngineSettings, flag, none_word
 from dovetail.word_lists import given_names

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.distribution import install_extra
-from dovetail.errors import ConfigError
 
 try:
     from dovetail_server.ray.application import app, deployment

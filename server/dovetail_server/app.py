@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 import dovetail
 from dovetail.contracts.api import Api, View
-from dovetail.errors import EngineError, PluginError, RequestError
+from dovetail.contracts.errors import EngineError, PluginError, RequestError
 from dovetail_server import errors
 from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dovetail.contracts.errors import DovetailError, EngineDeadError, RequestError, brief
 from dovetail.contracts.replies import Failure
-from dovetail.errors import DovetailError, EngineDeadError, RequestError, brief
 from dovetail.grammar.spec.refusals import LATER, OWNER_FULL
 from dovetail.messages import OUT_OF_MEMORY, POISON
 from dovetail.processing.refusals import input_too_long as input_too_long

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from dovetail.errors import ConfigError, PluginError
-from dovetail.plugins.contexts import HealthCheck, RouteSet
+from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.contracts.hooks import HealthCheck, RouteSet
 from dovetail.plugins.loader import describe
 from dovetail_server.http.auth import check_admin
 from dovetail_server.observe.observers import Observers
@@ -147,7 +147,7 @@ class ApiHooks:
 
 
 def _wrong(plugin: PlannedPlugin, hook: str, value: Any, wanted: str) -> PluginError:
-    return PluginError(f"{describe(plugin)}: {hook} returned {value!r}; return a dovetail.plugins.{wanted} or None")
+    return PluginError(f"{describe(plugin)}: {hook} returned {value!r}; return a dovetail.contracts.{wanted} or None")
 
 
 class PluginRoute(Route):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.batches.model import ENDPOINTS, same_endpoint
 from dovetail_server.batches.service import BatchService
 from dovetail_server.hooks import ApiHooks

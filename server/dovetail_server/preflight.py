@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.keys_file import read_keys_file

@@ -12,9 +12,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from dovetail import imports
+from dovetail.contracts.errors import EngineError
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
-from dovetail.errors import EngineError
 from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.messages import EngineInfo
 from dovetail.plugin_settings import ENV_PREFIX, is_secret

@@ -43,7 +43,6 @@ class ScriptedServer:
         """
         from dovetail.processing.processor import Processor
         from dovetail.runtime.checkpoint.folder import ModelFolder
-        from dovetail.testing.scripted import ScriptedEngine
         from dovetail.text.tokenizer.tokenizer import Tokenizer
         from dovetail_server import preflight
         from dovetail_server.apis.loaded import apis_of
@@ -53,6 +52,7 @@ class ScriptedServer:
         from dovetail_server.lifecycle import HttpServer
         from dovetail_server.settings import ServeSettings
         from dovetail_server.state import ServerState
+        from dovetail_testing.scripted import ScriptedEngine
 
         self.reply = reply
         tokenizer = Tokenizer.load(folder)
@@ -141,7 +141,7 @@ def dovetail_server(tmp_path: Path) -> Iterator[Callable[..., ScriptedServer]]:
         **settings: Any,
     ) -> ScriptedServer:
         from dovetail.plugins import Registry, make_plan
-        from dovetail.testing.vocabularies import write_tokenizer
+        from dovetail_testing.vocabularies import write_tokenizer
 
         plan = make_plan(
             Registry.scan(), reasoning_parser=reasoning_parser, tool_parser=tool_parser, hooks=hooks, options=options

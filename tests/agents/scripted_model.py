@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.contracts import BuildContext, CausalLM, ForwardBatch, ModelConfig, ModelPlugin, WeightRule
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
 
 RESULT = "<tool_response>\n"
 HEADER = "assistant\n"
@@ -37,7 +37,7 @@ class Scripted(nn.Module):
         self.slots = np.zeros(1 << 16, dtype=np.int64)
         self.replies: dict[bytes, list[int]] = {}
 
-    def load_checkpoint(self, folder: Path) -> None:
+    def load_checkpoint(self, folder: Path, headers: Sequence[Any]) -> None:
         """Read tokenizer and script."""
         self.folder = folder
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -13,10 +13,10 @@ from torch import Tensor
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.config import ModelConfig, RopeConfig, dense_layers
-from dovetail.testing.conformance.attention_qkv import verify_qkv
-from dovetail.testing.conformance.attention_world import Case
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.conformance.attention_qkv import verify_qkv
+from dovetail_testing.conformance.attention_world import Case
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

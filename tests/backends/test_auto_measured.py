@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dovetail.cache.pool import PagedKVPool
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins import PlannedPlugin
 from dovetail.plugins.plan import PluginPlan
 from dovetail.runtime.attention.backends import Chosen, choose_backends
@@ -23,11 +23,11 @@ from dovetail.runtime.attention.hybrid import HybridBackend
 from dovetail.runtime.attention.measure import STEPS, Figures, Measuring, Step, World
 from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
-from dovetail.testing.conformance.attention_world import Case
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_server.startup import engine_notes
+from dovetail_testing.conformance.attention_world import Case
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
 CASE = Case(lengths=[(1, 1)])

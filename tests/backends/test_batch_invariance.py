@@ -13,7 +13,7 @@ from torch import Tensor
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.config import ModelConfig, RopeConfig, dense_layers
-from dovetail.layers.linear import packed_linear, prepack
+from dovetail.sdk.layers.linear import packed_linear, prepack
 from dovetail_backends.torch_native import TorchNativeBackend
 
 CPU = torch.device("cpu")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.cache.quantized import DTYPES, as_bytes, quantise
 from dovetail.contracts.cache import SCALED_DTYPES
-from dovetail.testing.conformance.attention_cases import COMMON, COMMON_TOKENS
-from dovetail.testing.conformance.attention_graph import padded_prefill, rerun
-from dovetail.testing.conformance.attention_qkv import verify_qkv
-from dovetail.testing.conformance.attention_world import Case, verify
+from dovetail.sdk.cache import DTYPES, as_bytes, quantise
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.kv import Scales, write_scaled_kv
+from dovetail_testing.conformance.attention_cases import COMMON, COMMON_TOKENS
+from dovetail_testing.conformance.attention_graph import padded_prefill, rerun
+from dovetail_testing.conformance.attention_qkv import verify_qkv
+from dovetail_testing.conformance.attention_world import Case, verify
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DECODE = ((7, 1), (33, 1), (1, 1), (70, 1))

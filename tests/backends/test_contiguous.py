@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import Phase
-from dovetail.testing.conformance.attention_world import Case, make_backend, make_world, verify
 from dovetail_backends.triton import TritonBackend, contiguous
+from dovetail_testing.conformance.attention_world import Case, make_backend, make_world, verify
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -15,16 +15,16 @@ import torch
 from fake_fa3 import FakeFA3, FakeVllm
 
 from dovetail.contracts.attention import Phase
-from dovetail.errors import UnsupportedError
+from dovetail.contracts.errors import UnsupportedError
 from dovetail.plugins import Registry, make_plan
 from dovetail.plugins.plan import candidates
-from dovetail.testing.conformance.attention import AttentionBackendConformance
-from dovetail.testing.conformance.attention_cases import DECODE, MIXED, PREFILL
-from dovetail.testing.conformance.attention_world import Case, compare, make_backend, make_world, verify
 from dovetail_backends import fa3, fa3_builds, flash
 from dovetail_backends.fa3 import FlashAttention3Backend
 from dovetail_backends.fa3_builds import UpstreamBuild, VllmBuild, find_build
 from dovetail_backends.triton.kv import write_kv
+from dovetail_testing.conformance.attention import AttentionBackendConformance
+from dovetail_testing.conformance.attention_cases import DECODE, MIXED, PREFILL
+from dovetail_testing.conformance.attention_world import Case, compare, make_backend, make_world, verify
 
 CPU = torch.device("cpu")
 HALF = Case(lengths=MIXED, dtype=torch.float16, num_kv_heads=2)

@@ -17,14 +17,14 @@ import torch
 from fake_fa4 import FakeFA4
 from test_fa3 import write_in_torch
 
-from dovetail.errors import PluginError, UnsupportedError
+from dovetail.contracts.errors import PluginError, UnsupportedError
 from dovetail.plugins import Registry, make_plan
-from dovetail.testing.conformance.attention import AttentionBackendConformance
-from dovetail.testing.conformance.attention_cases import DECODE, MIXED, PREFILL
-from dovetail.testing.conformance.attention_world import Case, make_backend, make_world, verify
 from dovetail_backends import fa4_library, fa4_worker, flash
 from dovetail_backends.fa4 import FlashAttention4Backend
 from dovetail_backends.fa4_library import ENABLED, FOLDER, Variant, find_library, run_workers, variants_of
+from dovetail_testing.conformance.attention import AttentionBackendConformance
+from dovetail_testing.conformance.attention_cases import DECODE, MIXED, PREFILL
+from dovetail_testing.conformance.attention_world import Case, make_backend, make_world, verify
 
 CPU = torch.device("cpu")
 HALF = Case(lengths=MIXED, dtype=torch.float16, num_kv_heads=2)

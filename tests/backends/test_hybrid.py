@@ -13,21 +13,21 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.config import ModelConfig
-from dovetail.errors import ConfigError, PluginError
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan
 from dovetail.runtime.attention import backends
 from dovetail.runtime.attention.hybrid import common_caps, hybrid
 from dovetail.runtime.runner import ModelRunner
 from dovetail.settings import EngineSettings
-from dovetail.testing.conformance.attention import AttentionBackendConformance
-from dovetail.testing.conformance.attention_cases import DECODE, MIXED, PREFILL
-from dovetail.testing.conformance.attention_graph import capture_and_replay
-from dovetail.testing.conformance.attention_world import Case, make_world, verify
-from dovetail.testing.engine import generate, tokens
-from dovetail.testing.models import make_model
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.conformance.attention import AttentionBackendConformance
+from dovetail_testing.conformance.attention_cases import DECODE, MIXED, PREFILL
+from dovetail_testing.conformance.attention_graph import capture_and_replay
+from dovetail_testing.conformance.attention_world import Case, make_world, verify
+from dovetail_testing.engine import generate, tokens
+from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_tokens=3, temperature=0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.testing.conformance.attention_world import Case, verify
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.conformance.attention_world import Case, verify
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DECODE = ((7, 1), (33, 1), (1, 1), (70, 1))

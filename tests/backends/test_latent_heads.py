@@ -10,13 +10,13 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.conformance.attention_latent import verify_latent_heads
-from dovetail.testing.conformance.attention_world import Case
-from dovetail.testing.engine import make_core
 from dovetail_backends import latent_heads
 from dovetail_backends.latent_heads import Chunk, is_less_work
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.conformance.attention_latent import verify_latent_heads
+from dovetail_testing.conformance.attention_world import Case
+from dovetail_testing.engine import make_core
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LATENT: dict[str, Any] = {"latent": True, "num_kv_heads": 1, "head_dim": 56, "v_dim": 48, "scale": 0.2}

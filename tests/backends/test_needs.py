@@ -12,21 +12,21 @@ import torch
 
 from dovetail.contracts.cache import CacheTensor, Chunk, Full, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import AttentionCaps, Needs, needs_of, unmet, unserved
-from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams
 from dovetail.runtime.attention.hybrid import common_caps
-from dovetail.runtime.hf_config import dense_config
-from dovetail.testing.conformance.attention_cases import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
-from dovetail.testing.conformance.attention_graph import padded_prefill, rerun
-from dovetail.testing.conformance.attention_qkv import verify_qkv
-from dovetail.testing.conformance.attention_world import Case, verify
-from dovetail.testing.engine import generate
-from dovetail.testing.models import make_model
+from dovetail.sdk.config import dense_config
 from dovetail_backends.fa3 import FlashAttention3Backend
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
 from dovetail_models.llama import Llama
+from dovetail_testing.conformance.attention_cases import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
+from dovetail_testing.conformance.attention_graph import padded_prefill, rerun
+from dovetail_testing.conformance.attention_qkv import verify_qkv
+from dovetail_testing.conformance.attention_world import Case, verify
+from dovetail_testing.engine import generate
+from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import Phase
-from dovetail.testing.conformance.attention_qkv import verify_qkv
-from dovetail.testing.conformance.attention_reference import error_by_token
-from dovetail.testing.conformance.attention_world import Case, World, make_world
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.prefix import TILE, Shared, rows_per_group
+from dovetail_testing.conformance.attention_qkv import verify_qkv
+from dovetail_testing.conformance.attention_reference import error_by_token
+from dovetail_testing.conformance.attention_world import Case, World, make_world
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXACT = 2e-6

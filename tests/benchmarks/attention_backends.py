@@ -29,7 +29,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.kernels.ahead import CompiledAhead
-from dovetail.testing.conformance.attention_world import Case
+from dovetail_testing.conformance.attention_world import Case
 
 PAGE = 16
 HEADS = {"0.5B": (2, 7, 64), "0.6B": (8, 2, 128), "8B": (8, 4, 128)}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dovetail.demo import MODEL_DIR
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import collect, make_client, tokens
+from dovetail_testing.engine import collect, make_client, tokens
 
 PROMPT, NEW = 200, 128
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.cache.quantized import DTYPES, rounded
 from dovetail.contracts.attention import AttentionLayer
 from dovetail.contracts.config import dense_layers
-from dovetail.testing.conformance.attention_reference import attend
+from dovetail.sdk.cache import DTYPES, rounded
+from dovetail_testing.conformance.attention_reference import attend
 
 BEGINNINGS = ("Once upon a time", "The capital of", "The days of the week are", "A cat", "One plus two", "My friend")
 SHAPES = ((64, 14, 2), (128, 32, 8), (256, 8, 4))

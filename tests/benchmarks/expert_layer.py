@@ -24,12 +24,12 @@ from quant_products import BANDWIDTH, graph_us, relative
 from torch import Tensor
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.layers.ops import fused
-from dovetail.layers.ops.packed_integers import Words
-from dovetail.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, of_slots, slot_tiles
-from dovetail.layers.ops.route import route
-from dovetail.layers.ops.router import routed
-from dovetail.layers.routing import Routing
+from dovetail.sdk.layers.ops import fused
+from dovetail.sdk.layers.ops.packed_integers import Words
+from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, of_slots, slot_tiles
+from dovetail.sdk.layers.ops.route import route
+from dovetail.sdk.layers.ops.router import routed
+from dovetail.sdk.layers.routing import Routing
 
 EPS = 1e-5
 LAYERS = 8

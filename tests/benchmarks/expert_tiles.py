@@ -22,8 +22,8 @@ from rich.table import Table
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext
-from dovetail.layers.experts import GatedExperts
-from dovetail.layers.ops.experts import (
+from dovetail.sdk.layers.experts import GatedExperts
+from dovetail.sdk.layers.ops.experts import (
     MAX_SLOTS,
     ExpertWeights,
     SlotTiles,
@@ -33,7 +33,7 @@ from dovetail.layers.ops.experts import (
     slot_tiles,
     sorted_tiles,
 )
-from dovetail.layers.plain import PLAIN
+from dovetail.sdk.layers.plain import PLAIN
 
 SHAPES = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768),

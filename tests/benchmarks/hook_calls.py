@@ -25,17 +25,17 @@ from dovetail.demo import MODEL_DIR
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import hookspecs
 from dovetail.processing.plan import plan_plugins
-from dovetail.testing.folder import unread_model
-from dovetail.testing.site import FakeSite
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.observe.observers import Observers
 from dovetail_server.run import engine_settings
 from dovetail_server.settings import ServeSettings
+from dovetail_testing.folder import unread_model
+from dovetail_testing.site import FakeSite
 
 
 def every_hook() -> str:
     """Return the source of a plugin that implements each hook and notes each call."""
-    lines = ["import sys", "from dovetail.plugins import hookimpl", "plugin = sys.modules[__name__]", "calls = []"]
+    lines = ["import sys", "from dovetail.contracts import hookimpl", "plugin = sys.modules[__name__]", "calls = []"]
     for name, function in vars(hookspecs).items():
         if inspect.isfunction(function) and name.startswith("dovetail_"):
             lines += ["@hookimpl", f"def {name}{_arguments(function)}:", f"    calls.append({name!r})"]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from large_shapes import NUM_RANKS, SHAPES
 
+from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.layers import BuildContext, Parallel
 from dovetail.contracts.quantization import Target
 from dovetail.plugins import Registry
@@ -23,7 +24,6 @@ from dovetail.plugins.plan import as_planned
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.quantization import convert, factory_of, widths_of
 from dovetail.runtime.checkpoint.weight_match import match_weights
-from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.checkpoint.weights import model_layers
 
 FOLDER = Path("made-up")

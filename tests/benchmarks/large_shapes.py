@@ -180,7 +180,7 @@ def packed(name: str, weight: Any, method: dict[str, Any]) -> dict[str, Any]:
     """Return what stands for a tensor in a checkpoint of a method: blocks, rows or mxfp4; else itself."""
     import torch
 
-    from dovetail.layers.packed_forms import Mxfp4, Scaled
+    from dovetail.sdk.quantization.forms import Mxfp4, Scaled
 
     if method.get("quant_method") == "mxfp4" and ".experts." in name and weight.dim() == 3:
         made = [Mxfp4().quantise(one.T) for one in weight]  # one by one: each takes 64 bytes a number meanwhile

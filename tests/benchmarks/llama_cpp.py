@@ -40,8 +40,8 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from dovetail.messages import SamplingParams
-from dovetail.testing.engine import make_plans
 from dovetail_server.bench.engine import BareEngine
+from dovetail_testing.engine import make_plans
 from engine import CONFIG_05B
 
 KINDS = {"bf16": (None, Type.BF16), "int8": ("int8", Type.Q8_0), "int4": ("int4", Type.Q4_0)}

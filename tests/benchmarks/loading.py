@@ -81,7 +81,6 @@ def load(path: Path, method: str) -> Loaded:
 
     from dovetail.contracts.layers import BuildContext
     from dovetail.contracts.quantization import Target
-    from dovetail.layers import embedding, linear
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
@@ -89,6 +88,7 @@ def load(path: Path, method: str) -> Loaded:
     from dovetail.runtime.checkpoint.quantization import converted, factory_of, widths_of
     from dovetail.runtime.checkpoint.weights import load_weights
     from dovetail.runtime.hf_config import CONFIG_KEYS, quantization_config
+    from dovetail.sdk.layers import embedding, linear
 
     read, registry = ModelFolder(path), Registry.scan()
     hf = read.config

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the pairs beside this file
 
 from output_pairs import CALLS, Pair, combinations, mismatches, starts, vocabulary
 
-from dovetail.text.parsing.machine import IncrementalParser
+from dovetail.sdk.formats.detokenizer import Detokenizer
+from dovetail.sdk.formats.machine import IncrementalParser
 from dovetail.text.parsing.output import make_parser
-from dovetail.text.tokenizer.detokenizer import Detokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_US = 2.0

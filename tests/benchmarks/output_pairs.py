@@ -32,10 +32,10 @@ from dovetail.contracts.output import (
     ToolStart,
 )
 from dovetail.contracts.reasoning import ParserRequest
+from dovetail.sdk.formats.layout import compile_layout
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
 from dovetail.text.detection.derive import CALLED, THOUGHTS, derive, rendered
-from dovetail.text.parsing.layout import compile_layout
 from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 TARGET_MS = 200
 

@@ -35,18 +35,18 @@ from phantoms import UNIT
 from random_models import tool_of
 from test_tools import MARKERS
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.validity import verdict
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.vocabularies import byte_level
+from dovetail.sdk.masks import ids_of
 from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.vocabularies import byte_level
 
 CALLS = {
     "beam": " to=f<|channel|>analysis <|constrain|>xml<|message|>",

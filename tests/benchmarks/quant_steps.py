@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from skinny import step_us
 
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 DEVICE = "cuda"
 LLAMA_8B: dict[str, Any] = {

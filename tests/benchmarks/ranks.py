@@ -66,7 +66,7 @@ def is_equal(links: Any, size: int) -> bool:
     """Whether sums of all sizes have the bits of shares added in rank order, in graphs that take turns."""
     import torch.distributed as dist
 
-    from dovetail.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
+    from dovetail.sdk.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
 
     good, graphs = True, []
     for index, (rows, width) in enumerate(CHECKED):
@@ -99,8 +99,8 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
     """Time the collectives on one rank; all do the same."""
     import torch.distributed as dist
 
-    from dovetail.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
     from dovetail.runtime.cuda_ranks import CudaCommunicator
+    from dovetail.sdk.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
 
     torch.cuda.set_device(rank)
     links = CudaCommunicator(rank, size, torch.device("cuda", rank))

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
+from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.errors import ModelError, RequestError
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.plugins.registry import Registry

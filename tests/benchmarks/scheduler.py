@@ -20,7 +20,7 @@ from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import Scheduler, StepLimits
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import make_policy
+from dovetail_testing.engine import make_policy
 
 NUM_RUNNING, PAGE_SIZE, NUM_STEPS = 256, 16, 200
 

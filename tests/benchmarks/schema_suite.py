@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "grammar"))
 from grammar_routes import Enforced, backends_of
 from random_pairs import DRAFTS
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.errors import RequestError
 from dovetail.grammar.compile.validity import verdict
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import Router
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 FOLDERS = {
     "draft4": "draft-04",

@@ -23,14 +23,14 @@ from triton.runtime.errors import OutOfResources
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.engine.core import EngineCore
-from dovetail.layers.ops import reference, skinny
-from dovetail.layers.ops.skinny import Tile
 from dovetail.messages.step import DecodeGraph
 from dovetail.runtime.hf_config import read_config
-from dovetail.testing.engine import make_core
+from dovetail.sdk.layers.ops import reference, skinny
+from dovetail.sdk.layers.ops.skinny import Tile
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
+from dovetail_testing.engine import make_core
 
 SHARED = 190 << 10
 NUM_LAYERS = 6

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 NUM_TIMED, NUM_PROFILED = 60, 5
 

@@ -38,7 +38,6 @@ from dovetail.contracts.cache import FULL
 from dovetail.engine.core import EngineCore
 from dovetail.engine.loop import run_loop
 from dovetail.engine.wire import SocketTransport
-from dovetail.grammar.bits import has_bit
 from dovetail.grammar.matching.bitmask import FREE
 from dovetail.messages import Control, GrammarOption, SamplingParams, Submit, ToEngine
 from dovetail.messages.frames import frame
@@ -55,6 +54,7 @@ from dovetail.messages.step import (
 )
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.sampling.masks import num_kept
+from dovetail.sdk.masks import has_bit
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

@@ -17,12 +17,12 @@ from grammar_rows import table
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.engine import core, late_masks, replies, request
 from dovetail.engine.wire import SocketTransport
-from dovetail.grammar.bits import draw_ids, has_bit
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.processing.constraints import RequestedGrammar
+from dovetail.sdk.masks import draw_ids, has_bit
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceMatcher
 from dovetail_server.bench.workloads import TABLE, TOOL

@@ -98,11 +98,11 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.messages import SamplingParams, Submit
     from dovetail.messages.step import ExecutorInfo, Prepared
     from dovetail.processing.sampling import check_token_ids
-    from dovetail.testing.engine import make_policy
     from dovetail.text.tokenizer.cuts import pieces
     from dovetail.text.tokenizer.tokenizer import check_text
     from dovetail_server.apis.completions.schema import CompletionRequest
     from dovetail_server.reading.parse import decoded, validated
+    from dovetail_testing.engine import make_policy
 
     source, took = Source(folder), {}
     tokenizer, vocab_size = source.tokenizer, source.tokenizer.vocab_size

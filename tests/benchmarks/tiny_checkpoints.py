@@ -28,7 +28,7 @@ from families import DECODERS, SEEING, make_checkpoint, make_seeing
 from parity import prompt, reference
 from server_tiny import write_model
 
-from dovetail.errors import DovetailError
+from dovetail.contracts.errors import DovetailError
 
 NUM_NEW = 24
 LENGTHS = (5, 40, 100)

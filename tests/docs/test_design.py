@@ -61,5 +61,5 @@ def test_every_folder_is_drawn_and_every_import_goes_along_the_arrows(imports: s
 def test_every_file_that_is_named_is_there() -> None:
     """Paths in backticks are files or folders of one of the two packages, or of the tree."""
     named = set(re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)*(?:/|\.py))`", PAGE))
-    homes = [*PACKAGES.values(), ROOT, ROOT / "server", ROOT / "framework/dovetail/layers"]
+    homes = [*PACKAGES.values(), ROOT, ROOT / "server", ROOT / "framework", ROOT / "framework/dovetail/sdk"]
     assert sorted(path for path in named if not any((home / path).exists() for home in homes)) == []

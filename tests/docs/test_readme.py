@@ -8,9 +8,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from dovetail.plugins import KINDS
-from dovetail.testing.parsers import parse_chunks
 from dovetail_server.cli.commands import COMMANDS
 from dovetail_server.cli.options import parse_flags
+from dovetail_testing.parsers import parse_chunks
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,18 @@ def test_every_hook_and_contract_is_described() -> None:
                 function = member.__func__ if isinstance(member, classmethod) else member
                 if getattr(function, "__isabstractmethod__", False) and key != "__init__":
                     assert module.prose(member), f"{name}.{key}"
+
+
+def test_every_name_of_the_sdk_is_described() -> None:
+    """Each class, method and function that plugins are built with has words of its own, and a place on the page."""
+    sdk = load(ROOT / "docs/reference/sdk.py")
+    api, page = sdk.CONTRACTS.API, sdk.page()
+    for home, name, value in api.sdk_names():
+        assert value.__doc__, f"{home}.{name}"
+        assert f"### `{name}`" in page, f"{home}.{name}"
+        for key, member in api.public_members(value) if isinstance(value, type) else ():
+            if isinstance(member, property) or callable(member):
+                assert inspect.getdoc(getattr(value, key)), f"{home}.{name}.{key}"
 
 
 @pytest.fixture

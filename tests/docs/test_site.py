@@ -83,7 +83,7 @@ def test_the_reference_has_every_setting_route_kind_and_model(site: Path) -> Non
     """What is generated holds what the code has."""
     from importlib.metadata import entry_points
 
-    from dovetail import testing
+    import dovetail_testing as testing
     from dovetail.plugins import KINDS
     from dovetail_server.cli.options import flag_names, has_flag
     from dovetail_server.settings import ServeSettings

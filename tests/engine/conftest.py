@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
-from dovetail.testing.models import make_model
+from dovetail_testing.models import make_model
 
 
 @pytest.fixture(scope="session")

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelPlugin
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ConfigError, PluginError
-from dovetail.layers.linear import Linear
-from dovetail.layers.ops import invariant
-from dovetail.layers.plain import PLAIN
 from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.batch_invariance import check_model, claims
+from dovetail.sdk.layers.linear import Linear
+from dovetail.sdk.layers.ops import invariant
+from dovetail.sdk.layers.plain import PLAIN
 from dovetail.settings import EngineSettings
-from dovetail.testing import check_class, conformance_class
-from dovetail.testing.engine import generate, make_core, serve, tokens
-from dovetail.testing.models import make_model
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.qwen3 import Qwen3
+from dovetail_testing import check_class, conformance_class
+from dovetail_testing.engine import generate, make_core, serve, tokens
+from dovetail_testing.models import make_model
 
 LENGTHS = (3, 150, 150, 40)
 ON = {"batch_invariant": True}

@@ -10,14 +10,15 @@ import pytest
 import torch
 from example_models import Example, prompt, run
 
-from dovetail.cache.quantized import DTYPES, MOST, dequantise, quantise, rounded
 from dovetail.contracts.config import dense_layers
-from dovetail.errors import ConfigError, ModelError, PluginError
+from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.messages import SamplingParams
 from dovetail.runtime.cache_dtype import with_cache_dtype
-from dovetail.runtime.hf_config import dense_config, read_config
+from dovetail.runtime.hf_config import read_config
+from dovetail.sdk.cache import DTYPES, MOST, dequantise, quantise, rounded
+from dovetail.sdk.config import dense_config
 from dovetail.settings import EngineSettings
-from dovetail.testing.engine import generate, make_core, tokens
+from dovetail_testing.engine import generate, make_core, tokens
 
 LATENT = Example("latent", "LatentForCausalLM")
 GREEDY = SamplingParams(max_tokens=20, temperature=0)

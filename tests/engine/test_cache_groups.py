@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from example_models import Example, prompt, run
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 LONG = prompt(200, 3)
 WINDOW = 24

@@ -23,7 +23,7 @@ from dovetail.engine.speculation import Speculation
 from dovetail.messages import Abort, SamplingParams, Submit, TokenDelta
 from dovetail.messages.step import SAMPLE, StepInput, no_ints
 from dovetail.runtime.verify import Drafts
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 Guess = Callable[[Request], Sequence[int]]
 

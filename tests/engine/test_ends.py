@@ -14,9 +14,9 @@ from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.client import launch
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import load
-from dovetail.testing.engine import make_plans
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.engine import make_plans
 
 OWN, ADDED = 41, VOCAB - 2
 

@@ -25,8 +25,8 @@ from dovetail.executor.local import step_error
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarOption, SamplingParams, Submit
 from dovetail.runtime.start.probe import NOTHING
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 OVERLAPPED = pytest.mark.parametrize(

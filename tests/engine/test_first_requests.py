@@ -10,8 +10,8 @@ import pytest
 from dovetail.engine.core import EngineCore
 from dovetail.engine.first_requests import PARAMS, serve_first
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 
 @pytest.fixture(scope="module")

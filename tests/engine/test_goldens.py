@@ -14,8 +14,8 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.messages import SamplingParams
-from dovetail.testing.engine import generate, tokens
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.engine import generate, tokens
 
 GOLDENS = Path(__file__).with_name("goldens.json")
 NUM_NEW = 28

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from dovetail.messages import SamplingParams
-from dovetail.testing.engine import generate, tokens
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import generate, tokens
+from dovetail_testing.models import make_model
 
 NUM_NEW = 24
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0)

@@ -24,7 +24,7 @@ from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
 from dovetail.engine.request import Request
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import load
-from dovetail.testing.engine import make_plans
+from dovetail_testing.engine import make_plans
 
 spec = importlib.util.spec_from_file_location("scheduler_world", Path(__file__).parent / "test_scheduler.py")
 assert spec is not None

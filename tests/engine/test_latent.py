@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from example_models import Example, prompt, run
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 
 EXAMPLE = Example("latent", "LatentForCausalLM")
 LONG = prompt(150, 3)

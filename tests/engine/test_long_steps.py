@@ -19,7 +19,7 @@ from dovetail.messages import Finish, SamplingParams, Submit
 BODY = """
 import ctypes, pathlib, sys, time
 from dovetail.client import engine_main
-from dovetail.layers.decoder import DecoderLayer
+from dovetail.sdk.layers.decoder import DecoderLayer
 
 forward, number = DecoderLayer.forward, [0]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.messages import SamplingParams, Submit, TokenDelta
-from dovetail.testing.engine import collect, generate, make_client, tokens
+from dovetail_testing.engine import collect, generate, make_client, tokens
 
 
 def random_params(rng: random.Random) -> SamplingParams:

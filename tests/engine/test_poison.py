@@ -21,8 +21,8 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Submit
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 NUM_SEEDS = int(os.environ.get("DOVETAIL_POISON", "3"))
 MARK = 177

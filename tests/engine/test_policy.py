@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from dovetail.cache.radix import RadixTree
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.policy import policy_of
 from dovetail.engine.request import Request
-from dovetail.errors import PluginError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.engine import collect, make_client, make_policy
+from dovetail_testing.engine import collect, make_client, make_policy
 
 
 def request(arrival: int, num_prompt: int = 4, max_tokens: int = 5, priority: int = 0) -> Request:

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from dovetail.messages import Pool, SamplingParams, Submit, TokenDelta
-from dovetail.testing.engine import serve
+from dovetail_testing.engine import serve
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0)
 POOLS: list[Pool] = ["last", "mean"]

@@ -15,14 +15,14 @@ import msgspec
 import pytest
 from restarting import make_scripted
 
+from dovetail.contracts.errors import ConfigError, EngineDeadError
 from dovetail.engine.life import BACKLOG_BYTES, EngineLife, Link
 from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.errors import ConfigError, EngineDeadError
 from dovetail.messages import SamplingParams, StepDeltas, Submit, TokenDelta
 from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
-from dovetail.testing.engine import collect, tokens
+from dovetail_testing.engine import collect, tokens
 
 
 def process_client(folder: Path, **changes: object) -> ProcessClient:

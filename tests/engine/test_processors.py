@@ -15,11 +15,11 @@ from pydantic import BaseModel, Field
 
 from dovetail import LLM
 from dovetail import SamplingParams as Params
+from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-from dovetail.errors import ConfigError, PluginError, RequestError
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import serve, tokens
 from dovetail_backends.logits_processors import MAX_SIZE, NoRepeatNgram, NoRepeatOptions, NoRepeatParams
+from dovetail_testing.engine import serve, tokens
 
 NAMES = ["no-repeat-ngram"]
 

@@ -22,7 +22,7 @@ from dovetail.engine.policy import MAX_LOOKED_UP
 from dovetail.engine.queue import WaitQueue, rank
 from dovetail.engine.request import Request
 from dovetail.messages import BACKGROUND, SamplingParams, Submit
-from dovetail.testing.engine import make_policy
+from dovetail_testing.engine import make_policy
 
 spec = importlib.util.spec_from_file_location("queue_world", Path(__file__).parent / "test_scheduler.py")
 assert spec is not None

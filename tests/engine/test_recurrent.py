@@ -11,8 +11,8 @@ import pytest
 import torch
 from example_models import Example, prompt, run
 
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.engine.core import EngineCore
-from dovetail.errors import ConfigError, ModelError
 
 EXAMPLE = Example("recurrent", "RecurrentForCausalLM")
 LONG = prompt(200, 3)

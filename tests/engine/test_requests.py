@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
+from dovetail.contracts.errors import EngineDeadError
 from dovetail.engine import kv_cache_checker
 from dovetail.engine.core import EngineCore
-from dovetail.errors import EngineDeadError
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import collect, generate, make_client, make_core, tokens
+from dovetail_testing.engine import collect, generate, make_client, make_core, tokens
 
 
 def params(**changes: object) -> SamplingParams:

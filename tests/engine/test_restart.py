@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
+from dovetail.contracts.errors import EngineDeadError, EngineError
 from dovetail.contracts.observers import LoadStats, StatLogger
 from dovetail.engine import process
 from dovetail.engine.process import Restarts
-from dovetail.errors import EngineDeadError, EngineError
 from dovetail.messages import SamplingParams, Submit
 from dovetail_server.observe.observers import Observers
 

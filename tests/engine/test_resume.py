@@ -12,8 +12,8 @@ import torch
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.messages import Admitted, GrammarOption, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
-from dovetail.testing.engine import make_core
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.engine import make_core
 
 NUM = 24
 LONG = {"max_tokens": NUM, "ignore_eos": True}

@@ -19,7 +19,7 @@ from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.runtime.memory.plan import floor_pages, seen_pages
-from dovetail.testing.engine import make_policy
+from dovetail_testing.engine import make_policy
 
 POLICIES = ("fcfs", "lof", "lpm", "priority")
 

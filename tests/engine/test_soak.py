@@ -21,9 +21,9 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request
 from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Submit
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 NUM_REQUESTS = int(os.environ.get("DOVETAIL_SOAK", "140"))
 STAGES = ("waiting", "prefill", "decode", "retracted", "compiling", "constrained")

@@ -14,14 +14,14 @@ from example_models import Example
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.speculation import DraftRequest, Speculator
 from dovetail.engine.core import EngineCore
-from dovetail.errors import ConfigError
 from dovetail.messages import SamplingParams as EngineParams
 from dovetail.messages import Submit
-from dovetail.testing.conformance.speculation import Drafted
-from dovetail.testing.engine import make_core
 from dovetail_backends.speculators import Last, Ngram, NgramOptions, continued, last_match
+from dovetail_testing.conformance.speculation import Drafted
+from dovetail_testing.engine import make_core
 
 TEXT = "The cat sat on the mat. The dog sat on the log. "
 

@@ -17,7 +17,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.messages import Abort, Finish, SamplingParams, Submit
 from dovetail.messages.step import AT_DEVICE, NONE, SAMPLE
 from dovetail.plugins import load
-from dovetail.testing.engine import make_plans
+from dovetail_testing.engine import make_plans
 
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.contracts.errors import EngineDeadError
 from dovetail.engine import entry, streams
 from dovetail.engine.streams import StreamClient
-from dovetail.errors import EngineDeadError
 from dovetail.messages import (
     Abort,
     Finish,

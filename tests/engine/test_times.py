@@ -11,7 +11,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.entry import Entry
 from dovetail.messages import Abort, Control, ControlReply, SamplingParams, Submit, Times, TokenDelta
 from dovetail.plugins import load
-from dovetail.testing.engine import make_plans
+from dovetail_testing.engine import make_plans
 
 
 class Clock:

@@ -21,7 +21,7 @@ from dovetail.engine.policy import Policy, policy_of
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, SamplingParams, Submit
-from dovetail.testing.engine import make_policy
+from dovetail_testing.engine import make_policy
 
 POLICIES = ("fcfs", "lpm", "priority")
 FLOOD = "flood"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rank_engines import beside, make_core, said
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.runtime.memory.checks import check_settings
 from dovetail.settings import EngineSettings
 from dovetail_server.cli import plan

@@ -19,16 +19,16 @@ from rank_engines import PROMPTS, SMALL, make_core
 from restarting import Reading, make_engine, mixed
 
 from dovetail.client import launch
+from dovetail.contracts.errors import ConfigError
 from dovetail.engine.core import EngineCore
 from dovetail.engine.process import Restarts
-from dovetail.errors import ConfigError
 from dovetail.executor.followers import ProcessFollower, RankError
 from dovetail.executor.group import GroupExecutor, about, check_same
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.memory.plan import DeviceBytes
 from dovetail.settings import EngineSettings
-from dovetail.testing.models import make_model
+from dovetail_testing.models import make_model
 
 FULL = pytest.mark.full
 LIMIT_S = 3.0

@@ -28,9 +28,9 @@ from rank_engines import PROMPTS, SMALL, ThreadFollower, beside, make_core, said
 from dovetail.client import launch
 from dovetail.contracts.cache import CacheTensor
 from dovetail.contracts.config import LayerSpec
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.layers import BuildContext, Parallel
 from dovetail.engine.core import EngineCore
-from dovetail.errors import ConfigError, ModelError
 from dovetail.executor.followers import ProcessFollower, RankError
 from dovetail.executor.group import GroupExecutor
 from dovetail.executor.rank_messages import next_command
@@ -40,8 +40,8 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.memory.checks import check_devices, check_equal, check_settings
 from dovetail.runtime.ranks import GlooCommunicator
 from dovetail.settings import EngineSettings
-from dovetail.testing.models import make_model
 from dovetail_server.cli import plan
+from dovetail_testing.models import make_model
 
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, grouped heads": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from dovetail.messages import TokenDelta, TokenLogprob
-from dovetail.testing.engine import tokens
+from dovetail_testing.engine import tokens
 
 Values = list[list[float]]
 """For each token of a reply: its own log probability, then those of its top alternatives."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dovetail.runtime.attention.measure import STEPS, World, cuda_measuring, measure
-from dovetail.testing.conformance.attention_world import Case
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.conformance.attention_world import Case
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,12 +11,12 @@ import torch
 from logprobs_of import assert_same
 
 from dovetail.demo import MODEL_DIR
-from dovetail.layers.ops import fixed
 from dovetail.messages import SamplingParams
-from dovetail.testing.conformance.attention import AttentionBackendConformance
-from dovetail.testing.engine import generate
-from dovetail.testing.models import make_model
+from dovetail.sdk.layers.ops import fixed
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.conformance.attention import AttentionBackendConformance
+from dovetail_testing.engine import generate
+from dovetail_testing.models import make_model
 
 pytestmark = [
     pytest.mark.gpu,

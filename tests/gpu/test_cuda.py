@@ -17,8 +17,8 @@ from logprobs_of import Reference, assert_same, check_sane, differences, entries
 from dovetail import LLM, SamplingParams, messages
 from dovetail.messages.seeds import row_key
 from dovetail.runtime.sampling.random import exponentials
-from dovetail.testing.engine import collect, generate, make_client, tokens
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import collect, generate, make_client, tokens
+from dovetail_testing.models import make_model
 
 pytestmark = pytest.mark.gpu
 NUM_NEW = 24

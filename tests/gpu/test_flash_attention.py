@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Phase
-from dovetail.errors import UnsupportedError
-from dovetail.testing.conformance.attention import DECODE, AttentionBackendConformance
-from dovetail.testing.conformance.attention_world import Case, World, compare, make_backend, make_world, verify
+from dovetail.contracts.errors import UnsupportedError
 from dovetail_backends.fa3 import FlashAttention3Backend
 from dovetail_backends.fa4 import FlashAttention4Backend
+from dovetail_testing.conformance.attention import DECODE, AttentionBackendConformance
+from dovetail_testing.conformance.attention_world import Case, World, compare, make_backend, make_world, verify
 
 pytestmark = [
     pytest.mark.gpu,

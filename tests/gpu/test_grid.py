@@ -14,11 +14,11 @@ from logprobs_of import assert_same
 from dovetail.messages import SamplingParams, TokenDelta
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
-from dovetail.testing.conformance.attention_qkv import verify_qkv
-from dovetail.testing.conformance.attention_world import Case, verify
-from dovetail.testing.engine import generate
-from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.conformance.attention_qkv import verify_qkv
+from dovetail_testing.conformance.attention_world import Case, verify
+from dovetail_testing.engine import generate
+from dovetail_testing.models import make_model
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=2)

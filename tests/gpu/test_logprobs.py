@@ -15,7 +15,7 @@ from served_loads import STEP, Load, ScriptedGrammars
 
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit, TokenDelta
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 pytestmark = pytest.mark.gpu
 STREAMS = (1, 2, 16, 64, 256)

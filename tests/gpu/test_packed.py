@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.layers import cuda_products
-from dovetail.layers.ops import packed, reference
-from dovetail.layers.ops.experts import ExpertWeights, gated_experts
-from dovetail.layers.ops.packed_experts import packed_gated_experts
-from dovetail.layers.ops.packed_pairs import by_pairs, fits_pairs
-from dovetail.layers.ops.packed_slots import PackedExpertWeights
-from dovetail.layers.ops.packed_stacked import by_stacked
-from dovetail.layers.ops.packed_weight import PackedWeight, stacked
-from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
+from dovetail.sdk.layers import cuda_products
+from dovetail.sdk.layers.ops import packed, reference
+from dovetail.sdk.layers.ops.experts import ExpertWeights, gated_experts
+from dovetail.sdk.layers.ops.packed_experts import packed_gated_experts
+from dovetail.sdk.layers.ops.packed_pairs import by_pairs, fits_pairs
+from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights
+from dovetail.sdk.layers.ops.packed_stacked import by_stacked
+from dovetail.sdk.layers.ops.packed_weight import PackedWeight, stacked
+from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
 
 pytestmark = pytest.mark.gpu
 FLOAT8 = torch.float8_e4m3fn

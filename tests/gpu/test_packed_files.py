@@ -12,7 +12,7 @@ from packers import METHODS
 from quantised_models import make_gpt_oss, pack_model
 
 from dovetail.messages import SamplingParams
-from dovetail.testing.engine import generate
+from dovetail_testing.engine import generate
 
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}

@@ -12,8 +12,8 @@ import torch
 
 from dovetail.engine.core import EngineCore
 from dovetail.messages import Finish, SamplingParams, Submit
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("DOVETAIL_TEST_DEVICE", "cuda")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.layers import cuda_products
-from dovetail.layers.ops import pdl, reference
-from dovetail.layers.ops.packed_integers import Words
-from dovetail.layers.ops.packed_slots import PackedExpertWeights, of_slots, slot_tiles
-from dovetail.layers.ops.packed_weight import stacked
-from dovetail.layers.ops.router import routed
-from dovetail.layers.packed_forms import Mxfp4
-from dovetail.layers.routing import Routing
+from dovetail.sdk.layers import cuda_products
+from dovetail.sdk.layers.ops import pdl, reference
+from dovetail.sdk.layers.ops.packed_integers import Words
+from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, of_slots, slot_tiles
+from dovetail.sdk.layers.ops.packed_weight import stacked
+from dovetail.sdk.layers.ops.router import routed
+from dovetail.sdk.layers.routing import Routing
+from dovetail.sdk.quantization.forms import Mxfp4
 
 pytestmark = pytest.mark.gpu
 EPS, HIDDEN, NUM, TOP_K, LAYERS, REPLAYS = 1e-5, 2880, 32, 4, 3, 40

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.layers.ops import reference
-from dovetail.layers.ops.skinny import GATE_TILES, TILES, Tile, Tiles, skinny
+from dovetail.sdk.layers.ops import reference
+from dovetail.sdk.layers.ops.skinny import GATE_TILES, TILES, Tile, Tiles, skinny
 
 pytestmark = pytest.mark.gpu
 

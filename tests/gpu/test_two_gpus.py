@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.testing.models import make_model
+from dovetail_testing.models import make_model
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,8 +17,8 @@ import triton.language as tl
 
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 pytestmark = pytest.mark.gpu
 SMALL = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 1, "max_position_embeddings": 8192}
@@ -89,7 +89,7 @@ COLD_START = """
 import sys
 from pathlib import Path
 import triton
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 late = []
 

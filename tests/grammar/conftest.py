@@ -18,7 +18,7 @@ from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine import jump_forward as jump
 from dovetail.engine.request import Request
 from dovetail.grammar.compile.vocabulary import make_vocabulary
-from dovetail.testing.vocabularies import byte_level
+from dovetail_testing.vocabularies import byte_level
 
 
 @pytest.fixture(scope="session", params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["steps", "overlap"])

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Vocabulary
-from dovetail.errors import RequestError
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.asking import asked
 from dovetail.grammar.spec.route import EnforcementOption, Route

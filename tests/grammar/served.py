@@ -13,9 +13,9 @@ from dovetail.plugins import PluginPlan
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.testing.folder import unread_model
 from dovetail_server import preflight, run
 from dovetail_server.settings import ServeSettings
+from dovetail_testing.folder import unread_model
 
 ASK = [{"role": "user", "content": "Tell me about France."}]
 

@@ -11,15 +11,15 @@ import pytest
 from grammar_routes import backends_of, resolved
 from random_pairs import Maker, is_valid
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Support, Vocabulary
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.normal import Normal, normalize
 from dovetail.grammar.spec.normal.already import is_normal
 from dovetail.grammar.spec.route import EnforcementOption, Router
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail.sdk.schemas import schema
 from dovetail_server.bench.grammar_schemas import schemas
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 NUM = int(os.environ.get("DOVETAIL_RANDOM_PLAIN", "200"))
 NEWEST = "https://json-schema.org/draft/2020-12/schema"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 from schema_cases import CASES
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarBackend,
@@ -27,12 +28,11 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.spec.route import Enforcement, Route, Router
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs, tell_unserved
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.sdk.masks import ids_of
 
 NAMES = ("llguidance", "outlines", "xgrammar")
 LIMITS = GrammarLimits()

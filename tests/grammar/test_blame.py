@@ -9,8 +9,8 @@ import pytest
 import requests
 from served import ASK, Served
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.advice import ADVICE
 from dovetail.grammar.spec.blame import explained
 from dovetail.grammar.spec.limits import check_spec

@@ -18,8 +18,8 @@ from grammar_demo import json_step
 from served import ASK, Served
 from test_service import ENDLESS, outlines_step, settle, start_process
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, send
 from dovetail.grammar.compile import child, trial
 from dovetail.grammar.compile.cache import Enforced, Refused

@@ -10,7 +10,7 @@ from grammar_routes import Enforced, backends_of
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.compile.validity import verdict
 from dovetail.grammar.spec.route import Router
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 PATTERNS = [r"^a\x02$", r"^a\x7F$", r"^a[\x7f]$", r"^a\v$", r"^a\f$", r"^a\x08$", r"^a\cA$", r"^a(\x01|c)?$"]
 OTHERS = [r"^a[^\x00-\x1f]$", r"^a\\x01$", r"^a\x09$", r"^a\x41$", r"^a.$"]

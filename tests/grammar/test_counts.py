@@ -16,7 +16,7 @@ from dovetail.grammar.spec.normal.counts import MAX_SINGLE
 from dovetail.grammar.spec.route import Router
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 COUNTS: list[dict[str, int]] = [
     {"minProperties": 1},

@@ -15,12 +15,12 @@ from dovetail.contracts.grammar import GrammarMatcher, Vocabulary
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import Request
 from dovetail.engine.speculation import Speculation
-from dovetail.grammar.bits import has_bit
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.words import WordRules
 from dovetail.messages import GrammarOption, SamplingParams
 from dovetail.plugins import LoadedPlugins
+from dovetail.sdk.masks import has_bit
 from dovetail.settings import EngineSettings
 
 SCHEMA = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts.errors import DovetailError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import DovetailError
 from dovetail.grammar.compile import early
 from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.grammar.compile.vocabulary import make_vocabulary

@@ -11,8 +11,8 @@ import time
 import jsonschema_rs
 import pytest
 
-from dovetail.grammar.spec.expressions import are_apart, complement, plainly
-from dovetail.grammar.spec.expressions.reading import UnreadableError, read
+from dovetail.sdk.expressions import are_apart, complement, plainly
+from dovetail.sdk.expressions.reading import UnreadableError, read
 
 GIVEN = [
     "a(?!b)c", "^a(?=b)", "^(?!a)b|c$", "^(?!a+)b", "(?!a)b", r"^(?!\d)a", "^(?=a$|b)c", "^(?:(?!ab).)*$", r"\bab\b",

@@ -14,7 +14,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 
 def step(schema: Any, **changes: Any) -> GrammarOption:

@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.contracts.output import FormatSpec, Markers, ToolFormat
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.reasoning_gate import MAX_ROLLBACK, ReasoningGate, make_gate
 from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
-from dovetail.testing.vocabularies import byte_fallback, byte_level
-from dovetail.text.json_calls import JsonCalls
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.masks import ids_of
 from dovetail.text.parsing.output import Folded, make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers import inkling, muse
@@ -35,6 +33,8 @@ from dovetail_parsers.inkling import InklingParser
 from dovetail_parsers.muse import SPARK, MuseParser, SparkParser
 from dovetail_parsers.tools.inkling import Inkling
 from dovetail_parsers.tools.muse import Muse
+from dovetail_testing.parsers import BytesTokenizer, PlainTemplate
+from dovetail_testing.vocabularies import byte_fallback, byte_level
 
 FULL = FormatSpec(
     reasoning=Markers("<think>", "</think>", ended_by_tools=True),

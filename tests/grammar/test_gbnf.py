@@ -7,10 +7,10 @@ import re
 
 import pytest
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind
-from dovetail.errors import RequestError
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 VOCABULARY = small_vocabulary()
 

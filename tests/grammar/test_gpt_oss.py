@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.testing.vocabularies import write_tokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers.harmony import MARKS
 from dovetail_server.bench.grammar_folder import CONFIG
+from dovetail_testing.vocabularies import write_tokenizer
 
 ASK = [{"role": "user", "content": "Which city?"}]
 SCHEMA = {

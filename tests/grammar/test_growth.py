@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.expressions import are_apart, complement, plainly
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.sdk.expressions import are_apart, complement, plainly
+from dovetail.sdk.schemas import schema
 
 FEW, MANY = 60, 240
 MOST = 1.6

@@ -10,11 +10,11 @@ import pytest
 from grammar_routes import backends_of, resolved
 from jsonschema import Draft202012Validator
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, SupportLevel
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.route import Router
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 NAMED = re.compile("imum$|/enum$|/const$")
 HUGE_BOUNDS = [

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from random_pairs import Maker
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.matching.bitmask import fill_masks
@@ -25,10 +24,11 @@ from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail.sdk.masks import ids_of
 from dovetail_grammar import json_states, kept_masks, llguidance
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar, LlguidanceMatcher
 from dovetail_grammar.local_schemas import is_local
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 ROW = {
     "type": "object",

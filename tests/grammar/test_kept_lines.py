@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.bits import draw_ids, new_row, the_only
 from dovetail.grammar.matching.bitmask import FREE, fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.kept_lines import MAX_LOOKED, MAX_NEW, KeptLines, kept_number
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
+from dovetail.sdk.masks import draw_ids, new_row, the_only
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar, LlguidanceMatcher
 
 TOKENS = (*(bytes([i]) for i in range(256)), b'"}', b'{"', b"true", b"ab", b"<think>", b"</think>", b"")

@@ -17,6 +17,7 @@ import pytest
 from jsonschema.validators import validator_for
 from schema_cases import CASES, DRAFT7
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarBackend,
@@ -26,11 +27,10 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.validity import verdict
 from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.sdk.masks import ids_of
 from dovetail_server.bench.grammar_schemas import schemas
 
 NAMES = ("llguidance", "outlines", "xgrammar")

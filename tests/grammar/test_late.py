@@ -14,7 +14,7 @@ from dovetail.grammar.compile.cache import Refused
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 STEP = GrammarOption(backend="llguidance", kind="json", source=json.dumps({"enum": ["a word", "b word", 12]}))
 

@@ -7,7 +7,7 @@ import weakref
 from functools import partial
 
 from dovetail.grammar.compile.queue import Workers
-from dovetail.grammar.spec.recent import MAX_CHARS, Recent
+from dovetail.sdk.schemas.recent import MAX_CHARS, Recent
 
 
 class Held:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from dovetail import LLM, SamplingParams
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.grammar.spec.output_types import fields_of
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.grammar.bits import full_row, has_bit, ids_of, new_row, set_bit
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
 from dovetail.runtime.sampling.mask_ops import apply_mask_cpu, apply_mask_reference
 from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.sdk.masks import full_row, has_bit, ids_of, new_row, set_bit
 
 SIZES = [1, 31, 32, 33, 63, 100, 2000, 4097]
 

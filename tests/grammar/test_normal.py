@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 from random_pairs import CHECKER, Maker, is_valid, meant
 
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.expressions import complement
+from dovetail.contracts.errors import RequestError
 from dovetail.grammar.spec.normal import nodes, normalize, plain
-from dovetail.grammar.spec.references import check_references
+from dovetail.sdk.expressions import complement
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.references import check_references
 
 NUM = int(os.environ.get("DOVETAIL_RANDOM_NORMAL", "600"))
 DRAFT4, DRAFT7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from served import Served
 
 from dovetail import LLM
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 
 SHORT = {"max_tokens": 60, "seed": 1}
 ANNA = Chat([{"role": "user", "content": "Anna is 36 years old. Give the name and age as JSON."}])

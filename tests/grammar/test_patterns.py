@@ -20,11 +20,11 @@ from dovetail.contracts.grammar import (
     Support,
     SupportLevel,
 )
-from dovetail.grammar.spec.formats import FORMATS, PATTERNS
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail.sdk.schemas.formats import FORMATS, PATTERNS
 from dovetail_grammar.patterns import is_leaky, rewritten, tightened
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 AROUND = [
     "^(?!aws:).*$", "^(?!aws:)[ a-zA-Z+.:-]+$", "^(?!svc-)(?![-])(?!.*[-]$)(?!.*[-]{2})[a-z0-9-]+$",

@@ -16,13 +16,13 @@ from grammar_routes import backends_of
 from pydantic import BaseModel
 from random_models import tool_of
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.normal.document import normalize
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
-from dovetail.text.tool_calls.presence import presences
+from dovetail.sdk.formats.presence import presences
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

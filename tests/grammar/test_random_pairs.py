@@ -19,7 +19,7 @@ from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabu
 from dovetail.grammar.spec.route import Router
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 NUM = int(os.environ.get("DOVETAIL_RANDOM_PAIRS", "1200"))
 SEED = int(os.environ.get("DOVETAIL_RANDOM_SEED", "0"))

@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 from grammar_routes import backends_of, resolved
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.route import EnforcementOption, Router
 from dovetail.grammar.spec.weaken import weaken
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Kind, Vocabulary
-from dovetail.errors import RequestError
 from dovetail.grammar.compile.validity import FORMATS
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.fields import read_grammar
@@ -18,7 +18,7 @@ from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import Router
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.vocabularies import byte_level
+from dovetail_testing.vocabularies import byte_level
 
 TOKENIZER = byte_level(("<call>", "</call>"))
 VOCABULARY: Vocabulary = make_vocabulary(TOKENIZER, TOKENIZER.vocab_size, TOKENIZER.eos_token_ids)

@@ -15,15 +15,15 @@ import pytest
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarMatcher, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.vocabularies import byte_level
+from dovetail.sdk.masks import ids_of
 from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers import inkling, muse
+from dovetail_testing.vocabularies import byte_level
 
 TOOLS = [
     {

@@ -11,7 +11,6 @@ import pytest
 from random_pairs import Maker
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import Router
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
@@ -19,7 +18,8 @@ from dovetail.grammar.spec.unique.places import unique_places
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail.sdk.masks import ids_of
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 STRINGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 PAIR = {

@@ -13,15 +13,15 @@ from grammar_routes import Enforced as Followed
 from grammar_routes import backends_of
 from served import Served
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.errors import RequestError
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.spec.route import Route, Router
 from dovetail.grammar.spec.weaken import keywords_in, leave_out, weaken
 from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 FOREVER = 1e12
 

@@ -202,7 +202,7 @@ def measure(kind: str, seed: int | None = None) -> tuple[int, dict[str, Said]]:
 @contextmanager
 def engine(folder: Path, way: str) -> Iterator[Any]:
     """Yield an engine with the settings of a way."""
-    from dovetail.testing.engine import make_core
+    from dovetail_testing.engine import make_core
 
     core = make_core(folder, **{**USUAL, **WAYS[way]})
     try:

@@ -111,7 +111,7 @@ def plugins() -> Iterator[str]:
 def public_names() -> Iterator[str]:
     """Yield what `dovetail`, its errors and `dovetail.ray` offer, with signatures."""
     import dovetail
-    from dovetail import errors
+    from dovetail.contracts import errors
 
     spec = importlib.util.spec_from_file_location("public_api", ROOT / "docs/reference/public_api.py")
     assert spec is not None
@@ -123,7 +123,7 @@ def public_names() -> Iterator[str]:
             yield from (named(line) for line in sorted(api.of_class("dovetail", name, getattr(dovetail, name))))
     for name, value in vars(errors).items():
         if isinstance(value, type):
-            yield f"name dovetail.errors.{name}: {' '.join(base.__name__ for base in value.__bases__)}"
+            yield f"name dovetail.contracts.errors.{name}: {' '.join(base.__name__ for base in value.__bases__)}"
     for node in tree_of(ROOT / "framework/dovetail/ray.py").body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             yield from (f"name dovetail.ray.{name}: as it is" for name in ast.literal_eval(node.value))

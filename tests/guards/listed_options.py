@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from schema_lines import lines
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("framework/dovetail", "server/dovetail_server", "plugins")
+PRODUCT = ("framework", "server/dovetail_server", "plugins")
 BENCHMARKS = ("serve", "latency", "grammar", "throughput")
 READS = {"get", "getenv", "setdefault", "pop"}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
@@ -176,7 +176,7 @@ def known_of_peers() -> Iterator[str]:
 
 def exit_codes() -> Iterator[str]:
     """Yield what each kind of end becomes."""
-    from dovetail import errors
+    from dovetail.contracts import errors
     from dovetail_server import cli
     from dovetail_server.cli.exits import exit_code
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests/server"))
 
 FEW, MANY = "a" * 12, "a" * 44
 """Two replies, a byte being a token: what they differ by is the cost of their tokens."""
-SCRIPTED = ("framework/dovetail/testing/", "framework/dovetail_testing/")
+SCRIPTED = ("framework/dovetail_testing/", "framework/dovetail_testing/")
 """Where the scripted engine is: no server has it, so its calls count nowhere."""
 ENGINES = (*SCRIPTED, "framework/dovetail/engine/", "framework/dovetail/client/")
 SUBMIT = "submit"
@@ -183,7 +183,7 @@ def engine_cost() -> Costs:
 
     from dovetail.client.inprocess import InProcessClient
     from dovetail.demo import MODEL_DIR
-    from dovetail.testing.engine import make_plans
+    from dovetail_testing.engine import make_plans
 
     class Engined(Harness):
         """Runs the engine beside the server."""

@@ -25,7 +25,7 @@ STARTS = {
         "detect(Registry.scan(), TokenizerFiles.read(MODEL_DIR))"
     ),
     "engine of the demo model": (
-        "from dovetail.demo import MODEL_DIR; from dovetail.testing.engine import make_core\nmake_core(MODEL_DIR)"
+        "from dovetail.demo import MODEL_DIR; from dovetail_testing.engine import make_core\nmake_core(MODEL_DIR)"
     ),
 }
 COUNT = """

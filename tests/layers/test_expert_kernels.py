@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Stream
-from dovetail.layers.experts import GatedExperts
-from dovetail.layers.moe import Router
-from dovetail.layers.ops.experts import ExpertWeights, SlotTiles, SortedTiles, few, many
-from dovetail.layers.ops.route import route
-from dovetail.layers.plain import PLAIN
-from dovetail.layers.routing import Routing
+from dovetail.sdk.layers.experts import GatedExperts
+from dovetail.sdk.layers.moe import Router
+from dovetail.sdk.layers.ops.experts import ExpertWeights, SlotTiles, SortedTiles, few, many
+from dovetail.sdk.layers.ops.route import route
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.layers.routing import Routing
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DOT_DTYPES = [torch.float32, torch.bfloat16] if DEVICE.type == "cuda" else [torch.float32]
@@ -113,7 +113,7 @@ def test_a_token_of_nan_hurts_no_other(way: str) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 5, 700])
 def test_a_slots_place_is_stable(num_tokens: int) -> None:
     """Slots stand by expert, and in their order among those of one expert, over several blocks of them."""
-    from dovetail.layers.ops.experts import sorted_slots
+    from dovetail.sdk.layers.ops.experts import sorted_slots
 
     ids = torch.randint(0, NUM - 1, (num_tokens, TOP_K), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     order, bounds = sorted_slots(ids, NUM, 0)

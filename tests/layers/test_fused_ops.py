@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.layers.ops import fused, reference
-from dovetail.layers.ops.gemv import gemv
-from dovetail.layers.ops.skinny import Tile, skinny, tile_for
+from dovetail.sdk.layers.ops import fused, reference
+from dovetail.sdk.layers.ops.gemv import gemv
+from dovetail.sdk.layers.ops.skinny import Tile, skinny, tile_for
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DOT_DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]

@@ -16,21 +16,22 @@ from torch import Tensor, nn
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.config import cache_groups
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Parallel, Part, Stream
-from dovetail.errors import ModelError
-from dovetail.layers.base import Slot
-from dovetail.layers.decoder import DecoderLayer
-from dovetail.layers.linear import can_prepack
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.plain import PLAIN
-from dovetail.layers.transformer import GatedMLP
 from dovetail.runtime.checkpoint.weights import load_weights
-from dovetail.runtime.hf_config import dense_config, read_config
-from dovetail.testing.conformance.model_runtime import ReferenceAttention, TinyEngine
-from dovetail.testing.models import make_model
+from dovetail.runtime.hf_config import read_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.base import Slot
+from dovetail.sdk.layers.decoder import DecoderLayer
+from dovetail.sdk.layers.linear import can_prepack
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.layers.transformer import GatedMLP
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
+from dovetail_testing.conformance.model_runtime import ReferenceAttention, TinyEngine
+from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
 GATE = (Part("gate", 12), Part("up", 12))

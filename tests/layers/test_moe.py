@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Parallel, Stream
-from dovetail.layers.experts import GatedExperts
-from dovetail.layers.moe import MixtureOfExperts, Router
-from dovetail.layers.plain import PLAIN
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.experts import GatedExperts
+from dovetail.sdk.layers.moe import MixtureOfExperts, Router
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.layers.routing import Routing
 
 CONTEXT = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
 

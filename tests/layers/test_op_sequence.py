@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.layers import ops
-from dovetail.testing.conformance import model_runtime
-from dovetail.testing.conformance.model_runtime import ReferenceAttention, Running, TinyEngine
-from dovetail.testing.models import make_model
+from dovetail.sdk.layers import ops
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
+from dovetail_testing.conformance import model_runtime
+from dovetail_testing.conformance.model_runtime import ReferenceAttention, Running, TinyEngine
+from dovetail_testing.models import make_model
 
 MODELS = {"LlamaForCausalLM": Llama, "Qwen2ForCausalLM": Qwen2, "Qwen3ForCausalLM": Qwen3}
 HIDDEN, QKV, INNER, HEADS, DIM = 64, 128, 96, 6, 16

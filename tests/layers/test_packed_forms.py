@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.layers import cpu_products
-from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, wide
-from dovetail.layers.words import ORDER, nibbles_of, reordered, words_of
-from dovetail.runtime.checkpoint.weights import is_finite
+from dovetail.sdk.checkpoint import is_finite
+from dovetail.sdk.layers import cpu_products
+from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled, wide
+from dovetail.sdk.quantization.words import ORDER, nibbles_of, reordered, words_of
 from dovetail_backends.quantization.awq import turned
 
 SIZES = ((1, 8), (5, 32), (16, 64), (130, 896), (70, 4864), (65, 32))

@@ -10,22 +10,22 @@ from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
 from dovetail.contracts.quantization import Stored
-from dovetail.layers import cuda_products
-from dovetail.layers.experts import GatedExperts
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.ops import packed, packed_experts, reference
-from dovetail.layers.ops.packed_experts import ExpertTiles, packed_gated_experts
-from dovetail.layers.ops.packed_few import few
-from dovetail.layers.ops.packed_halves import by_halves, fits_halves
-from dovetail.layers.ops.packed_integers import by_integers, fits_integers, integers
-from dovetail.layers.ops.packed_row import row
-from dovetail.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, slot_tiles
-from dovetail.layers.ops.packed_weight import PackedWeight
-from dovetail.layers.ops.packed_wide import fits_wide, wide
-from dovetail.layers.ops.packed_write import written
-from dovetail.layers.packed import PackedFactory
-from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
-from dovetail.layers.plain import PLAIN
+from dovetail.sdk.layers import cuda_products
+from dovetail.sdk.layers.experts import GatedExperts
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.ops import packed, packed_experts, reference
+from dovetail.sdk.layers.ops.packed_experts import ExpertTiles, packed_gated_experts
+from dovetail.sdk.layers.ops.packed_few import few
+from dovetail.sdk.layers.ops.packed_halves import by_halves, fits_halves
+from dovetail.sdk.layers.ops.packed_integers import by_integers, fits_integers, integers
+from dovetail.sdk.layers.ops.packed_row import row
+from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, slot_tiles
+from dovetail.sdk.layers.ops.packed_weight import PackedWeight
+from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
+from dovetail.sdk.layers.ops.packed_write import written
+from dovetail.sdk.layers.packed import PackedFactory
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FLOAT8 = torch.float8_e4m3fn

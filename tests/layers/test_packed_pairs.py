@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import Act, RMSScale
-from dovetail.layers import cuda_products
-from dovetail.layers.ops import packed, reference
-from dovetail.layers.ops.packed_halves import halves
-from dovetail.layers.ops.packed_pairs import by_pairs, fits_pairs
-from dovetail.layers.ops.packed_stacked import by_stacked, fits_stacked
-from dovetail.layers.ops.packed_weight import PackedWeight
-from dovetail.layers.ops.skinny import Tile
-from dovetail.layers.packed_forms import Form, Scaled
+from dovetail.sdk.layers import cuda_products
+from dovetail.sdk.layers.ops import packed, reference
+from dovetail.sdk.layers.ops.packed_halves import halves
+from dovetail.sdk.layers.ops.packed_pairs import by_pairs, fits_pairs
+from dovetail.sdk.layers.ops.packed_stacked import by_stacked, fits_stacked
+from dovetail.sdk.layers.ops.packed_weight import PackedWeight
+from dovetail.sdk.layers.ops.skinny import Tile
+from dovetail.sdk.quantization.forms import Form, Scaled
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FLOAT8 = torch.float8_e4m3fn

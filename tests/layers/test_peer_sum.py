@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Parallel, Stream
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.ops import reference
-from dovetail.layers.ops.peer_sum import PUSHED_ROWS, PeerBuffers, Sums, peer_sum
-from dovetail.layers.plain import PLAIN
 from dovetail.runtime.cuda_ranks import CudaCommunicator
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.ops import reference
+from dovetail.sdk.layers.ops.peer_sum import PUSHED_ROWS, PeerBuffers, Sums, peer_sum
+from dovetail.sdk.layers.plain import PLAIN
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 6, 112

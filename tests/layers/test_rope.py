@@ -16,16 +16,16 @@ from transformers.models.phi3 import modeling_phi3
 
 from dovetail.contracts.cache import CacheTensor, Recurrent
 from dovetail.contracts.config import LayerSpec, RopeConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
-from dovetail.errors import ModelError
-from dovetail.layers import ops
-from dovetail.layers.plain import PLAIN
-from dovetail.layers.rope import frequencies, head_order
-from dovetail.layers.rotary import Rotaries, Rotary
-from dovetail.runtime.hf_config import dense_config
-from dovetail.testing.conformance.model_runtime import TinyEngine
-from dovetail.testing.models import make_model
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.layers.rope import frequencies, head_order
+from dovetail.sdk.layers.rotary import Rotaries, Rotary
 from dovetail_models.llama import Llama
+from dovetail_testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.models import make_model
 
 CTX = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
 DIM, POSITIONS = 32, 256

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, RMSScale, Stream
 from dovetail.contracts.quantization import Stored
-from dovetail.layers import cuda_products
-from dovetail.layers.moe import MixtureOfExperts, Router
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.ops import reference
-from dovetail.layers.ops.packed_integers import Words, integers
-from dovetail.layers.ops.router import Tile, routed
-from dovetail.layers.packed import PackedFactory
-from dovetail.layers.packed_forms import Int4, Mxfp4, Scaled
-from dovetail.layers.plain import PLAIN
-from dovetail.layers.routing import Routing
+from dovetail.sdk.layers import cuda_products
+from dovetail.sdk.layers.moe import MixtureOfExperts, Router
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.ops import reference
+from dovetail.sdk.layers.ops.packed_integers import Words, integers
+from dovetail.sdk.layers.ops.router import Tile, routed
+from dovetail.sdk.layers.packed import PackedFactory
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.layers.routing import Routing
+from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-5

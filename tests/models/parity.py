@@ -19,7 +19,7 @@ from dovetail.contracts.cache import FULL
 from dovetail.contracts.replies import TokenLogprob
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 TOLERANCE = 1e-4
 NUM_NEW = 64

@@ -23,7 +23,7 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import converted, factory_of
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, read_config
-from dovetail.testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.conformance.model_runtime import TinyEngine
 
 TARGET = Target("float32", "cpu")
 

@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from dovetail.errors import ConfigError
-from dovetail.testing.engine import make_core
+from dovetail.contracts.errors import ConfigError
+from dovetail_testing.engine import make_core
 
 GOLDEN = Path(__file__).parent / "golden" / "architectures.json"
 KINDS = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

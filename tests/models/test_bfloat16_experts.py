@@ -15,8 +15,8 @@ from families import make_checkpoint
 from parity import prompt, recorded, run
 from torch import Tensor
 
-from dovetail.layers.moe import Router
-from dovetail.testing.engine import make_core
+from dovetail.sdk.layers.moe import Router
+from dovetail_testing.engine import make_core
 
 KINDS = [
     "mixtral",

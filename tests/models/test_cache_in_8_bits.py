@@ -9,7 +9,7 @@ import pytest
 from families import make_checkpoint
 
 from dovetail.messages import SamplingParams, TokenDelta
-from dovetail.testing.engine import generate, tokens
+from dovetail_testing.engine import generate, tokens
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "windows and sinks": ("gpt_oss", {}),

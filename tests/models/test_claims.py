@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from quantised_models import plugin_of
 
+from dovetail.contracts.errors import ModelError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ModelError
 from dovetail.model_files import read_json
 from dovetail.plugin_settings import PluginSettings
 from dovetail.processing.dense import Dense

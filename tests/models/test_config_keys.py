@@ -11,11 +11,10 @@ import pytest
 import transformers
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ModelError
 from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, divide, translate
-from dovetail.runtime.hf_config import dense_config
-from dovetail.testing.folder import unread_model
+from dovetail.sdk.config import dense_config
 from dovetail_models.deepseek import DeepseekV2, DeepseekV3
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.gpt_oss import GptOss
@@ -23,6 +22,7 @@ from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
 from dovetail_models.qwen3_moe import Qwen3Moe
+from dovetail_testing.folder import unread_model
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

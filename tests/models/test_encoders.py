@@ -16,11 +16,11 @@ from families import config_of, perturb
 from safetensors.torch import load_file, save_file
 
 from dovetail.contracts.config import Pool
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import unmet, unserved
-from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.runtime.memory.table import rows_of
-from dovetail.testing.engine import make_core, serve
+from dovetail_testing.engine import make_core, serve
 
 PARAMS = SamplingParams(max_tokens=1)
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from test_transforms import NAMES, same, scales, some_bytes
 from torch import Tensor
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.errors import PluginError
 from dovetail.gguf.blocks import BY_NAME
-from dovetail.layers import packed_forms
 from dovetail.runtime.checkpoint import files
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.sdk.quantization import forms as packed_forms
 from dovetail_backends.quantization import fp4, fp8, gguf, modules
 
 E, N, K = 5, 24, 192

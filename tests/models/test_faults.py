@@ -13,8 +13,8 @@ from families import make_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dovetail.errors import DovetailError
-from dovetail.testing.engine import make_core
+from dovetail.contracts.errors import DovetailError
+from dovetail_testing.engine import make_core
 
 TENSORS = {
     "llama": "model.layers.1.mlp.up_proj.weight",

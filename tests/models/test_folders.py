@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
+from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ConfigError
 from dovetail.plugin_settings import PluginSettings
 from dovetail.processing.prepare import check_model
 from dovetail.text.tokenizer.ends import end_ids

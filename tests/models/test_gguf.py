@@ -10,10 +10,10 @@ import torch
 from families import make_checkpoint
 from quantised_models import loaded, plugin_of
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, read_config
-from dovetail.testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.conformance.model_runtime import TinyEngine
 
 pytest.importorskip("gguf", reason="it writes the files")
 from gguf_files import WIDE, write_gguf

@@ -14,7 +14,7 @@ import pytest
 from families import make_checkpoint
 from quantised_models import TARGET, plugin_of
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import converted

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams
-from dovetail.runtime.hf_config import architecture, dense_config, read_config
-from dovetail.testing.engine import generate
-from dovetail.testing.models import make_model
+from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.sdk.config import dense_config
+from dovetail_testing.engine import generate
+from dovetail_testing.models import make_model
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from packers import METHODS
 from quantised_models import loaded, make_gpt_oss, pack_stacked, plugin_of
 from safetensors.torch import load_file, save_file
 
+from dovetail.contracts.checkpoint import TensorHeader
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor
-from dovetail.errors import ConfigError, ModelError
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.mapped import MappedFiles
-from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.checkpoint.weights import side_by_side
-from dovetail.testing.conformance.model_runtime import TinyEngine
-from dovetail.testing.models import make_model
+from dovetail_testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.models import make_model
 
 CHILD = """
 import sys

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.messages import SamplingParams
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.testing.engine import generate, tokens
-from dovetail.testing.models import make_model
 from dovetail_models.qwen3 import Qwen3
+from dovetail_testing.engine import generate, tokens
+from dovetail_testing.models import make_model
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

@@ -15,11 +15,11 @@ import pytest
 from families import DECODERS, OWN, SEEING, TURNS, make_checkpoint, make_seeing
 from parity import check, check_logits, check_schedules
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugins import Registry
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_size import weight_size
-from dovetail.testing.engine import make_core
+from dovetail_testing.engine import make_core
 
 REFUSED = {
     "mamba2": "without an attention layer",

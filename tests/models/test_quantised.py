@@ -16,22 +16,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dovetail import LLM
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel
 from dovetail.contracts.quantization import Target
-from dovetail.errors import ConfigError
-from dovetail.layers.packed import PackedLinear
-from dovetail.layers.plain import PLAIN
 from dovetail.messages import SamplingParams, Submit
 from dovetail.runtime.checkpoint.files import open_checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import convert, factory_of, widths_of
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.checkpoint.weights import load_weights
-from dovetail.testing.conformance.model_runtime import TinyEngine
-from dovetail.testing.engine import collect, make_client
-from dovetail.testing.models import make_model
+from dovetail.sdk.layers.packed import PackedLinear
+from dovetail.sdk.layers.plain import PLAIN
 from dovetail_backends.quantization.compressed_tensors import CompressedTensors
 from dovetail_models.llama import Llama
+from dovetail_testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.engine import collect, make_client
+from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 7, 11, 13, 17, 19], [3, 4]]

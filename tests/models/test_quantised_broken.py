@@ -13,7 +13,7 @@ from quantised_models import change, loaded, logits, make, same
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 WRONG: dict[str, tuple[str, str, Any, str]] = {
     "no scale": (

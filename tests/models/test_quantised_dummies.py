@@ -20,7 +20,7 @@ from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
 from dovetail.runtime.runner import ModelRunner
 from dovetail.settings import EngineSettings
-from dovetail.testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.conformance.model_runtime import TinyEngine
 
 BLOCKS_OF_128 = {
     "quant_method": "compressed-tensors",

@@ -11,7 +11,7 @@ from packers import METHODS
 from quantised_models import loaded, pack_model, plugin_of
 
 from dovetail.runtime.hf_config import architecture, read_config
-from dovetail.testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.conformance.model_runtime import TinyEngine
 
 FAMILIES = ["llama", "qwen2", "qwen3", *OWN]
 WAYS = [name for name in METHODS if not name.endswith("divide") and name not in ("mxfp4", "int8")]

@@ -12,7 +12,7 @@ from packers import METHODS
 from quantised_models import loaded, logits, make, make_gpt_oss, pack_stacked, same
 from safetensors.torch import load_file, save_file
 
-from dovetail.layers.packed import PackedLinear
+from dovetail.sdk.layers.packed import PackedLinear
 
 
 def test_gpt_oss_as_published(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_gpt_oss_as_published(tmp_path: Path) -> None:
 
 def test_forms_without_a_product_work_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written out today multiplies packed as well, which is what kernels are compared with."""
-    from dovetail.layers import packed_forms
+    from dovetail.sdk.quantization import forms as packed_forms
 
     for number, way in enumerate(("fp8-blocks", "fp8-rows", "fp8-tensor", "mxfp8", "ct-mxfp4", "ct-float-blocks")):
         folder = make(tmp_path / str(number), way)
@@ -63,7 +63,7 @@ def test_scales_of_activations_and_caches_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stays", [False, True])
 def test_experts_in_one_tensor(stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All experts' fp8 with the scales of their blocks, written out and packed: as each expert by itself."""
-    from dovetail.layers import packed_forms
+    from dovetail.sdk.quantization import forms as packed_forms
 
     make_checkpoint(tmp_path / "plain", "granitemoe")
     pack_stacked(tmp_path / "plain", tmp_path / "packed", METHODS["fp8-blocks"])

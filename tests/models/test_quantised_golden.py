@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.contracts.model import WeightRule
 from dovetail.contracts.quantization import Stored, Target
-from dovetail.layers.packed import PackedLinear
-from dovetail.layers.plain import PLAIN
 from dovetail.runtime.checkpoint.files import open_checkpoint
 from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_tensors
 from dovetail.runtime.checkpoint.weights import load_weights
-from dovetail.testing.conformance.quantization import CPU, BuildContext, Holder
+from dovetail.sdk.layers.packed import PackedLinear
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail_testing.conformance.quantization import CPU, BuildContext, Holder
 
 HERE = Path(__file__).parent / "golden"
 GOLDEN = load_file(HERE / "quantised.safetensors") | load_file(HERE / "packed.safetensors")

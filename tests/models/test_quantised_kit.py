@@ -10,7 +10,7 @@ from packers import METHODS
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
-from dovetail.testing import QuantizationConformance, check_class
+from dovetail_testing import QuantizationConformance, check_class
 
 ONE_OF = {method.plugin: name for name, method in METHODS.items()}
 """Those which tests/testing/test_builtins.py runs."""

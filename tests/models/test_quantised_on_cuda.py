@@ -10,11 +10,11 @@ from packers import METHODS
 from quantised_models import pack_model, plugin_of
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import stays_packed
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import converted
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import CONFIG_KEYS
+from dovetail.sdk.quantization.forms import stays_packed
 from dovetail_backends.quantization.fp8 import Fp8
 
 CUDA = Target("bfloat16", "cuda")

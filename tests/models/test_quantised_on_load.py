@@ -12,12 +12,12 @@ from quantised_models import loaded, matrices, plugin_of
 from safetensors.torch import load_file, save_file
 from test_quantised import tokens
 
-from dovetail.errors import ConfigError
-from dovetail.layers.packed import PackedLinear
-from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
+from dovetail.contracts.errors import ConfigError
 from dovetail.runtime.hf_config import architecture, read_config
-from dovetail.testing.conformance.model_runtime import TinyEngine
-from dovetail.testing.models import make_model
+from dovetail.sdk.layers.packed import PackedLinear
+from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
+from dovetail_testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.models import make_model
 
 PROMPTS = [[5, 7, 11, 13, 17, 19, 23, 29], [3, 4]]
 FORMS: dict[str, Any] = {

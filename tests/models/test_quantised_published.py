@@ -15,11 +15,11 @@ from packers import FP8, GPTQ, METHODS, Method, gptq, scheme
 from quantised_models import edit, loaded, logits, make, matrices, plugin_of, same
 from safetensors.torch import load_file, save_file
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Stored
-from dovetail.errors import ModelError
-from dovetail.layers import packed_forms
-from dovetail.layers.packed import PackedLinear
 from dovetail.runtime.hf_config import quantization_config, read_config
+from dovetail.sdk.layers.packed import PackedLinear
+from dovetail.sdk.quantization import forms as packed_forms
 
 
 def make_mixed(root: Path, config: Mapping[str, Any], ways: Mapping[str, Method], family: str = "qwen3") -> Path:

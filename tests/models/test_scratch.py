@@ -16,15 +16,15 @@ from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Part
 from dovetail.contracts.quantization import Conversion, FileTensor
-from dovetail.layers.base import Slot
-from dovetail.layers.embedding import LMHead
-from dovetail.layers.linear import Linear, can_prepack
-from dovetail.layers.packed import PackedLinear
-from dovetail.layers.plain import PLAIN
-from dovetail.layers.scratch import SCRATCH, Scratch
 from dovetail.runtime.checkpoint import weights
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weights import large_first
+from dovetail.sdk.layers.base import Slot
+from dovetail.sdk.layers.embedding import LMHead
+from dovetail.sdk.layers.linear import Linear, can_prepack
+from dovetail.sdk.layers.packed import PackedLinear
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.quantization.scratch import SCRATCH, Scratch
 
 CPU = torch.device("cpu")
 
@@ -98,7 +98,7 @@ def test_a_model_is_the_same_in_memory_used_again(
     models = []
     for is_used in (True, False):
         for name in ("packed_forms.LONE_CHUNK", "packed_forms.CHUNK", "words.NUM", "words.LONE_NUM"):
-            monkeypatch.setattr(f"dovetail.layers.{name}", 200 if is_used else 1 << 30)
+            monkeypatch.setattr(f"dovetail.sdk.layers.{name}", 200 if is_used else 1 << 30)
         if not is_used:
             monkeypatch.setattr(weights, "SCRATCH", Scratch())  # what is given out is never given out again
         model, _ = loaded(tmp_path / "packed", METHODS[way].plugin)

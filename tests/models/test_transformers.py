@@ -21,14 +21,14 @@ from safetensors.torch import load_file, save_file
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 
-from dovetail.errors import ModelError, PluginError
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.plugins import Registry, make_plan
-from dovetail.testing.conformance.model_runtime import decode_syncs
-from dovetail.testing.engine import make_core
 from dovetail_models.transformers import TransformersModel
 from dovetail_models.transformers.decoder import experts_way
 from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, fold_requests
 from dovetail_models.transformers.probe import KNOWN, make
+from dovetail_testing.conformance.model_runtime import decode_syncs
+from dovetail_testing.engine import make_core
 
 WEIGHTS = "model.safetensors"
 

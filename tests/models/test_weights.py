@@ -12,16 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.layers import BuildContext, Parallel, Part
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ConfigError, PluginError
-from dovetail.layers.matrix import Matrix
-from dovetail.layers.plain import PLAIN
 from dovetail.runtime.checkpoint.files import Checkpoint
-from dovetail.runtime.checkpoint.weights import is_finite, load_weights
-from dovetail.testing.conformance.model_runtime import TinyEngine
-from dovetail.testing.models import make_model
+from dovetail.runtime.checkpoint.weights import load_weights
+from dovetail.sdk.checkpoint import is_finite
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.plain import PLAIN
 from dovetail_models.llama import Llama
+from dovetail_testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
 E, H, INNER = 4, 6, 10

@@ -31,6 +31,7 @@ PACKAGES = {
     "dovetail_models",
     "dovetail_parsers",
     "dovetail_server",
+    "dovetail_testing",
 }
 SMOKE = Path(__file__).parent / "smoke.py"
 

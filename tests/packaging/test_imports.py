@@ -39,9 +39,9 @@ def modules_below(package: str) -> list[str]:
 LIGHT = (
     "dovetail.contracts",
     "dovetail.plugins",
-    "dovetail.errors",
-    "dovetail.testing.site",
-    "dovetail.testing.parsers",
+    "dovetail.contracts.errors",
+    "dovetail_testing.site",
+    "dovetail_testing.parsers",
     "dovetail_parsers",
 )
 

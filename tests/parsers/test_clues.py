@@ -12,9 +12,9 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
-from dovetail.testing.parsers import BytesTokenizer
 from dovetail.text.detection.candidates import Vocabulary
 from dovetail.text.parsing.stream import NoTemplate
+from dovetail_testing.parsers import BytesTokenizer
 
 KEYS = [
     (kind, entry.name)

@@ -15,7 +15,7 @@ import pytest
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.parsing.machine import IncrementalParser
+from dovetail.sdk.formats.machine import IncrementalParser
 from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ import pytest
 from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.spec.structural import check
+from dovetail.sdk.schemas.structural import check
 from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from dovetail.testing.operations import operations
+from dovetail_testing.operations import operations
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # the pairs beside the benchmark
 
@@ -88,7 +88,7 @@ def test_the_pairs_hold_what_they_should() -> None:
 
 def test_a_mismatch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that forgets what it held back between chunks is caught."""
-    from dovetail.text.parsing.machine import IncrementalParser
+    from dovetail.sdk.formats.machine import IncrementalParser
 
     feed = IncrementalParser.feed
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dovetail.contracts.output import FormatSpec
-from dovetail.testing.operations import operations
 from dovetail.text.parsing.output import make_parser
+from dovetail_testing.operations import operations
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 

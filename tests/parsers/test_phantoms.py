@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from phantoms import formats, parsed, phantoms
 from samples import CALLS, CONTENT_FIRST, M3
 
-from dovetail.text.parsing.place import Place
+from dovetail.sdk.formats.place import Place
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 NAMED = [

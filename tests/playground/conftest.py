@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 from screen import Screen
 
 from dovetail.plugins import Registry, make_plan
-from dovetail.testing.vocabularies import write_tokenizer
 from dovetail_server.testing import ScriptedServer
+from dovetail_testing.vocabularies import write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 
 @pytest.fixture

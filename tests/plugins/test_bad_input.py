@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.contracts.errors import PluginError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import PluginError
-from dovetail.testing.engine import make_core
-from dovetail.testing.site import FakeSite
 from dovetail_server.cli import serve
+from dovetail_testing.engine import make_core
+from dovetail_testing.site import FakeSite
 
 pytestmark = pytest.mark.usefixtures("light_servers")
 PARSERS = "dovetail.reasoning_parsers.v1"
@@ -32,7 +32,7 @@ class Parser(ReasoningParser):
 """
 DUMMY = ("--load-format", "dummy", "--tokenizer-path", str(MODEL_DIR))
 HEAD = (
-    "import sys, time\nfrom dovetail.plugins import HealthCheck, RouteSet, hookimpl\nmodule = sys.modules[__name__]\n"
+    "import sys, time\nfrom dovetail.contracts import HealthCheck, RouteSet, hookimpl\nmodule = sys.modules[__name__]\n"
 )
 BACKEND = """
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps
@@ -214,7 +214,7 @@ def test_routes_of_the_wrong_type(site: FakeSite, failure) -> None:
     hooks(site, "@hookimpl\ndef dovetail_routes(ctx):\n    return {'/stats': print}\n")
     assert failure("--plugin", "acme") == (
         "hooks 'acme' of acme 1.2: dovetail_routes returned {'/stats': <built-in function print>}; "
-        "return a dovetail.plugins.RouteSet or None"
+        "return a dovetail.contracts.RouteSet or None"
     )
     hooks(site, "@hookimpl\ndef dovetail_stat_loggers(ctx):\n    return 5\n")
     sys.modules.pop("acme_hooks")

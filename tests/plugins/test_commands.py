@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dovetail import errors
+from dovetail.contracts import errors
 from dovetail.plugins import KINDS, Registry
 from dovetail.plugins.scan import parse_manifest
-from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
 from dovetail_server.cli.plugin import doctor
+from dovetail_testing.site import FakeSite
 
 PARSER = """
 from dataclasses import dataclass, field
@@ -90,7 +90,12 @@ def test_doctor_explains_everything_that_is_wrong(
     add(site, "zeta", **{"acme-r2": "zeta_parser:Parser", "qwen3": "zeta_parser:Parser"})
     add(site, "broken", before="1 / 0", broken="broken_parser:Parser")
     add(site, "slow", before="import time; time.sleep(60)", slow="slow_parser:Parser")
-    add(site, "drifty", before="import dovetail.errors; dovetail.errors.ModelError = 1", drifty="drifty_parser:Parser")
+    add(
+        site,
+        "drifty",
+        before="import dovetail.contracts.errors; dovetail.contracts.errors.ModelError = 1",
+        drifty="drifty_parser:Parser",
+    )
     info = site.add("needy", "1.0", {PARSERS: {"needy": "acme_parser:Parser"}}, manifest={"model": {"gone": {}}})
     with (info / "METADATA").open("a") as file:
         file.write("Requires-Dist: no-such-thing>=2\nRequires-Dist: optional; extra == 'x'\n")
@@ -104,7 +109,7 @@ def test_doctor_explains_everything_that_is_wrong(
         "write dovetail-llm:qwen3 or zeta:qwen3",
         "needy needs no-such-thing>=2, which is not installed; run: pip install 'no-such-thing>=2'",
         "reasoning_parser 'broken' of broken 1.0: importing broken_parser raised ZeroDivisionError: division by zero; ",
-        "reasoning_parser 'drifty' of drifty 1.0 changed dovetail.errors.ModelError of Dovetail itself",
+        "reasoning_parser 'drifty' of drifty 1.0 changed dovetail.contracts.errors.ModelError of Dovetail itself",
         "reasoning_parser 'slow' of slow 1.0: importing slow_parser did not end within 2.5 s; ",
     ]
     for start in expected:
@@ -176,13 +181,18 @@ def test_check_runs_the_kit(
     monkeypatch.setenv("PYTHONPATH", str(site.root))
     add(site)
     assert "passed" in run(capsys, "check", "acme-r2")
-    add(site, "drifty", before="import dovetail.errors; dovetail.errors.ModelError = 1", drifty="drifty_parser:Parser")
+    add(
+        site,
+        "drifty",
+        before="import dovetail.contracts.errors; dovetail.contracts.errors.ModelError = 1",
+        drifty="drifty_parser:Parser",
+    )
     out = run(capsys, "check", "drifty", code=1)
-    assert "loading it changed the core: dovetail.errors.ModelError" in out
+    assert "loading it changed the core: dovetail.contracts.errors.ModelError" in out
 
 
 KIT = """
-from dovetail.testing import ReasoningParserConformance, Sample, ToolParserConformance
+from dovetail_testing import ReasoningParserConformance, Sample, ToolParserConformance
 
 class TestRight(ReasoningParserConformance):
     name = "acme-r2"
@@ -266,8 +276,8 @@ def test_doctor_loads_plugin_files(
             "gone_kit:Test",
             "importing gone_kit:Test raised ModuleNotFoundError: No module named 'gone_kit'; correct the",
         ),
-        ("acme_kit:Sample", "acme_kit:Sample is no conformance class with a name; see dovetail.testing"),
-        ("acme_kit:Nameless", "acme_kit:Nameless is no conformance class with a name; see dovetail.testing"),
+        ("acme_kit:Sample", "acme_kit:Sample is no conformance class with a name; see dovetail_testing"),
+        ("acme_kit:Nameless", "acme_kit:Nameless is no conformance class with a name; see dovetail_testing"),
     ],
 )
 def test_check_refuses_classes_that_cannot_be_used(

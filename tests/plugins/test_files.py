@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.contracts.errors import PluginError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, load
 from dovetail.plugins.files import _others, _warn_of_others, add_file, given_files
 from dovetail.processing.plan import plan_plugins
-from dovetail.testing.folder import unread_model
 from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_testing.folder import unread_model
 
 PARSER = """
 from dovetail.contracts import FormatSpec, Markers, ModelPlugin, ReasoningParser
-from dovetail.plugins import HealthCheck, hookimpl
+from dovetail.contracts import HealthCheck, hookimpl
 
 class AcmeR2(ReasoningParser):
     def spec(self, tokenizer, template, request):

@@ -71,7 +71,8 @@ def test_version_1_is_frozen_by_the_first_publication(tmp_path: Path) -> None:
 
 def test_the_golden_file_holds_every_contract_and_hook() -> None:
     """Each public name of the contracts, each hook and each conformance class has a line."""
-    from dovetail import contracts, testing
+    import dovetail_testing as testing
+    from dovetail import contracts
     from dovetail.plugins import hookspecs
 
     text = (HERE / "public_api.txt").read_text("utf-8")

@@ -8,22 +8,15 @@ import sys
 
 import pytest
 
-from dovetail.errors import PluginError
-from dovetail.plugins import (
-    CliCommands,
-    ConfigDraft,
-    HookManager,
-    Registry,
-    hookspecs,
-    load,
-    make_plan,
-)
+from dovetail.contracts import CliCommands, ConfigDraft
+from dovetail.contracts.errors import PluginError
+from dovetail.plugins import HookManager, Registry, hookspecs, load, make_plan
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manager import REGISTRATION_HOOKS
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 HOOKS = "dovetail.hooks.v1"
-HEAD = "import sys\nfrom dovetail.plugins import HealthCheck, RouteSet, hookimpl\nmodule = sys.modules[__name__]\n"
+HEAD = "import sys\nfrom dovetail.contracts import HealthCheck, RouteSet, hookimpl\nmodule = sys.modules[__name__]\n"
 
 
 def enable(site: FakeSite, **sources: str) -> HookManager:

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 import dovetail.text
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins import Registry, adapters, kinds, load, make_plan
 from dovetail.plugins.adapters import missing_adapters
 from dovetail.plugins.monkeypatches import detect_monkeypatches, watching
 from dovetail.plugins.time_limit import PluginTimeout, time_limit
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 PARSER = """
-import dovetail.text.parsing.output, dovetail.plugins.kinds, dovetail.errors
+import dovetail.text.parsing.output, dovetail.plugins.kinds, dovetail.contracts.errors
 from dovetail.contracts import FormatSpec, ReasoningParser
 {before}
 class Parser(ReasoningParser):
@@ -42,7 +42,7 @@ def load_parser(site: FakeSite, before: str) -> list[str]:
 
 def test_a_plugin_that_changes_nothing_is_silent(site: FakeSite) -> None:
     """Importing core modules, which sets attributes of their packages, is no change."""
-    assert load_parser(site, "import dovetail.text.json_calls, dovetail.plugins.lock, dovetail.testing") == []
+    assert load_parser(site, "import dovetail.sdk.formats.json_calls, dovetail.plugins.lock, dovetail_testing") == []
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ import requests
 
 from dovetail.cache.radix import RadixTree
 from dovetail.contracts import CacheEvent
-from dovetail.errors import ConfigError
-from dovetail.testing import HooksConformance
+from dovetail.contracts.errors import ConfigError
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 from dovetail_backends.kv_events.blocks import BlockNames, BlockRemoved, BlockStored, block_hash
 from dovetail_server.peers.arguments import Translation
+from dovetail_testing import HooksConformance
 
 pytestmark = pytest.mark.usefixtures("light_servers")
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.contracts.errors import PluginError
 from dovetail.demo import MODEL_DIR
 from dovetail.distribution import DISTRIBUTION
-from dovetail.errors import PluginError
 from dovetail.plugins.registry import Registry
 from dovetail.processing.plan import plan_plugins
-from dovetail.testing.folder import unread_model
-from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
 from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_testing.folder import unread_model
+from dovetail_testing.site import FakeSite
 
 HEAVY = ("torch", "pydantic", "fastapi", "transformers", "numpy", "pluggy", "rich")
 BUILTIN_PACKAGES = ("dovetail_models", "dovetail_parsers", "dovetail_backends", "dovetail_grammar")
@@ -136,7 +136,7 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.Captu
     """As `dovetail serve` says it, also as the second of a list."""
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "one.py").write_text(
-        "from dovetail.plugins import hookimpl\n@hookimpl\ndef dovetail_health(ctx): ...\n"
+        "from dovetail.contracts import hookimpl\n@hookimpl\ndef dovetail_health(ctx): ...\n"
     )
     assert plugin.main(["list", "--plugins-dir", f"{tmp_path / 'one'},{tmp_path / 'none'}"]) == 2
     assert "none': No such file or directory; give a folder of Python files" in capsys.readouterr().err

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 MODELS = "dovetail.models.v1"
 ATTENTION = "dovetail.attention_backends.v1"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.contracts.errors import PluginError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import PluginError
 from dovetail.plugins import Registry
 from dovetail.plugins.lock import changed_files, check_files, make_lock, read_lock
 from dovetail.processing.plan import plan_plugins
-from dovetail.testing.folder import unread_model
-from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin, serve
 from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_testing.folder import unread_model
+from dovetail_testing.site import FakeSite
 
 PARSERS = "dovetail.reasoning_parsers.v1"
 

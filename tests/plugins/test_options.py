@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ConfigError, PluginError
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.options import describe_options, make_options
 from dovetail.processing.plan import plan_plugins
-from dovetail.testing.folder import unread_model
-from dovetail.testing.site import FakeSite
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.settings import ServeSettings
+from dovetail_testing.folder import unread_model
+from dovetail_testing.site import FakeSite
 
 SOURCE = """
 from dataclasses import dataclass, field
 from pydantic import BaseModel, Field
 from dovetail.contracts import FormatSpec, ReasoningParser, ToolParser
-from dovetail.plugins import hookimpl
+from dovetail.contracts import hookimpl
 import sys
 module = sys.modules[__name__]
 

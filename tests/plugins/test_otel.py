@@ -14,10 +14,10 @@ import pytest
 import requests
 
 from dovetail.contracts import ChoiceTimes, HttpEnd, HttpStart, RequestEnd, RequestStart
-from dovetail.errors import ConfigError
-from dovetail.testing import HooksConformance
+from dovetail.contracts.errors import ConfigError
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 from dovetail_server.peers.arguments import Translation
+from dovetail_testing import HooksConformance
 
 pytest.importorskip("opentelemetry.exporter.otlp", reason="opentelemetry is not installed")
 

@@ -13,7 +13,7 @@ import dovetail_server
 from dovetail.distribution import DISTRIBUTION, OTHER_PROJECT
 from dovetail.plugins.records import State
 from dovetail.plugins.registry import Registry
-from dovetail.testing import FakeSite
+from dovetail_testing import FakeSite
 
 SCRIPTS = {"console_scripts": {"dovetail": "dovetail_server.cli:main"}}
 PARSERS = "dovetail.reasoning_parsers.v1"

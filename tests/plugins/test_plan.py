@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from dovetail.contracts.errors import PluginError
 from dovetail.distribution import DISTRIBUTION
-from dovetail.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, make_plan
 from dovetail.plugins.plan import candidates
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 ATTENTION = "dovetail.attention_backends.v1"
 

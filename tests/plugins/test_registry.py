@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
+from dovetail.contracts.errors import PluginError
 from dovetail.distribution import DISTRIBUTION
-from dovetail.errors import PluginError
 from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 REASONING = "dovetail.reasoning_parsers.v1"
 MODELS = "dovetail.models.v1"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.plugins.files import add_file
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import State
-from dovetail.testing import FakeSite
 from dovetail_server.cli import serve
+from dovetail_testing import FakeSite
 
 PARSER = """
 from dovetail.contracts import FormatSpec, Markers, ReasoningParser

@@ -12,7 +12,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import State
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.scan import parse_facts, parse_manifest
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 REASONING = "dovetail.reasoning_parsers.v1"
 

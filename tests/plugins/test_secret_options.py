@@ -14,13 +14,13 @@ from dovetail.demo import MODEL_DIR
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.options import OptionError, describe_options, make_options
 from dovetail.processing.plan import plan_plugins
-from dovetail.testing.folder import unread_model
-from dovetail.testing.site import FakeSite
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.http.auth import Keys
 from dovetail_server.settings import ServeSettings
 from dovetail_server.shown import HIDDEN, shown, shown_options
+from dovetail_testing.folder import unread_model
+from dovetail_testing.site import FakeSite
 
 SOURCE = """
 from dataclasses import dataclass, field

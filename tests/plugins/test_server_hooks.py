@@ -19,15 +19,15 @@ import requests
 from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS, hookspecs
 from dovetail.plugins.kinds import normalise
-from dovetail.testing.site import FakeSite
 from dovetail_server.cli import main
+from dovetail_testing.site import FakeSite
 
 SOURCE = """
 import json, os, sys, time
 from dataclasses import dataclass, field
 from dovetail.contracts import CacheObserver, FormatSpec, Markers, ReasoningParser, RequestObserver, StatLogger
 from dovetail.contracts import ToolParser
-from dovetail.plugins import HealthCheck, RouteSet, hookimpl
+from dovetail.contracts import HealthCheck, RouteSet, hookimpl
 
 module = sys.modules[__name__]
 seen = []

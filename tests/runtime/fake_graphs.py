@@ -39,8 +39,8 @@ from dovetail.runtime.sampling import adjust_triton, draw_graphs, draw_triton
 from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.stepper import StepGraphs
-from dovetail.testing.engine import make_plans
 from dovetail.text.tokenizer.ends import end_ids
+from dovetail_testing.engine import make_plans
 
 KEPT = 2
 """Slots for masks: fewer than there are masks."""

@@ -23,8 +23,8 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
 from dovetail.messages import Finish, SamplingParams, Submit
 from dovetail.runtime.device.row_params import MAX_TOP
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 SETTINGS: dict[str, Any] = {
     "page_size": 4,

@@ -11,7 +11,7 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import Window
 from dovetail.contracts.config import dense_layers
 from dovetail.runtime.attention.grouped import of_group, rows_of_tokens, slots_of
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
 
 TABLE = torch.tensor([[5, 6, 7], [0, 0, 0], [8, 9, 1]], dtype=torch.int32)
 HF: dict[str, Any] = {

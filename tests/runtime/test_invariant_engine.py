@@ -19,11 +19,11 @@ from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplingParams
 from dovetail.plugins import load
 from dovetail.runtime.device.row_params import RowParams
-from dovetail.testing import check_class, conformance_class
-from dovetail.testing.engine import make_core, make_plans
-from dovetail.testing.models import make_model
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing import check_class, conformance_class
+from dovetail_testing.engine import make_core, make_plans
+from dovetail_testing.models import make_model
 
 
 class OnCpu(TritonBackend):

@@ -18,14 +18,14 @@ from dovetail.cache.pool import KVCache
 from dovetail.client.launch import make_engine
 from dovetail.contracts.cache import CacheTensor, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
-from dovetail.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime import device_memory
 from dovetail.runtime.checkpoint import weight_size as weight_size_module
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_files import WeightFiles
-from dovetail.runtime.checkpoint.weight_size import MAX_HEADER_BYTES, dense_numel, headers, headers_of, weight_size
+from dovetail.runtime.checkpoint.weight_size import MAX_HEADER_BYTES, headers, headers_of, weight_size
 from dovetail.runtime.graphs import decode as graphs
 from dovetail.runtime.memory import host as host_memory
 from dovetail.runtime.memory.plan import (
@@ -40,9 +40,10 @@ from dovetail.runtime.memory.plan import (
 )
 from dovetail.runtime.memory.table import rows_of
 from dovetail.runtime.runner import ModelRunner
+from dovetail.sdk.checkpoint import dense_numel
 from dovetail.settings import EngineSettings
-from dovetail.testing.engine import generate
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import generate
+from dovetail_testing.models import make_model
 
 GIB = 1 << 30
 LLAMA_8B = ModelConfig(

@@ -27,10 +27,10 @@ from dovetail.runtime.graphs import prefill as prefill_graphs
 from dovetail.runtime.graphs.batch import NO_TOKENS, tokens_of
 from dovetail.runtime.graphs.prefill import PrefillGraphs, pack
 from dovetail.runtime.memory.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, sizes
-from dovetail.testing.engine import make_plans
-from dovetail.testing.models import make_model
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.engine import make_plans
+from dovetail_testing.models import make_model
 
 SIZES = [PrefillGraph(8, 1), PrefillGraph(16, 1), PrefillGraph(24, 5), PrefillGraph(40, 5)]
 

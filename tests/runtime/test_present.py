@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.processing.prepare import check_ranks
 from dovetail.runtime.device import present
 from dovetail.settings import EngineSettings

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import ForwardBatch
-from dovetail.errors import ConfigError, PluginError
-from dovetail.layers.embedding import LMHead
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.start import probe
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail.sdk.layers.embedding import LMHead
 from dovetail_models.llama import DenseDecoder, Llama
 from dovetail_models.transformers import TransformersModel
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 HYBRID: dict[str, Any] = {
     **{"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},

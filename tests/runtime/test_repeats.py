@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.layers.linear import Linear
 from dovetail.runtime.kernels.repeats import Repeats, alike
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail.sdk.layers.linear import Linear
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.plugins import load
 from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
-from dovetail.testing.engine import make_core, make_plans
-from dovetail.testing.models import make_model
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
+from dovetail_testing.engine import make_core, make_plans
+from dovetail_testing.models import make_model
 
 
 def answers(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:

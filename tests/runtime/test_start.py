@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail.errors import ConfigError, described
+from dovetail.contracts.errors import ConfigError, described
 from dovetail.plugins import load as load_plan
 from dovetail.runtime.ranks import ALONE
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.start import allocate, capture, check, load, probe
 from dovetail.runtime.start.phases import PHASES, Phases
-from dovetail.testing.engine import make_plans
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_plans
+from dovetail_testing.models import make_model
 
 MADE_IN = {
     "check": "dovetail.runtime.start.check.check",

@@ -16,8 +16,8 @@ from dovetail.executor.group import GroupExecutor
 from dovetail.runtime.start import capture, check
 from dovetail.runtime.start.capture import start_seconds
 from dovetail.settings import EngineSettings
-from dovetail.testing.engine import make_core
-from dovetail.testing.models import make_model
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 NUM_PIECES = 9
 

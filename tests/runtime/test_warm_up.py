@@ -20,8 +20,6 @@ import torch
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
-from dovetail.layers import ops
-from dovetail.layers.ops import fused, skinny
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import DecodeGraph, StepInput
 from dovetail.plugins import load
@@ -36,11 +34,13 @@ from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.start.capture import limits_of
 from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
-from dovetail.testing.engine import make_core, make_plans
-from dovetail.testing.models import make_model
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.ops import fused, skinny
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.extend import extend
+from dovetail_testing.engine import make_core, make_plans
+from dovetail_testing.models import make_model
 
 SETTINGS: dict[str, Any] = {"chunked_prefill_size": 96, "max_running_requests": 7, "random_seed": 3}
 LIMITS = StepLimits(max_requests=7, max_prefill_tokens=96, context_len=512, graph_rows=0)
@@ -410,8 +410,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", run)
     monkeypatch.setattr(sys.modules[extend.__module__], "shared_bytes", lambda device: 227 << 10)
     monkeypatch.setattr(ops, "_implementation", lambda x: fused)
-    monkeypatch.setattr("dovetail.layers.linear.can_prepack", lambda weight: False)
-    monkeypatch.setattr("dovetail.layers.embedding.can_prepack", lambda weight: False)
+    monkeypatch.setattr("dovetail.sdk.layers.linear.can_prepack", lambda weight: False)
+    monkeypatch.setattr("dovetail.sdk.layers.embedding.can_prepack", lambda weight: False)
     monkeypatch.setattr(draw, "draw", drawn)
     monkeypatch.setattr("dovetail.runtime.stepper.check_tokens", step_triton.check_tokens)
     every = dict.fromkeys(skinny.ROWS, (16, 64, 4, 3, 1))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.errors import ConfigError
-from dovetail.testing.scripted import Script, ScriptedEngine
+from dovetail.contracts.errors import ConfigError
+from dovetail_testing.scripted import Script, ScriptedEngine
 
 __all__ = ["FakeEngine", "Script", "failing"]
 

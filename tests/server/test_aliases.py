@@ -10,7 +10,7 @@ import pytest
 from harness import Harness
 from pydantic import ValidationError
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.reading.wire import LARGE
 from dovetail_server.serving.served import Served
 from dovetail_server.settings import ServeSettings

@@ -13,10 +13,9 @@ from harness import Harness
 from msgspec.structs import replace
 
 from dovetail.contracts.api import Api, Route, ServerFacts, View
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.replies import Failure, StepView, Writer
 from dovetail.contracts.requests import Chat, Cut, Ids, JsonObject, Names, Request, Sampling, Text, Tools
-from dovetail.errors import PluginError
 from dovetail.processing.apis import routes_of
 from dovetail.processing.checked import OF_REQUEST, checked
 from dovetail_server.apis.chat.schema import ChatRequest

@@ -18,7 +18,7 @@ from exchanges import error_of
 from harness import Harness
 from pydantic import SecretStr
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.utils import wait_for_server
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint

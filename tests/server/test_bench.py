@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ConfigError
 from dovetail.messages import EngineInfo
 from dovetail_server import kernel_cache
 from dovetail_server.bench.drive import Seen, num_workers

@@ -11,7 +11,7 @@ import pytest
 from harness import Harness
 from pydantic import BaseModel, ValidationError
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server import app  # noqa: F401 - registers all routes
 from dovetail_server.apis.chat.schema import ChatRequest
 from dovetail_server.apis.completions.schema import CompletionRequest

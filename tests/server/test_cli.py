@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from server_tiny import NO_TENSORS, write_model
 
-from dovetail.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.prepare import check_model
 from dovetail_server import preflight

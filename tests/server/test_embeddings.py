@@ -14,7 +14,7 @@ import pytest
 from exchanges import error_of
 from harness import Harness
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import Finish
 from dovetail.processing.embeddings import Embedder
 from dovetail.runtime.checkpoint.folder import ModelFolder

@@ -13,7 +13,7 @@ import torch
 from encoder_server import EncoderServer, write_encoder
 from safetensors.torch import save_file
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.llm import LLM
 
 TEXTS = ["hello there", "A cat", "", "x y " * 60]

@@ -10,8 +10,8 @@ import pytest
 from exchanges import error_of
 from harness import Harness
 
+from dovetail.contracts.errors import MAX_CHARS
 from dovetail.contracts.output import Event
-from dovetail.errors import MAX_CHARS
 from dovetail.messages import TokenDelta
 from dovetail.text.parsing.stream import OutputStream
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("light_servers")
 HEAD = """
 import os, sys, threading, time
 from os import _exit
-from dovetail.plugins import hookimpl
+from dovetail.contracts import hookimpl
 """
 START = """
 @hookimpl

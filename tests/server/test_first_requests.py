@@ -16,15 +16,15 @@ import requests
 from starlette.routing import Match
 
 from dovetail.demo import MODEL_DIR
-from dovetail.testing.scripted import ScriptedEngine
 from dovetail_server import run
 from dovetail_server.app import build_routes, create_app
 from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
+from dovetail_testing.scripted import ScriptedEngine
 
 PLUGIN = """
 import json, sys
-from dovetail.plugins import RouteSet, hookimpl
+from dovetail.contracts import RouteSet, hookimpl
 
 @hookimpl
 def dovetail_routes(ctx):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.gateway import main as gateway_command
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.gateway.child import reserve_port

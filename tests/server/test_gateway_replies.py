@@ -15,7 +15,7 @@ import requests
 from gateway_process import Served
 
 import dovetail
-from dovetail.errors import EngineError
+from dovetail.contracts.errors import EngineError
 from dovetail_server.gateway import kept
 from dovetail_server.gateway.kept import HeldReply
 from dovetail_server.ray.call import Head

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from gateway_process import Served, chat
 
-from dovetail.errors import DovetailError
+from dovetail.contracts.errors import DovetailError
 from dovetail.supervisor import Supervisor
 from dovetail_server.gateway import child as child_module
 from dovetail_server.gateway import run as run_module

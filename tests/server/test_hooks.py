@@ -13,7 +13,7 @@ from harness import Harness
 from pydantic import SecretStr
 from server_tiny import NO_TENSORS, write_model
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.processing.plan import configure, plan_plugins
 from dovetail.processing.prepare import check_model
 from dovetail_server.hooks import ApiHooks
@@ -22,8 +22,8 @@ from dovetail_server.settings import ServeSettings
 SOURCE = """
 import sys
 
-from dovetail.plugins import hookimpl
-from dovetail.plugins.contexts import HealthCheck, RouteSet
+from dovetail.contracts import hookimpl
+from dovetail.contracts.hooks import HealthCheck, RouteSet
 
 plugin = sys.modules[__name__]
 calls = []

@@ -18,7 +18,7 @@ from harness import Harness
 from server_tiny import TEMPLATE, tokenizer, write_model
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.batches.execute import prepare
 from dovetail_server.reading import pool
 from dovetail_server.reading.work import part_of

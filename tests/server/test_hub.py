@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from server_tiny import write_model
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.processing.prepare import check_model
 from dovetail.runtime.checkpoint import hub
 from dovetail_server import preflight

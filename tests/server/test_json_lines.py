@@ -9,7 +9,7 @@ import pytest
 from exchanges import events
 from harness import Harness
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.messages.batches import result_of, unbegun_results
 from dovetail_server.batches.result import encode, lost_line, refusal, result_line
 

@@ -20,7 +20,7 @@ import requests
 from exchanges import error_of
 from harness import Harness
 
-from dovetail.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server.cli.hash_key import main as hash_key
 from dovetail_server.errors import ServiceError, to_reply

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
+from dovetail.contracts.errors import EngineError
 from dovetail.engine.process import ProcessClient
-from dovetail.errors import EngineError
 from dovetail.plugins import Registry, make_plan
 from dovetail_server.observe.logs import SHOWN, without_secrets
 from dovetail_server.run import make_engine

@@ -10,7 +10,7 @@ import pytest
 from harness import Harness
 from server_tiny import write_model
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.processing.processor import MAX_SAMPLE, MORE_TOKENS, SAMPLED, SAMPLES, Processor
 from dovetail.text.tokenizer.cuts import cuts_of
 

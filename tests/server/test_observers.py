@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from harness import Harness
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.observers import HttpEnd, LoadStats, RequestObserver, StatLogger
-from dovetail.errors import PluginError
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.observe import observers as module
 from dovetail_server.observe.observers import Observers

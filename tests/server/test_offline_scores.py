@@ -10,7 +10,7 @@ import pytest
 from encoder_server import EncoderServer, write_encoder, write_reranker
 
 from dovetail import LLM
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 
 QUERY, DOCUMENTS = "a cat", ["hello there", "abc", "abc", "", "what is a cat 12"]
 CLOSE = {"abs": 1e-6}

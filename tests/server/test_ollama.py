@@ -18,10 +18,10 @@ from harness import Harness
 
 from dovetail.contracts.output import Event
 from dovetail.messages import TokenDelta
-from dovetail.testing import FakeSite
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_parsers.tools.hermes import Hermes
 from dovetail_server.apis.routes import BUILT_IN
+from dovetail_testing import FakeSite
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/dovetail-ollama"
 MODEL = "dovetail-demo"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail.config_file import field_aliases
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.peers import endpoints, environment, fields, objects, sent
 from dovetail_server.peers.flags import SHORT, TABLE, find

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from gateway_process import Served
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.hf_config import read_config
-from dovetail.testing.engine import make_client
-from dovetail.testing.models import make_model
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli.plan import size_of
 from dovetail_server.metrics.model_facts import config_of
+from dovetail_testing.engine import make_client
+from dovetail_testing.models import make_model
 
 CONFIG_8B = {
     "architectures": ["LlamaForCausalLM"],

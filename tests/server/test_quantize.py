@@ -29,10 +29,10 @@ from dovetail.runtime.checkpoint.quantization import converted, factory_of
 from dovetail.runtime.checkpoint.quantize import FORMATS
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import read_config
-from dovetail.testing.conformance.model_runtime import TinyEngine
-from dovetail.testing.engine import collect, make_client
-from dovetail.testing.models import make_model
 from dovetail_server.cli import main as dovetail
+from dovetail_testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.engine import collect, make_client
+from dovetail_testing.models import make_model
 
 
 def tokens(folder: Path, **settings: str) -> list[int]:

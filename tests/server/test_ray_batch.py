@@ -20,7 +20,7 @@ pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
 from ray_process import QUIET, environment_of
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli import run_batch
 from dovetail_server.ray import batch_files
 from dovetail_server.ray.batch_files import BatchFile, files_of, look_through

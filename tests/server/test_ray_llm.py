@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ConfigError
 from dovetail_server.ray import llm_server
 from dovetail_server.ray.llm_server import LLMServer, model_of
 from dovetail_server.ray.options import Node

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail_server.ray.options import Node, actor_options, check_models, read_model, replica_values
 
 CPU, GPU, EIGHT = Node(2, 0), Node(16, 1), Node(64, 8)

@@ -14,7 +14,7 @@ import torch
 import transformers
 from encoder_server import EncoderServer, write_encoder, write_reranker
 
-from dovetail.errors import ConfigError, EngineDeadError
+from dovetail.contracts.errors import ConfigError, EngineDeadError
 from dovetail.messages import Submit, TokenDelta
 from dovetail.processing.reranker import QWEN3, Reranker
 

@@ -18,9 +18,8 @@ from exchanges import error_of, send_raw
 from harness import Harness
 from replies import fold_response, response_events, strict_response, text_of
 
-from dovetail.errors import EngineDeadError
+from dovetail.contracts.errors import EngineDeadError
 from dovetail.supervisor import Supervisor
-from dovetail.testing.replies import FakeStep, play, reply_of
 from dovetail_server.apis.responses.background import (
     LOG_BYTES,
     LOG_S,
@@ -33,6 +32,7 @@ from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import RESPONSES
 from dovetail_server.http.journal import JOURNAL
 from dovetail_server.serving import run
+from dovetail_testing.replies import FakeStep, play, reply_of
 
 TOOL = {
     "type": "function",

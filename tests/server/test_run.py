@@ -14,7 +14,7 @@ import requests
 from fake_engine import FakeEngine, failing
 from server_tiny import NO_TENSORS, write_model
 
-from dovetail.errors import EngineError
+from dovetail.contracts.errors import EngineError
 from dovetail_server import preflight, run
 from dovetail_server.cli import serve
 

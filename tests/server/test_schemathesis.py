@@ -29,9 +29,9 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tempe
 
 def routes() -> list[tuple[str, str]]:
     """Return path and method of every documented operation, without a server."""
-    from dovetail.testing.scripted import ScriptedEngine
     from dovetail_server.settings import ServeSettings
     from dovetail_server.state import ServerState
+    from dovetail_testing.scripted import ScriptedEngine
 
     engine = ScriptedEngine(lambda submit: [], eos=0, vocab_size=1)
     paths = create_app(ServerState(ServeSettings(), engine)).openapi()["paths"]

@@ -11,7 +11,7 @@ import requests
 from exchanges import events
 from harness import Harness
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server import preflight
 from dovetail_server.settings import ServeSettings
 

@@ -14,8 +14,8 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.kernels import ahead
 from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
-from dovetail.testing.models import make_model
 from dovetail_server.cli import main, warm
+from dovetail_testing.models import make_model
 
 
 @pytest.fixture

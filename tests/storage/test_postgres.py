@@ -241,7 +241,7 @@ def test_an_unreachable_database_is_503_until_it_is_back(
 @pytest.mark.parametrize("url", ["mysql://x", "postgresql://x@y/z", "sqlite:///x.db"])
 def test_other_databases_are_refused(url: str, tmp_path: Path) -> None:
     """The message says what is possible and does not repeat a password."""
-    from dovetail.errors import ConfigError
+    from dovetail.contracts.errors import ConfigError
     from dovetail_server.storage.database import database_url
 
     with pytest.raises(ConfigError, match="give postgresql") as caught:

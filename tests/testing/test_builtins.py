@@ -17,8 +17,8 @@ import pytest
 
 from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
-from dovetail.testing import Sample, check_class, conformance_class
-from dovetail.testing.conformance.base import Conformance
+from dovetail_testing import Sample, check_class, conformance_class
+from dovetail_testing.conformance.base import Conformance
 
 TESTS = Path(__file__).parents[1]
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from dovetail.plugins import Registry
-from dovetail.testing import FakeSite
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing import FakeSite
 
 HOOKS = """
 import sys
-from dovetail.plugins import RouteSet, hookimpl
+from dovetail.contracts import RouteSet, hookimpl
 plugin = sys.modules[__name__]
 
 async def hello(scope, receive, send):
@@ -76,7 +76,7 @@ def test_tiny_models(dovetail_tiny_model: Callable[..., Path]) -> None:
     assert dovetail_tiny_model("LlamaForCausalLM", num_hidden_layers=1) == folder
 
 
-@pytest.mark.parametrize("module", ["dovetail.testing.fixtures", "dovetail_server.testing"])
+@pytest.mark.parametrize("module", ["dovetail_testing.fixtures", "dovetail_server.testing"])
 def test_fixture_modules_are_light(module: str) -> None:
     """Every run of pytest beside an installed Dovetail imports them: they import nothing heavy."""
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'pydantic', 'fastapi'}} & set(sys.modules)))"

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from dovetail.testing.conformance.growth import _keeps_frozen, bytes_kept
+from dovetail_testing.conformance.growth import _keeps_frozen, bytes_kept
 
 
 def test_a_number_for_each_request_is_seen() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import dovetail.testing as kit
-from dovetail.errors import ConfigError
+import dovetail_testing as kit
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugins import KINDS, hookspecs
-from dovetail.testing import ReasoningParserConformance, check_class, conformance_class, run_conformance
+from dovetail_testing import ReasoningParserConformance, check_class, conformance_class, run_conformance
 
 ROOT = Path(__file__).parents[2]
 HOOKS = [name for name, f in vars(hookspecs).items() if inspect.isfunction(f) and name.startswith("dovetail_")]
@@ -23,7 +23,7 @@ NEEDS_A_GPU = {"test_grid_on_a_gpu", "test_capture_and_replay"}
 
 
 def test_every_kind_has_a_conformance_class() -> None:
-    """A kind cannot be added without one; each is offered by `dovetail.testing` and says which kind it is for."""
+    """A kind cannot be added without one; each is offered by `dovetail_testing` and says which kind it is for."""
     for kind, cls in CONFORMANCE.items():
         assert cls.kind == kind
         assert cls.__mro__[1].__name__ in kit.__all__
@@ -42,7 +42,7 @@ def test_the_page_tells_what_each_class_can_be_given(kind: str) -> None:
 
 def test_every_hook_is_tested_and_documented() -> None:
     """A hook cannot be added without a conformance test, a page that names it, and a test with an installed package."""
-    source = (ROOT / "framework/dovetail/testing/conformance/hooks.py").read_text(encoding="utf-8")
+    source = (ROOT / "framework/dovetail_testing/conformance/hooks.py").read_text(encoding="utf-8")
     page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
     test = (ROOT / "tests/plugins/test_server_hooks.py").read_text(encoding="utf-8")
     registering = {kind.hook for kind in KINDS.values()}  # test_server_hooks.py goes over the table
@@ -64,8 +64,8 @@ def test_every_standard_test_states_its_claim_and_catches_a_fault() -> None:
 def test_pytest_is_optional() -> None:
     """Without pytest, everything but the conformance classes and fixtures can be imported; checkpoints need torch."""
     code = "import sys; sys.modules['pytest'] = None\n"
-    code += "import dovetail, dovetail.testing, dovetail.testing.run; print('torch' in sys.modules)\n"
-    code += "import dovetail.testing.models; print('torch' in sys.modules)"
+    code += "import dovetail, dovetail_testing, dovetail_testing.run; print('torch' in sys.modules)\n"
+    code += "import dovetail_testing.models; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False\nTrue\n", "")
 

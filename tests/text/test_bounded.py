@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
-from dovetail.errors import ModelError, RequestError
+from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer import tokenizer
 from dovetail.text.tokenizer.bounded import SHORT, judged

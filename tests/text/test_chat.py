@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import ConfigError, ModelError, RequestError
+from dovetail.contracts.errors import ConfigError, ModelError, RequestError
 from dovetail.text.chat import budget
 from dovetail.text.chat.budget import FULL, INLINE, PROBE
 from dovetail.text.chat.template import ChatTemplate, RenderedChat

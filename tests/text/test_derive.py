@@ -16,9 +16,8 @@ import pytest
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.grammar.spec.structural import check
 from dovetail.plugins.registry import Registry
-from dovetail.testing.parsers import BytesTokenizer
+from dovetail.sdk.schemas.structural import check
 from dovetail.text.chat.budget import FULL
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
@@ -37,6 +36,7 @@ from dovetail.text.detection.detect import detect, resolve_parsers
 from dovetail.text.detection.formats import bound_reasoning, bound_tools
 from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.parsing.stream import NoTemplate
+from dovetail_testing.parsers import BytesTokenizer
 
 entry_points = cache(metadata.entry_points)
 """All metadata is read for it, and most tests ask."""

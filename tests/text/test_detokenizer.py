@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.text.tokenizer.detokenizer import Detokenizer
+from dovetail.sdk.formats.detokenizer import Detokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts.errors import ModelError
 from dovetail.demo import MODEL_DIR
-from dovetail.errors import ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.gguf import backend_of

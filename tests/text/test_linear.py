@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dovetail.contracts.output import FormatSpec, Markers, ToolFormat
-from dovetail.testing.operations import operations
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.parsing.matcher import StopMatcher
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.matcher import StopMatcher
 from dovetail.text.parsing.output import FormatParser
+from dovetail_testing.operations import operations
 
 FULL = FormatSpec(
     reasoning=Markers("<think>", "</think>", ended_by_tools=True),

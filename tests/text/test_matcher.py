@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.text.parsing.matcher import Matcher, StopMatcher, matcher
+from dovetail.sdk.formats.matcher import Matcher, StopMatcher, matcher
 
 words = st.text("ab<", min_size=1, max_size=5)
 stops = st.lists(words, min_size=1, max_size=4)

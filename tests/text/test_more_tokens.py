@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.processing.pairs import _pair
 from dovetail.processing.processor import Processor
 from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import word_ids
 from dovetail.processing.text_settings import TextSettings
-from dovetail.testing.scripted import ScriptedEngine
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.scripted import ScriptedEngine
 
 LAST = "<｜end｜>"
 

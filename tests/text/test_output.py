@@ -23,7 +23,7 @@ from dovetail.contracts.output import (
     ToolFormat,
     ToolStart,
 )
-from dovetail.text.json_calls import JsonCalls
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.text.parsing.output import FormatParser, fold, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

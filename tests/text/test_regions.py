@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from dovetail.testing.operations import operations
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.derive import derive
 from dovetail.text.parsing import regions
 from dovetail.text.parsing.output import make_parser
 from dovetail.text.parsing.reply import fold
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.operations import operations
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"

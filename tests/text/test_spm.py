@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

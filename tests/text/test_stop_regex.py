@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.text.parsing.stop_regex import MAX_HELD, RegexStopMatcher, compile_stop, make_stops
 
 PATTERNS = ["ab", "a+b", "b(a|<)", "[ab]<", "<{2}", "a(?=<)"]

@@ -26,10 +26,10 @@ from dovetail.contracts.output import (
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.messages import Finish, TokenDelta
-from dovetail.testing.vocabularies import byte_level
-from dovetail.text.json_calls import JsonCalls
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.text.parsing.stream import OutputStream
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.vocabularies import byte_level
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call>'
 

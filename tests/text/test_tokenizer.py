@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
-from dovetail.errors import ModelError, RequestError
+from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 

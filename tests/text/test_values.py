@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.text.tool_calls.python_literals import literal_json
-from dovetail.text.tool_calls.schema_types import types_of, value_text
+from dovetail.sdk.formats.python_literals import literal_json
+from dovetail.sdk.formats.schema_types import types_of, value_text
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

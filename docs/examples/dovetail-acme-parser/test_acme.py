@@ -1,8 +1,8 @@
 """The conformance kit, and what the parser's author wants to see with their own eyes."""
 
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.testing import ReasoningParserConformance, Sample
-from dovetail.testing.parsers import parse_chunks
+from dovetail_testing import ReasoningParserConformance, Sample
+from dovetail_testing.parsers import parse_chunks
 
 
 class TestAcme(ReasoningParserConformance):

@@ -1,6 +1,6 @@
 """The conformance kit, with a block smaller than most contexts."""
 
-from dovetail.testing import AttentionBackendConformance
+from dovetail_testing import AttentionBackendConformance
 
 
 class TestBlockwise(AttentionBackendConformance):

@@ -1,6 +1,6 @@
 """The conformance kit, with samples of what the format allows and of what is no call."""
 
-from dovetail.testing import Sample, ToolParserConformance
+from dovetail_testing import Sample, ToolParserConformance
 
 
 class TestCallTools(ToolParserConformance):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.contracts import GrammarBackend, GrammarLimits, GrammarMatcher, GrammarSpec, Kind, Support, Vocabulary
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 
 
 class ChoiceBackend(GrammarBackend):

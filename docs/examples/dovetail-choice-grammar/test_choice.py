@@ -1,7 +1,7 @@
 """The conformance kit, with a sample where one string begins another."""
 
 from dovetail.contracts import GrammarSpec, Kind
-from dovetail.testing import GrammarBackendConformance, GrammarSample
+from dovetail_testing import GrammarBackendConformance, GrammarSample
 
 
 class TestChoice(GrammarBackendConformance):

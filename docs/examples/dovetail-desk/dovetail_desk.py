@@ -8,8 +8,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dovetail.contracts import LoadStats, RequestEnd, RequestObserver, RequestStart, StatLogger
-from dovetail.plugins import CliCommands, HealthCheck, ProcessContext, RouteSet, hookimpl
+from dovetail.contracts import (
+    CliCommands,
+    HealthCheck,
+    LoadStats,
+    ProcessContext,
+    RequestEnd,
+    RequestObserver,
+    RequestStart,
+    RouteSet,
+    StatLogger,
+    hookimpl,
+)
 
 logger = logging.getLogger("dovetail.desk")
 plugin = sys.modules[__name__]

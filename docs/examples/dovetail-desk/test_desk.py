@@ -3,7 +3,7 @@
 import dovetail_desk
 
 from dovetail.contracts import LoadStats, RequestEnd, RequestStart
-from dovetail.testing import HooksConformance
+from dovetail_testing import HooksConformance
 
 
 class TestDesk(HooksConformance):

@@ -27,16 +27,16 @@ from dovetail.contracts import (
     Stream,
     WeightRule,
 )
-from dovetail.errors import ModelError
-from dovetail.layers import ops
-from dovetail.layers.attention import attend
-from dovetail.layers.decoder import DecoderLayer
-from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.matrix import Matrix
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.rotary import Rotary
-from dovetail.layers.transformer import GatedMLP
-from dovetail.runtime.hf_config import dense_config
+from dovetail.contracts.errors import ModelError
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.attention import attend
+from dovetail.sdk.layers.decoder import DecoderLayer
+from dovetail.sdk.layers.embedding import Embedding, LMHead
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.rotary import Rotary
+from dovetail.sdk.layers.transformer import GatedMLP
 
 KEYS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 LAYER = r"model\.layers\.(\d+)\."

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts import BuildContext, LayerFactory, Linear, Norm, Part, Quantization, Stored, Stream
-from dovetail.errors import ModelError
-from dovetail.layers import ops
-from dovetail.layers.matrix import Matrix
-from dovetail.layers.shards import gated
+from dovetail.contracts.errors import ModelError
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.shards import gated
 
 GROUP = 32
 PACKED, PLAIN_DTYPE = ".weight_packed", ".weight"

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import dovetail_nibble
 from torch import Tensor
 
-from dovetail.testing import QuantizationConformance
+from dovetail_testing import QuantizationConformance
 
 
 class TestNibble(QuantizationConformance):

@@ -9,7 +9,7 @@ from dovetail_ollama.request import read_chat, read_generate
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Text
-from dovetail.testing import ApiConformance
+from dovetail_testing import ApiConformance
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Why?"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

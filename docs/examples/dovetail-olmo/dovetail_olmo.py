@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts import BuildContext, CausalLM, ForwardBatch, ModelConfig, ModelPlugin, Stream, WeightRule
-from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.rotary import Rotaries
-from dovetail.layers.transformer import GatedMLP, SelfAttention
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.embedding import Embedding, LMHead
+from dovetail.sdk.layers.rotary import Rotaries
+from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
 
 LAYER = r"model\.layers\.(\d+)\."
 RULES = (

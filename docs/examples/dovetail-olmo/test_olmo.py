@@ -1,6 +1,6 @@
 """The conformance kit: logits against transformers on tiny random checkpoints."""
 
-from dovetail.testing import ModelConformance
+from dovetail_testing import ModelConformance
 
 
 class TestOlmo(ModelConformance):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from dovetail_phrases import Phrases, PhrasesOptions
 
-from dovetail.testing import SpeculatorConformance
-from dovetail.testing.conformance.speculation import Drafted
+from dovetail_testing import SpeculatorConformance
+from dovetail_testing.conformance.speculation import Drafted
 
 
 class TestPhrases(SpeculatorConformance):

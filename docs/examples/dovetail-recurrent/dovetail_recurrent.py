@@ -29,15 +29,15 @@ from dovetail.contracts import (
     Stream,
     WeightRule,
 )
-from dovetail.errors import ModelError
-from dovetail.layers.decoder import DecoderLayer
-from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.matrix import Matrix
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.recurrent import State, recur
-from dovetail.layers.rotary import Rotary
-from dovetail.layers.transformer import GatedMLP, SelfAttention
-from dovetail.runtime.hf_config import dense_config
+from dovetail.contracts.errors import ModelError
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.decoder import DecoderLayer
+from dovetail.sdk.layers.embedding import Embedding, LMHead
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.recurrent import State, recur
+from dovetail.sdk.layers.rotary import Rotary
+from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
 
 LAYER = r"model\.layers\.(\d+)\."
 RULES = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.testing import ModelConformance
+from dovetail_testing import ModelConformance
 
 spec = importlib.util.spec_from_file_location("recurrent_reference", Path(__file__).with_name("recurrent_reference.py"))
 assert spec is not None

@@ -3,8 +3,8 @@
 import pytest
 from dovetail_short_first import ShortFirst, ShortFirstOptions
 
-from dovetail.testing import SchedulePolicyConformance
-from dovetail.testing.conformance.scheduling import FakeCache, Waiting
+from dovetail_testing import SchedulePolicyConformance
+from dovetail_testing.conformance.scheduling import FakeCache, Waiting
 
 
 class TestShortFirst(SchedulePolicyConformance):

@@ -4,7 +4,7 @@ import torch
 from dovetail_top_a import TopA, TopAParams
 
 from dovetail.contracts import LogitsRows
-from dovetail.testing import LogitsProcessorConformance
+from dovetail_testing import LogitsProcessorConformance
 
 
 class TestTopA(LogitsProcessorConformance):

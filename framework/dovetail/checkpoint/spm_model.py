@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.model_files import check_is_file
 
 FILE = "tokenizer.model"

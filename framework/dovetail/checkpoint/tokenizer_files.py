@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from dovetail.checkpoint.spm_model import spm_model
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.config import generation_config
 from dovetail.gguf.reader import gguf_of
 from dovetail.gguf.texts import chat_templates, special_tokens

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from dovetail import imports, log
+from dovetail.contracts.errors import ConfigError, described
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.standstill import StandstillWatch
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
-from dovetail.errors import ConfigError, described
 from dovetail.messages import Failed, Ready, Working
 from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load

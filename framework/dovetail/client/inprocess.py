@@ -9,9 +9,9 @@ import threading
 
 import msgspec
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.streams import CLOSED, StreamClient
-from dovetail.errors import ConfigError
 from dovetail.messages import Control, EngineInfo, Failed, FromEngine, Ready, ToEngine
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.loader import naming_plugin

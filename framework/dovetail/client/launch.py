@@ -6,9 +6,9 @@ import contextlib
 import logging
 import threading
 
+from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
 from dovetail.engine.standstill import EARLY
-from dovetail.errors import DovetailError
 from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.grammar.compile.early import EarlyTokenizer

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         StateStore,
     )
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
+    from dovetail.contracts.checkpoint import TensorHeader
     from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
     from dovetail.contracts.errors import RequestError
     from dovetail.contracts.grammar import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         SupportLevel,
         Vocabulary,
     )
+    from dovetail.contracts.hooks import CliCommands, ConfigDraft, HealthCheck, ProcessContext, RouteSet, hookimpl
     from dovetail.contracts.layers import (
         BuildContext,
         Experts,
@@ -113,18 +115,21 @@ __all__ = [
     "CacheObserver",
     "CacheTensor",
     "CallView",
-    "Chat",
-    "ChoiceView",
-    "Classifier",
     "CausalLM",
+    "Chat",
+    "ChoiceTimes",
+    "ChoiceView",
     "Chunk",
+    "Classifier",
+    "CliCommands",
     "CompiledGrammar",
+    "ConfigDraft",
     "Configurable",
     "ContentDelta",
     "Conversion",
     "Cut",
-    "Dropped",
     "DraftRequest",
+    "Dropped",
     "Event",
     "Experts",
     "Failure",
@@ -137,7 +142,7 @@ __all__ = [
     "GrammarLimits",
     "GrammarMatcher",
     "GrammarSpec",
-    "ChoiceTimes",
+    "HealthCheck",
     "HttpEnd",
     "HttpStart",
     "Ids",
@@ -164,6 +169,7 @@ __all__ = [
     "Part",
     "Phase",
     "PrefixView",
+    "ProcessContext",
     "Prompt",
     "Quantization",
     "RMSScale",
@@ -181,11 +187,12 @@ __all__ = [
     "RequestStart",
     "RopeConfig",
     "Route",
+    "RouteSet",
     "RoutedExperts",
     "Sampling",
     "SamplingView",
-    "SelfLoading",
     "SchedulePolicy",
+    "SelfLoading",
     "ServerFacts",
     "Speculator",
     "StatLogger",
@@ -200,6 +207,7 @@ __all__ = [
     "SupportLevel",
     "Target",
     "TemplateView",
+    "TensorHeader",
     "Text",
     "TokenLogprob",
     "TokenizerView",
@@ -219,9 +227,17 @@ __all__ = [
     "WeightRule",
     "Window",
     "Writer",
+    "hookimpl",
 ]
 
 _HOME = {
+    "TensorHeader": "checkpoint",
+    "hookimpl": "hooks",
+    "RouteSet": "hooks",
+    "ProcessContext": "hooks",
+    "HealthCheck": "hooks",
+    "ConfigDraft": "hooks",
+    "CliCommands": "hooks",
     "Api": "api",
     "Route": "api",
     "ServerFacts": "api",

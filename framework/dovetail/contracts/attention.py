@@ -124,7 +124,7 @@ class StateSave:
 class StateStore(Protocol):
     """The states of recurrent layers, owned by the engine: it puts the right one into a row before a request's step.
 
-    `dovetail.layers.recurrent.recur` does all that a layer needs of it.
+    `dovetail.sdk.layers.recurrent.recur` does all that a layer needs of it.
     """
 
     def rows(self, index: int) -> Mapping[str, Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 from typing import Literal, get_args
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dovetail.contracts.cache import (
     ScaledDtype,
     Window,
 )
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class LayerSpec:
             key of all heads and whose first `v_dim` numbers are the value (multi-head latent attention, absorbed).
         extra: Further tensors beside these, under the same page ids: keys of an indexer, scales.
         cache_dtype: What keys and values, or the row, are stored as, with a bfloat16 scale for each token and KV head
-            in tensors `k_scale`, `v_scale`, `latent_scale`; see `dovetail.cache.quantized`. None: the model's dtype.
+            in tensors `k_scale`, `v_scale`, `latent_scale`; see `dovetail.sdk.cache`. None: the model's dtype.
         cache_layer: The layer before it whose keys and values it reads; it writes none of its own.
         state: What it keeps of each request, where its reach is `Recurrent`; it has no heads then.
     """

@@ -16,8 +16,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dovetail.contracts.errors import UnsupportedError
 from dovetail.contracts.options import Configurable
-from dovetail.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -273,7 +273,7 @@ class BuildContext:
     Attributes:
         device: Where parameters are made.
         dtype: The model's dtype.
-        factory: Makes the matrices; `dovetail.layers.plain.PLAIN` makes them in the model's dtype.
+        factory: Makes the matrices; `dovetail.sdk.layers.plain.PLAIN` makes them in the model's dtype.
         parallel: This rank among those that share the model.
         path: Of the module that is being built (`layers.3.attention`), as `named_modules` will have it.
         batch_invariant: A row's result must have the same bits whatever rows stand beside it, and however many.

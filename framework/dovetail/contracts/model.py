@@ -1,7 +1,7 @@
 """What the author of a model architecture implements: `ModelPlugin`, and what it builds.
 
 Importing this module does not import torch. A model file subclasses `ModelPlugin`, composes layers from
-`dovetail.layers` (they carry fusing, sharding and loading), and is registered under its Hugging Face architecture
+`dovetail.sdk.layers` (they carry fusing, sharding and loading), and is registered under its Hugging Face architecture
 string in the entry-point group `dovetail.models.v1`.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.options import Configurable
 
 if TYPE_CHECKING:
@@ -79,8 +80,12 @@ class Classifier(Protocol):
 class SelfLoading(Protocol):
     """A built model that reads its checkpoint itself, in place of the rules of `weight_map`."""
 
-    def load_checkpoint(self, folder: Path) -> None:
+    def load_checkpoint(self, folder: Path, headers: Sequence[TensorHeader]) -> None:
         """Fill every parameter from the folder's safetensors.
+
+        Args:
+            folder: The checkpoint's.
+            headers: Of all its tensors, file by file.
 
         Raises:
             ModelError: Weights are missing, surplus, misshapen or not finite; all are named.

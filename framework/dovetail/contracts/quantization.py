@@ -11,10 +11,10 @@ class AcmeInt8(Quantization):
 ```
 
 The class is named in the entry-point group `dovetail.quantizations.v1`. A `LayerFactory` answers for every matrix that
-a model asks for; `dovetail.layers.matrix.Matrix` is the base of matrices that know parts, ranks and the loader's slots.
-A format whose tensors do not stand as `[out, …]`, or that has no product here, says in `conversions` what its tensors
-become while they are read: the tensors of a packed matrix, or a plain weight, which every layer takes. Importing this
-module does not import torch.
+a model asks for; `dovetail.sdk.layers.matrix.Matrix` is the base of matrices that know parts, ranks and slots of the
+loader. A format whose tensors do not stand as `[out, …]`, or that has no product here, says in `conversions` what its
+tensors become while they are read: tensors of a packed matrix, or a plain weight, which every layer takes. Importing
+this module does not import torch.
 """
 
 from __future__ import annotations

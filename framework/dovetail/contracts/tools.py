@@ -9,8 +9,8 @@ class Acme(ToolParser):
         return replace(spec, tools=ToolFormat("<call>", "</call>", body=JsonCalls))
 ```
 
-with `JsonCalls` from `dovetail.text.json_calls`. Another shape brings its own `ToolBody`. The class is named in the
-entry-point group `dovetail.tool_parsers.v1`.
+with `JsonCalls` from `dovetail.sdk.formats.json_calls`. Another shape brings its own `ToolBody`. The class is named in
+the entry-point group `dovetail.tool_parsers.v1`.
 """
 
 from __future__ import annotations

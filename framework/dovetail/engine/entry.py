@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from dovetail.errors import EngineDeadError
+from dovetail.contracts.errors import EngineDeadError
 from dovetail.messages import Finish, Submit, TokenDelta
 
 MAX_WAITING = 1 << 17

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from dovetail.cache.radix import RadixTree
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.scheduling import SchedulePolicy, WaitingRequest
 from dovetail.engine.request import Request
-from dovetail.errors import PluginError
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from dovetail.contracts.errors import ConfigError, EngineDeadError, EngineError
 from dovetail.engine.client import CacheWatch
 from dovetail.engine.entry import Entry
-from dovetail.errors import ConfigError, EngineDeadError, EngineError
 from dovetail.messages import (
     Abort,
     Admitted,

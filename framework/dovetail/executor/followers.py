@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.executor.rank_messages import Answer, Command, Done, Ping, Refused, next_answer, send
 
 END_S = 5.0

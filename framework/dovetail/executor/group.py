@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.distribution import DISTRIBUTION
-from dovetail.errors import ConfigError
 from dovetail.executor.followers import Follower, Followers, ProcessFollower, RankError
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (

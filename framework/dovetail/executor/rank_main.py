@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dovetail import log
-from dovetail.errors import ConfigError, described
+from dovetail.contracts.errors import ConfigError, described
 from dovetail.executor.group import CONNECT_S, about
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (

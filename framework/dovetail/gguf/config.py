@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.blocks import PLAIN
 from dovetail.gguf.reader import Gguf, LazyArray
 

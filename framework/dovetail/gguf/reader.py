@@ -26,7 +26,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.blocks import TYPES
 from dovetail.model_files import check_is_file
 

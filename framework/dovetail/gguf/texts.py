@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.reader import Gguf
 
 NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"} | {

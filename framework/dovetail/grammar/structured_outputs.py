@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, Kind, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import RequestError
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.validate import FinalValidator
 from dovetail.grammar.spec.fields import RequestedGrammar

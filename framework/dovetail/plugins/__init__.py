@@ -16,14 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dovetail.plugins.contexts import (
-        CliCommands,
-        ConfigDraft,
-        HealthCheck,
-        ProcessContext,
-        RouteSet,
-    )
-    from dovetail.plugins.hookspecs import hookimpl
     from dovetail.plugins.kinds import KINDS, ROLES
     from dovetail.plugins.loader import LoadedPlugins, load
     from dovetail.plugins.manager import HookManager
@@ -34,30 +26,18 @@ from dovetail.plugins.registry import Registry
 __all__ = [
     "KINDS",
     "ROLES",
-    "CliCommands",
-    "ConfigDraft",
-    "HealthCheck",
     "HookManager",
     "LoadedPlugins",
     "PlannedPlugin",
     "PluginPlan",
     "PluginRecord",
-    "ProcessContext",
     "Registry",
-    "RouteSet",
     "State",
-    "hookimpl",
     "load",
     "make_plan",
 ]
 
 _HOME = {
-    "CliCommands": "contexts",
-    "ConfigDraft": "contexts",
-    "HealthCheck": "contexts",
-    "ProcessContext": "contexts",
-    "RouteSet": "contexts",
-    "hookimpl": "hookspecs",
     "LoadedPlugins": "loader",
     "load": "loader",
     "HookManager": "manager",

@@ -24,8 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.moved import where_now
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 
@@ -245,7 +246,8 @@ def _run(path: Path, version: str, timeout_s: float, given: str) -> ModuleType:
     except PluginError:
         raise
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything; the cause is kept
-        text = f"{given}: running it raised {type(error).__name__}: {error}; correct the file"
+        fix = where_now(error) or "correct the file"
+        text = f"{given}: running it raised {type(error).__name__}: {error}; {fix}"
         raise PluginError(" ".join(text.split())) from error
 
 

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from dovetail.contracts.hooks import PROJECT
+
 if TYPE_CHECKING:
-    from dovetail.plugins.contexts import CliCommands, ConfigDraft, HealthCheck, ProcessContext, RouteSet
+    from dovetail.contracts.hooks import CliCommands, ConfigDraft, HealthCheck, ProcessContext, RouteSet
     from dovetail.plugins.registry import KindRegistry
 
-PROJECT = "dovetail"
-
 hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec

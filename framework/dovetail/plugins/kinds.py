@@ -82,8 +82,8 @@ class PluginKind(NamedTuple):
 
 
 _IN_ENGINE = ("engine", "worker")
-_PARSING = ("dovetail.text.parsing.output", "dovetail.text.json_calls")
-_KIT = "dovetail.testing.conformance"
+_PARSING = ("dovetail.text.parsing.output", "dovetail.sdk.formats.json_calls")
+_KIT = "dovetail_testing.conformance"
 
 KINDS: dict[str, PluginKind] = {
     kind.name: kind
@@ -97,7 +97,11 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.model:ModelConformance",
             about="The model architecture {name} for Dovetail",
             hook="dovetail_models",
-            watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.checkpoint.weights"),
+            watched=(
+                "dovetail.sdk.layers.transformer",
+                "dovetail.sdk.layers.embedding",
+                "dovetail.runtime.checkpoint.weights",
+            ),
             minor=5,
         ),
         PluginKind(
@@ -110,7 +114,7 @@ KINDS: dict[str, PluginKind] = {
             about="The attention backend {name} for Dovetail",
             setting="attention_backend",
             hook="dovetail_attention_backends",
-            watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.graphs.batch"),
+            watched=("dovetail.cache.pool", "dovetail.sdk.layers.attention", "dovetail.runtime.graphs.batch"),
             minor=4,
         ),
         PluginKind(
@@ -160,7 +164,7 @@ KINDS: dict[str, PluginKind] = {
             setting="quantization",
             fact="quantization",
             hook="dovetail_quantizations",
-            watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.checkpoint.weights"),
+            watched=("dovetail.sdk.layers.plain", "dovetail.sdk.layers.linear", "dovetail.runtime.checkpoint.weights"),
             minor=3,
         ),
         PluginKind(

@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import normalise_distribution
 from dovetail.plugins.registry import Registry
 

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import pluggy
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.hooks import PROJECT, CliCommands, ConfigDraft, ProcessContext
 from dovetail.plugins import hookspecs
-from dovetail.plugins.contexts import CliCommands, ConfigDraft, ProcessContext
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of
 from dovetail.plugins.options import describe_options
@@ -67,7 +67,7 @@ class HookManager:
         Raises:
             PluginError: An implementation's name or arguments fit no hook, or the object cannot hold hooks.
         """
-        self._pm = pluggy.PluginManager(hookspecs.PROJECT)
+        self._pm = pluggy.PluginManager(PROJECT)
         self._pm.add_hookspecs(hookspecs)
         self._planned: dict[str, PlannedPlugin] = {}
         self._settings: dict[str, Any] = {}

@@ -9,23 +9,50 @@ from pathlib import Path
 from dovetail.plugins.monkeypatches import CORE
 
 _MISSING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+MODULES = {
+    "dovetail.cache.quantized": "dovetail.sdk.cache",
+    "dovetail.errors": "dovetail.contracts.errors",
+    "dovetail.grammar.bits": "dovetail.sdk.masks",
+    "dovetail.grammar.spec.expressions": "dovetail.sdk.expressions",
+    "dovetail.grammar.spec.formats": "dovetail.sdk.schemas.formats",
+    "dovetail.grammar.spec.schema": "dovetail.sdk.schemas.schema",
+    "dovetail.grammar.spec.structural": "dovetail.sdk.schemas.structural",
+    "dovetail.layers": "dovetail.sdk.layers (packed_forms, scratch and words: dovetail.sdk.quantization)",
+    "dovetail.plugins.contexts": "dovetail.contracts.hooks",
+    "dovetail.runtime.rope_config": "dovetail.sdk.rope_config",
+    "dovetail.testing": "dovetail_testing",
+    "dovetail.text.json_calls": "dovetail.sdk.formats.json_calls",
+    "dovetail.text.parsing.layout": "dovetail.sdk.formats.layout",
+    "dovetail.text.parsing.machine": "dovetail.sdk.formats.machine",
+    "dovetail.text.parsing.matcher": "dovetail.sdk.formats.matcher",
+    "dovetail.text.parsing.place": "dovetail.sdk.formats.place",
+    "dovetail.text.parsing.plain": "dovetail.sdk.formats.plain",
+    "dovetail.text.parsing.without": "dovetail.sdk.formats.without",
+    "dovetail.text.tool_calls.call_grammar": "dovetail.sdk.formats.call_grammar",
+    "dovetail.text.tool_calls.json_text": "dovetail.sdk.formats.json_text",
+    "dovetail.text.tool_calls.reply_grammar": "dovetail.sdk.formats.reply_grammar",
+    "dovetail.text.tool_calls.schema_types": "dovetail.sdk.formats.schema_types",
+    "dovetail.text.tool_calls.tags": "dovetail.sdk.formats.tags",
+}
+"""Modules that have moved whole: where plugins may have imported them from, and where each is."""
 
 
 def where_now(error: BaseException) -> str:
-    """Return the fix for an import that fails as a name has moved, "" for any other error.
-
-    Sources are read, not imported: the room of the module that had it first, then its neighbours.
-    """
+    """Return the fix for an import that fails as a name or a module has moved, "" for any other error."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is {MODULES[error.name]} now: import it from there" if error.name in MODULES else ""
     found = _MISSING.search(str(error)) if isinstance(error, ImportError) else None
-    if found is None or found[2].partition(".")[0] not in CORE:
-        return ""
-    name, module = found.groups()
+    return _name_now(*found.groups()) if found is not None and found[2].partition(".")[0] in CORE else ""
+
+
+def _name_now(name: str, module: str) -> str:
+    """Read sources, without importing them: the room that had the name first, then what plugins stand on."""
     home = re.compile(rf"^(?:class |def ){name}\b|^{name}\b(?::.*)? =", re.MULTILINE)
-    package = module.rpartition(".")[0] or module
-    spec = find_spec(package)
-    for folder in (spec and spec.submodule_search_locations) or ():
-        for file in sorted(Path(folder).rglob("*.py")):
-            if home.search(file.read_text(encoding="utf-8")):
-                path = ".".join(file.relative_to(folder).with_suffix("").parts)
-                return f"{name} is in {package}.{path.removesuffix('.__init__')} now: import it from there"
+    for package in (module.rpartition(".")[0] or module, "dovetail.contracts", "dovetail.sdk"):
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                if home.search(file.read_text(encoding="utf-8")):
+                    path = ".".join(file.relative_to(folder).with_suffix("").parts)
+                    return f"{name} is in {package}.{path.removesuffix('.__init__')} now: import it from there"
     return ""

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 
 SECRETS = frozenset({"SecretStr", "SecretBytes", "Secret"})
 """Types of pydantic's, by name: it is imported only where a plugin has options."""

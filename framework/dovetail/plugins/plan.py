@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import KINDS, split_qualified
 from dovetail.plugins.options import option_key
 from dovetail.plugins.records import PluginRecord, State

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution, split_qualified
 from dovetail.plugins.records import (
     NAMES,

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 from dovetail import log
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 
 logger = logging.getLogger("dovetail.plugins")
 

@@ -13,8 +13,8 @@ from typing import Any, Required, TypedDict
 import msgspec
 from msgspec.structs import asdict, replace
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, JsonObject, Names, Prompt, Request, Sampling
-from dovetail.errors import RequestError
 from dovetail.processing.bounds import (
     BOUNDS,
     MAX_ALLOWED_IDS,

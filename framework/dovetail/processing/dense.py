@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy as np

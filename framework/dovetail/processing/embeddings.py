@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dovetail.errors import ModelError, RequestError
+from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.messages import Pool
 from dovetail.processing.dense import Dense
 from dovetail.runtime.checkpoint.folder import ModelFolder, Module

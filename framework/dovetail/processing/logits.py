@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor
-from dovetail.errors import RequestError
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import normalise
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dovetail.config_file import read_config
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugin_settings import (
     ARGUMENT,
     ENV_PREFIX,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import Pool, SamplingParams, TokenDelta, TokenLogprob
 from dovetail.processing.refusals import input_too_long, prompt_too_long
 from dovetail.processing.reranker import Reranker, sigmoid

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import ValidationError
 
-from dovetail.errors import ConfigError, PluginError
+from dovetail.contracts import ConfigDraft
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.plugin_settings import ARGUMENT, ENV_PREFIX, OF_THIS_RUN, GivenOption, PluginSettings, is_secret
-from dovetail.plugins import ConfigDraft, HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
+from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file, given_files
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dovetail.contracts.config import ranks_for
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.reader import gguf_file
 from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import PluginPlan, Registry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Cut, Ids
-from dovetail.errors import RequestError
 from dovetail.processing.processor import Processor
 from dovetail.processing.refusals import TOO_LONG
 from dovetail.processing.sampling import SamplingLimits, check_token_ids

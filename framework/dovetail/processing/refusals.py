@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 
 TOO_LONG = "context_length_exceeded"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.model_files import MAX_ID
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.template import ChatTemplate

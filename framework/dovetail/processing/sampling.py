@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import SamplingParams
 from dovetail.messages.seeds import derive_seed
 from dovetail.processing.bounds import MAX_STOP_CHARS, MAX_STOPS

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, get_args
 
 import msgspec
 
-from dovetail.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.settings import Task
 
 Comparison = Literal["labels", "cosine", "yes_no"]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema
 from dovetail.processing.refusals import unsupported, wrong
+from dovetail.sdk.schemas import schema
 
 Tools = Sequence[Mapping[str, Any]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.model import ModelPlugin
-from dovetail.errors import ConfigError
 from dovetail.settings import EngineSettings
 
 

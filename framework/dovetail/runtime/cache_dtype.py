@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dovetail.contracts.cache import Recurrent, ScaledDtype
 from dovetail.contracts.config import ModelConfig
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.settings import EngineSettings
 
 NAMES: dict[str, ScaledDtype] = {"fp8": "float8_e4m3fn", "int8": "int8"}

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.contracts.layers import FusedSums
-from dovetail.layers.ops.peer_sum import PeerBuffers, peer_sum
+from dovetail.sdk.layers.ops.peer_sum import PeerBuffers, peer_sum
 
 logger = logging.getLogger(__name__)
 

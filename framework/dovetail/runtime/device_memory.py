@@ -11,7 +11,7 @@ import torch
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.config import ModelConfig
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.memory.checks import gib

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dovetail.contracts.attention import KVPool
 from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.errors import UnsupportedError
 from dovetail.contracts.needs import AttentionCaps
-from dovetail.errors import UnsupportedError
 from dovetail_backends.fa3_builds import find_build, installed
 from dovetail_backends.flash import FlashBackend, Look, Queries
 

@@ -15,8 +15,8 @@ import torch
 
 from dovetail.contracts.attention import KVPool
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import UnsupportedError
 from dovetail.contracts.needs import AttentionCaps
-from dovetail.errors import UnsupportedError
 from dovetail_backends.fa4_library import find_library, missing, prepare, variants_of, versions
 from dovetail_backends.flash import FlashBackend
 

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.distribution import install_extra
 from dovetail_backends.flash import Look, Queries
 
 logger = logging.getLogger("dovetail.backends.fa4")
@@ -39,7 +38,7 @@ DISTRIBUTION = "flash-attn-4"
 MODULE = "flash_attn.cute.interface"
 FUNCTION = "_flash_attn_fwd"
 """What the public function calls; unlike that one it writes to a given tensor, and is no step of autograd."""
-INSTALL = f"run: {install_extra('fa4')}"
+INSTALL = "run: pip install 'dovetail-llm[fa4]'"
 NEEDED = (
     *("q", "k", "v", "cu_seqlens_q", "seqused_k", "page_table", "softmax_scale", "causal", "window_size_left"),
     *("softcap", "learnable_sink", "num_splits", "out"),

@@ -17,8 +17,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dovetail.cache.quantized import read_scaled
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch, KVPool
+from dovetail.sdk.cache import read_scaled
 from dovetail_backends.torch_layouts import widened
 
 PIECE_BYTES = 64 << 20

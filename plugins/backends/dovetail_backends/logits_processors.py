@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

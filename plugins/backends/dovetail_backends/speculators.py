@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.speculation import DraftRequest, Speculator
-from dovetail.errors import ConfigError
 
 Ids = npt.NDArray[np.int32]
 

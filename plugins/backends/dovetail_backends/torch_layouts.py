@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.cache.quantized import DTYPES, read_scaled, rounded, write_scaled
 from dovetail.contracts.attention import AttentionLayer, KVPool
 from dovetail.contracts.cache import ScaledDtype
 from dovetail.contracts.config import LayerSpec
+from dovetail.sdk.cache import DTYPES, read_scaled, rounded, write_scaled
 
 
 class CacheLayout(Protocol):
@@ -123,7 +123,7 @@ class Rows:
 
 
 class ScaledRows:
-    """Keys and values, or latent rows, in 8 bits with scales: `dovetail.cache.quantized`.
+    """Keys and values, or latent rows, in 8 bits with scales: `dovetail.sdk.cache`.
 
     Gathered they are float32. What is not read from pages is rounded all the same, so that a token gets the same result
     whether its prompt is computed whole, in chunks, or again after a retraction.

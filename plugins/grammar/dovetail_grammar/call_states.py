@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.spec.structural import formats_of
+from dovetail.sdk.schemas.structural import formats_of
 from dovetail_grammar.json_reader import MAX_RAW, START, Change, Place
 from dovetail_grammar.json_states import OTHER, JsonStates, States, Tokens
 from dovetail_grammar.local_schemas import Schemas, is_local

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 
 UNREADABLE = (RequestError, ValueError, TypeError, AttributeError, KeyError)
 """What walking over a source raises that is not of its kind; `compile` then says what is wrong with it."""

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.grammar.bits import Words
+from dovetail.sdk.masks import Words
 from dovetail_grammar.json_reader import (
     AFTER,
     IN_KEY,

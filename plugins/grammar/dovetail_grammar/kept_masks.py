@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.grammar.bits import Words
+from dovetail.sdk.masks import Words
 from dovetail_grammar.json_states import Shared
 
 MAX_BYTES = 32 * 1024 * 1024

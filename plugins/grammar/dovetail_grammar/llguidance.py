@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarBackend,
@@ -32,9 +33,8 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import Words, draw_ids
-from dovetail.grammar.spec.weaken import schemas_with_places
+from dovetail.sdk.masks import Words, draw_ids
+from dovetail.sdk.schemas.structural import schemas_with_places
 from dovetail_grammar.call_states import Texts, followed, states_of
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError

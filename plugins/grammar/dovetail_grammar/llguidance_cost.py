@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.structural import schemas_in
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.structural import schemas_in
 from dovetail_grammar.llguidance_schema import is_inexact, num_states
 
 MAX_INLINE = 32 * 1024

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.formats import FORMATS, PATTERNS
-from dovetail.grammar.spec.schema import escape
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.formats import FORMATS, PATTERNS
+from dovetail.sdk.schemas.schema import escape
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.patterns import has_control, is_leaky, is_unreadable, rewritten, tightened
 

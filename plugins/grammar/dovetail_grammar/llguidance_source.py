@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.spec.schema import ANNOTATIONS
-from dovetail.grammar.spec.structural import formats_of
+from dovetail.sdk.schemas.schema import ANNOTATIONS
+from dovetail.sdk.schemas.structural import formats_of
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.gbnf import to_lark
 from dovetail_grammar.llguidance_schema import prepare_value, spacing, whitespace

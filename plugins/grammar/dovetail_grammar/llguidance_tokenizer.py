@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.errors import PluginError
 
 MAX_TOKEN = 32
 SLICES = (

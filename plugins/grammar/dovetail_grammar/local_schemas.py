@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.grammar.spec.schema import ANNOTATIONS, DEFINITIONS, resolve
+from dovetail.sdk.schemas.schema import ANNOTATIONS, DEFINITIONS, resolve
 
 MAX_NAMES, MAX_DEPTH = 1024, 64
 """Names of properties whose schemas are kept, of one object; references in a row up to which they are followed."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.grammar.bits import Words, new_row
+from dovetail.sdk.masks import Words, new_row
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask

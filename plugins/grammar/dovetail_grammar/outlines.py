@@ -17,6 +17,7 @@ import re
 import threading
 from typing import Any
 
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarBackend,
@@ -26,9 +27,8 @@ from dovetail.contracts.grammar import (
     Support,
     Vocabulary,
 )
-from dovetail.errors import PluginError, RequestError
-from dovetail.grammar.bits import Words
-from dovetail.grammar.spec import schema
+from dovetail.sdk.masks import Words
+from dovetail.sdk.schemas import schema
 from dovetail_grammar.choices import UNREADABLE, read_choices
 from dovetail_grammar.matching import EndingMatcher, Ends
 from dovetail_grammar.patterns import has_inner_anchors, is_unreadable, strip_anchors

@@ -6,8 +6,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from dovetail.errors import RequestError
-from dovetail.grammar.spec.expressions import RARE, plainly
+from dovetail.contracts.errors import RequestError
+from dovetail.sdk.expressions import RARE, plainly
 
 _UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
 _DOUBLED = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})(?:[*+]|\{\d+(?:,\d*)?\})")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Support
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema
+from dovetail.sdk.schemas import schema
 from dovetail_grammar.patterns import has_inner_anchors, is_unreadable
 
 _SILENT = schema.ANNOTATIONS | schema.DEFINITIONS

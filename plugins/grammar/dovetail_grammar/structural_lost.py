@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
-from dovetail.grammar.spec.schema import escape
+from dovetail.sdk.schemas.schema import escape
 from dovetail_grammar.plain_texts import lost_of
 from dovetail_grammar.xml_styles import TaggedArguments, in_any_order
 

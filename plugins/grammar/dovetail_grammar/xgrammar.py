@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarBackend,
@@ -23,7 +24,6 @@ from dovetail.contracts.grammar import (
     Support,
     Vocabulary,
 )
-from dovetail.errors import PluginError, RequestError
 from dovetail_grammar.choices import UNREADABLE, read_choices
 from dovetail_grammar.patterns import has_inner_anchors, has_unknown_escapes, is_unreadable
 from dovetail_grammar.schema_subset import Subset

@@ -24,9 +24,9 @@ from itertools import count
 from typing import Any
 from xml.sax.saxutils import escape as escape_xml
 
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.schema import ANNOTATIONS, TYPES, escape
-from dovetail.text.tool_calls.schema_types import types_of
+from dovetail.sdk.formats.schema_types import types_of
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.schema import ANNOTATIONS, TYPES, escape
 from dovetail_grammar.plain_texts import lost_of
 
 Node = dict[str, Any]

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig, RopeConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.runtime.checkpoint.weight_size import dense_numel
-from dovetail.runtime.hf_config import dense_config, with_missing
+from dovetail.sdk.checkpoint import dense_numel
+from dovetail.sdk.config import dense_config, with_missing
 from dovetail_models.encoder import EncoderPlugin, encoder_config
 
 BODY = r"(?:bert\.|roberta\.|mpnet\.)?"

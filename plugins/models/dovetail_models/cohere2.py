@@ -12,11 +12,11 @@ from torch import nn
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.layers.decoder import ParallelLayer
-from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.norm import LayerNorm
-from dovetail.runtime.hf_config import alternating, dense_config, with_missing, without_rope
-from dovetail.runtime.rope_config import interleaved
+from dovetail.sdk.config import alternating, dense_config, with_missing, without_rope
+from dovetail.sdk.layers.decoder import ParallelLayer
+from dovetail.sdk.layers.embedding import Embedding, LMHead
+from dovetail.sdk.layers.norm import LayerNorm
+from dovetail.sdk.rope_config import interleaved
 from dovetail_models.llama import DenseDecoder, Llama
 
 

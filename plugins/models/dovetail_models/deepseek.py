@@ -18,13 +18,13 @@ from typing import Any, ClassVar, cast
 from torch import nn
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.latent import LatentAttention
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config, with_missing
-from dovetail.runtime.rope_config import interleaved
+from dovetail.sdk.config import dense_config, with_missing
+from dovetail.sdk.layers.latent import LatentAttention
+from dovetail.sdk.layers.routing import Routing
+from dovetail.sdk.rope_config import interleaved
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.glm4_moe import sigmoid_routing
 from dovetail_models.llama import LAYER

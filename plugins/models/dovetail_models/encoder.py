@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, ModelPlugin
-from dovetail.errors import ModelError
-from dovetail.layers.decoder import SumNormLayer
-from dovetail.layers.embedding import Embedding
-from dovetail.layers.norm import LayerNorm
-from dovetail.layers.rotary import Rotaries
-from dovetail.layers.transformer import MLP, SelfAttention
+from dovetail.sdk.layers.decoder import SumNormLayer
+from dovetail.sdk.layers.embedding import Embedding
+from dovetail.sdk.layers.norm import LayerNorm
+from dovetail.sdk.layers.rotary import Rotaries
+from dovetail.sdk.layers.transformer import MLP, SelfAttention
 
 SCORES = "ForSequenceClassification"
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config, with_missing
-from dovetail.runtime.rope_config import interleaved
+from dovetail.sdk.config import dense_config, with_missing
+from dovetail.sdk.layers.routing import Routing
+from dovetail.sdk.rope_config import interleaved
 from dovetail_models.experts import AT, MOE, ExpertModel, needed, with_experts
 from dovetail_models.llama import Llama
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.decoder import PostNormLayer
-from dovetail.runtime.hf_config import alternating, dense_config, with_missing, without_rope
+from dovetail.sdk.config import alternating, dense_config, with_missing, without_rope
+from dovetail.sdk.layers.decoder import PostNormLayer
 from dovetail_models.llama import DenseDecoder, Llama
 from dovetail_models.olmo3 import POST_NORMS
 

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from dovetail.contracts.config import ModelConfig, RoutedExperts
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.moe import MixtureOfExperts
-from dovetail.layers.routing import Routing
-from dovetail.runtime.checkpoint.weight_size import dense_numel
-from dovetail.runtime.hf_config import either
+from dovetail.sdk.checkpoint import dense_numel
+from dovetail.sdk.config import either
+from dovetail.sdk.layers.moe import MixtureOfExperts
+from dovetail.sdk.layers.routing import Routing
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 MLP = LAYER + r"(?:mlp|block_sparse_moe)"

@@ -14,11 +14,11 @@ from torch import nn
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.decoder import SandwichLayer
-from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.norm import ZeroCenteredRMSNorm
-from dovetail.layers.transformer import SelfAttention
-from dovetail.runtime.hf_config import alternating, dense_config, with_missing
+from dovetail.sdk.config import alternating, dense_config, with_missing
+from dovetail.sdk.layers.decoder import SandwichLayer
+from dovetail.sdk.layers.embedding import Embedding, LMHead
+from dovetail.sdk.layers.norm import ZeroCenteredRMSNorm
+from dovetail.sdk.layers.transformer import SelfAttention
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 SANDWICH = (

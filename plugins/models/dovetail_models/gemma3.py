@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.runtime.hf_config import alternating, with_missing
-from dovetail.runtime.rope_config import with_window_ropes
+from dovetail.sdk.config import alternating, with_missing
+from dovetail.sdk.rope_config import with_window_ropes
 from dovetail_models.gemma2 import Gemma2, gemma_config
 
 

@@ -20,14 +20,14 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.attention import attend
-from dovetail.layers.base import Layer
-from dovetail.layers.decoder import SandwichLayer
-from dovetail.layers.embedding import Embedding
-from dovetail.layers.moe import Router
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.routing import Routing
-from dovetail.layers.transformer import ACTIVATIONS, GATES, GatedMLP, SelfAttention
+from dovetail.sdk.layers.attention import attend
+from dovetail.sdk.layers.base import Layer
+from dovetail.sdk.layers.decoder import SandwichLayer
+from dovetail.sdk.layers.embedding import Embedding
+from dovetail.sdk.layers.moe import Router
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.routing import Routing
+from dovetail.sdk.layers.transformer import ACTIVATIONS, GATES, GatedMLP, SelfAttention
 from dovetail_models.gemma2 import SANDWICH, GemmaDecoder
 from dovetail_models.gemma4_config import gemma4_config
 from dovetail_models.llama import LAYER, Llama

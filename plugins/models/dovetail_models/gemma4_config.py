@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.config import LayerSpec, ModelConfig, RoutedExperts
-from dovetail.errors import ModelError
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import alternating, dense_config, layer_types, with_missing
+from dovetail.contracts.errors import ModelError
+from dovetail.sdk.config import alternating, dense_config, layer_types, with_missing
+from dovetail.sdk.layers.routing import Routing
 from dovetail_models.experts import needed
 
 FULL = "full_attention"

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.decoder import SandwichLayer
-from dovetail.runtime.hf_config import dense_config, with_missing
-from dovetail.runtime.rope_config import interleaved
+from dovetail.sdk.config import dense_config, with_missing
+from dovetail.sdk.layers.decoder import SandwichLayer
+from dovetail.sdk.rope_config import interleaved
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 SANDWICH = (

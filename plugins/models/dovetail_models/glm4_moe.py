@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.routing import Routing
 from dovetail_models.experts import ExpertModel, needed, num_experts, with_experts
 
 

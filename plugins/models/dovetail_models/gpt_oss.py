@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.moe import MixtureOfExperts
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import alternating, dense_config, with_missing
+from dovetail.sdk.config import alternating, dense_config, with_missing
+from dovetail.sdk.layers.moe import MixtureOfExperts
+from dovetail.sdk.layers.routing import Routing
 from dovetail_models.experts import AT, EXPERTS, ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.decoder import DecoderLayer
-from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.decoder import DecoderLayer
+from dovetail.sdk.layers.embedding import Embedding, LMHead
+from dovetail.sdk.layers.routing import Routing
 from dovetail_models.experts import AT, EXPERTS, MOE, ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import DenseDecoder, Llama
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from dovetail.contracts.cache import Window
 from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
-from dovetail.errors import ModelError
 from dovetail_models.encoder import SCORES, num_labels
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.gemma3 import Gemma3

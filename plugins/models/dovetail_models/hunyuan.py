@@ -15,9 +15,9 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.ops.reference import rms_norm
-from dovetail.layers.transformer import LateAttention
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.ops.reference import rms_norm
+from dovetail.sdk.layers.transformer import LateAttention
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 NORMS = (

@@ -14,12 +14,12 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
-from dovetail.layers.decoder import DecoderLayer
-from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.norm import RMSNorm
-from dovetail.layers.rotary import Rotaries
-from dovetail.layers.transformer import GatedMLP, SelfAttention
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.decoder import DecoderLayer
+from dovetail.sdk.layers.embedding import Embedding, LMHead
+from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.rotary import Rotaries
+from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
 
 LAYER = r"model\.layers\.(\d+)\."
 RULES = (

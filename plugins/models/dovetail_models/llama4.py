@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import Chunk
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.moe import MixtureOfExperts
-from dovetail.layers.routing import Routing
-from dovetail.layers.transformer import GatedMLP, LateAttention
-from dovetail.runtime.hf_config import dense_config, without_rope
-from dovetail.runtime.rope_config import interleaved
+from dovetail.sdk.config import dense_config, without_rope
+from dovetail.sdk.layers.moe import MixtureOfExperts
+from dovetail.sdk.layers.routing import Routing
+from dovetail.sdk.layers.transformer import GatedMLP, LateAttention
+from dovetail.sdk.rope_config import interleaved
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.routing import Routing
 from dovetail_models.experts import needed, num_experts, with_experts
 from dovetail_models.olmoe import Olmoe
 

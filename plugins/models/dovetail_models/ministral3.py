@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
-from dovetail.errors import ModelError
-from dovetail.layers.transformer import LateAttention
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.transformer import LateAttention
 from dovetail_models.llama import DenseDecoder, Llama
 
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig, Pool
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.decoder import DecoderLayer
-from dovetail.layers.embedding import Embedding
-from dovetail.layers.norm import LayerNorm
-from dovetail.layers.transformer import GatedMLP, SelfAttention
-from dovetail.runtime.hf_config import dense_config, with_missing
-from dovetail.runtime.rope_config import with_window_ropes
+from dovetail.sdk.config import dense_config, with_missing
+from dovetail.sdk.layers.decoder import DecoderLayer
+from dovetail.sdk.layers.embedding import Embedding
+from dovetail.sdk.layers.norm import LayerNorm
+from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
+from dovetail.sdk.rope_config import with_window_ropes
 from dovetail_models.encoder import ACTS, Encoder, EncoderPlugin, Head, encoder_config
 
 LAYER = r"(?:model\.)?layers\.(\d+)\."

@@ -21,8 +21,8 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.embedding import Embedding
-from dovetail.layers.transformer import SelfAttention
+from dovetail.sdk.layers.embedding import Embedding
+from dovetail.sdk.layers.transformer import SelfAttention
 from dovetail_models.bert import BODY, LAYER, RULES, UNUSED, bert_config
 from dovetail_models.encoder import Encoder, EncoderPlugin
 from dovetail_models.roberta import HEAD

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
 from dovetail_models.olmo3 import Olmo3
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.decoder import PostNormLayer
-from dovetail.layers.transformer import WholeNormAttention
-from dovetail.runtime.hf_config import alternating, dense_config, with_missing
-from dovetail.runtime.rope_config import with_window_ropes
+from dovetail.sdk.config import alternating, dense_config, with_missing
+from dovetail.sdk.layers.decoder import PostNormLayer
+from dovetail.sdk.layers.transformer import WholeNormAttention
+from dovetail.sdk.rope_config import with_window_ropes
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 from dovetail_models.olmoe import WHOLE_NORM
 

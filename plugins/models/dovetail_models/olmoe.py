@@ -13,9 +13,9 @@ from torch import nn
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.routing import Routing
-from dovetail.layers.transformer import WholeNormAttention
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.routing import Routing
+from dovetail.sdk.layers.transformer import WholeNormAttention
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 

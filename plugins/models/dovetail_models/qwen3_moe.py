@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.cache import FULL, Window
 from dovetail.contracts.config import ModelConfig
-from dovetail.layers.routing import Routing
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.routing import Routing
 from dovetail_models.experts import ExpertModel, needed, num_experts, sparse_layers, with_experts
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.runtime.hf_config import dense_config, with_missing
+from dovetail.sdk.config import dense_config, with_missing
 from dovetail_models.llama import Llama
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.errors import ModelError
-from dovetail.runtime.hf_config import with_missing, without_rope
+from dovetail.contracts.errors import ModelError
+from dovetail.sdk.config import with_missing, without_rope
 from dovetail_models.llama import Llama
 
 

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
-from dovetail.errors import ModelError
-from dovetail.layers.decoder import DecoderLayer, ParallelLayer
-from dovetail.layers.norm import LayerNorm
-from dovetail.runtime.hf_config import dense_config, with_missing
+from dovetail.sdk.config import dense_config, with_missing
+from dovetail.sdk.layers.decoder import DecoderLayer, ParallelLayer
+from dovetail.sdk.layers.norm import LayerNorm
 from dovetail_models.llama import DenseDecoder, Llama
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.layers.norm import LayerNorm
-from dovetail.layers.transformer import MLP
-from dovetail.runtime.checkpoint.weight_size import dense_numel
-from dovetail.runtime.hf_config import dense_config, with_missing
+from dovetail.sdk.checkpoint import dense_numel
+from dovetail.sdk.config import dense_config, with_missing
+from dovetail.sdk.layers.norm import LayerNorm
+from dovetail.sdk.layers.transformer import MLP
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 PLAIN_MLP = (

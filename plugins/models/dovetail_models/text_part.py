@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
-from dovetail.errors import ModelError
 from dovetail_models.gemma3 import Gemma3
 from dovetail_models.gemma4 import Gemma4
 from dovetail_models.glm4 import Glm4

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.text.parsing.layout import ReplyPhase
+from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 

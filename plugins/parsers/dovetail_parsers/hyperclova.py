@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from dovetail.text.parsing.layout import ReplyPhase
+from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 START, END = "<|im_start|>", "<|im_end|>"

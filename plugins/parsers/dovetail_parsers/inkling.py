@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 
 from dovetail.contracts.output import Messages
-from dovetail.text.parsing.layout import ReplyPhase
+from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _NAME = re.compile(r"\s*[\w.:/\-]+\s*")

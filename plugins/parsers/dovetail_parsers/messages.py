@@ -30,11 +30,11 @@ from dovetail.contracts.output import (
     ToolEnd,
     ToolEvent,
 )
-from dovetail.text.parsing.layout import FormatLayout, ReplyPhase, make_layout
-from dovetail.text.parsing.machine import IncrementalParser, new_call_id
-from dovetail.text.parsing.place import SIGNS, Place
-from dovetail.text.parsing.plain import Plain
-from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail.sdk.formats.detokenizer import TokenTables
+from dovetail.sdk.formats.layout import FormatLayout, ReplyPhase, make_layout
+from dovetail.sdk.formats.machine import IncrementalParser, new_call_id
+from dovetail.sdk.formats.place import SIGNS, Place
+from dovetail.sdk.formats.plain import Plain
 
 MAX_HEADER = 512
 """Characters of the longest header; longer text is content."""
@@ -86,7 +86,7 @@ class MessagesParser(IncrementalParser):
     def __init__(
         self,
         spec: FormatSpec,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TokenTables | None = None,
         *,
         skip_special_tokens: bool = True,
         keep_markers: bool = False,

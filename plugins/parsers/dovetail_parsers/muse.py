@@ -32,9 +32,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from dovetail.contracts.output import Messages
-from dovetail.text.parsing.layout import ReplyPhase
-from dovetail.text.parsing.plain import Plain
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.layout import ReplyPhase
+from dovetail.sdk.formats.plain import Plain
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.api import Api, Route
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins import PluginPlan, load, make_plan
 from dovetail.plugins.loader import LoadedPlugins, describe, naming_plugin
 from dovetail.processing.apis import is_below, routes_of

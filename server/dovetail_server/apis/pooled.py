@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import Pool, SamplingParams, Submit
 from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream

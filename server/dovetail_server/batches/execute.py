@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from dovetail.contracts.api import Route
+from dovetail.contracts.errors import EngineDeadError, RequestError
 from dovetail.contracts.requests import Request
-from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import BACKGROUND
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dovetail.errors import DovetailError
+from dovetail.contracts.errors import DovetailError
 
 FIRST_S, LONGEST_S = 0.2, 5.0
 

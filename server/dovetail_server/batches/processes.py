@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dovetail.errors import DovetailError
+from dovetail.contracts.errors import DovetailError
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.process_lease import ProcessLease
 from dovetail_server.storage.tables import batch_lines, batches, processes, responses

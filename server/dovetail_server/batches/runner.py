@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import RowMapping
 
-from dovetail.errors import EngineDeadError
+from dovetail.contracts.errors import EngineDeadError
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.lines import Leased, LineStore, at_once
 from dovetail_server.batches.pause import Pause, UnreadableError

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.apis.responses.background import BackgroundResponses
 from dovetail_server.apis.responses.conversations import ConversationStore

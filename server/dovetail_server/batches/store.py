@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.batches.model import OPEN, WINDOW_S
 from dovetail_server.batches.processes import LeaseLostError, Processes
 from dovetail_server.schema.batches import BatchError, BatchRequest

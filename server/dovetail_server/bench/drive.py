@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from dovetail.errors import DovetailError
+from dovetail.contracts.errors import DovetailError
 from dovetail_server.bench.jobs import LENGTH, Job, Outcome, Progress, Record, Report, Shot, Warm, frame
 from dovetail_server.bench.prompts import Prompts
 from dovetail_server.bench.wire import PATHS, Sampling, body_of

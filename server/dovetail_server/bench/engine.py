@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.contracts.errors import EngineError
 from dovetail.engine.process import ProcessClient
-from dovetail.errors import EngineError
 from dovetail.messages import EngineInfo, SamplingParams, Submit
 from dovetail.plugins import PluginPlan
 from dovetail.settings import EngineSettings

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
+from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig, RoutedExperts
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.weight_size import TensorHeader, dense_numel
-from dovetail.runtime.hf_config import ITEM_BYTES
 from dovetail.runtime.memory.plan import group_token_bytes
+from dovetail.sdk.checkpoint import dense_numel
+from dovetail.sdk.config import ITEM_BYTES
 from dovetail_server.metrics.model_facts import config_of
 
 GATED = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Vocabulary
 from dovetail.engine.core import EngineCore
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.route import Router
 from dovetail.messages import GrammarOption, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins

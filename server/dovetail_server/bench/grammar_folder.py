@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 SIZE = 131_072
 END = "<|im_end|>"

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Kind, Vocabulary
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.cache import Enforced, Refused
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.service import GrammarService
@@ -24,6 +23,7 @@ from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.sdk.masks import ids_of
 from dovetail_server.bench.grammar_raw import RawLibrary
 from dovetail_server.bench.grammar_schemas import schemas
 

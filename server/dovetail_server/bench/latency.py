@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 import dovetail
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.messages import EngineInfo, SamplingParams
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.engine import BareEngine

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 
 POLL_S = 0.02
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=5.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.bench.wire import Prompt
 from dovetail_server.bench.workloads import Workload
 

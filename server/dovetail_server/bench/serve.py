@@ -16,8 +16,8 @@ import aiohttp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import dovetail
-from dovetail.errors import ConfigError
-from dovetail.runtime.hf_config import ITEM_BYTES
+from dovetail.contracts.errors import ConfigError
+from dovetail.sdk.config import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
 from dovetail_server.bench.figures import Figures, figures_of

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.bench.jobs import Record
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import PATHS, Prompt, Sampling, body_of

@@ -6,7 +6,7 @@ import difflib
 import sys
 from importlib import import_module
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 
 BENCHMARKS = {
     "serve": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.bench_options import BenchParser, count, folder, whole
 
 ABOUT = """Measure structured outputs: new and known JSON schemas, masks, what grammars cost a decode step, and how much

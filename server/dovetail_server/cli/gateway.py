@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from dovetail import log
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.cli.serve import serve_several
 from dovetail_server.settings import ServeSettings

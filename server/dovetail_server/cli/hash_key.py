@@ -8,7 +8,7 @@ import sys
 
 from pydantic import SecretStr
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
 from dovetail_server.setting_types import check_keys
 from dovetail_server.tenants.keys_file import key_hash

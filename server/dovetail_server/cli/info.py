@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -103,16 +103,16 @@ def info(
 def served_as(model: ModelFolder, impl: str, template: str = "") -> dict[str, Any]:
     """Say which plugin serves the model, what it is for, and what it keeps of a token; or why none does."""
     from dovetail.contracts.cache import Recurrent
+    from dovetail.contracts.errors import ModelError
     from dovetail.contracts.needs import unserved
-    from dovetail.errors import ModelError
     from dovetail.plugins import Registry
     from dovetail.plugins.plan import model_plugin
     from dovetail.processing.embeddings import Embedder
     from dovetail.processing.reranker import knows_roles, says_so
     from dovetail.processing.tasks import Tasks
-    from dovetail.runtime.checkpoint.weight_size import dense_numel
-    from dovetail.runtime.hf_config import ITEM_BYTES
     from dovetail.runtime.memory.plan import group_token_bytes
+    from dovetail.sdk.checkpoint import dense_numel
+    from dovetail.sdk.config import ITEM_BYTES
     from dovetail_server.metrics.model_facts import config_of
 
     try:
@@ -156,7 +156,7 @@ def tokenizer_facts(model: ModelFolder, rows: int | None) -> dict[str, Any]:
         model: What the folder says.
         rows: Of the model's embedding; None: not known.
     """
-    from dovetail.errors import ModelError
+    from dovetail.contracts.errors import ModelError
     from dovetail.processing.processor import too_many_tokens
     from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -185,9 +185,9 @@ def thinking_states(template: Any, reasoning_parser: str | None) -> dict[str, st
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
-    from dovetail.testing.parsers import BytesTokenizer
     from dovetail.text.detection.formats import bound_reasoning
     from dovetail.text.parsing.output import make_parser
+    from dovetail_testing.parsers import BytesTokenizer
 
     if not template.source or reasoning_parser is None:
         return {}

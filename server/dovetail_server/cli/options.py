@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from dovetail.config_file import field_aliases
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugin_settings import ENV_PREFIX, from_environment, is_secret, merge_options
 from dovetail_server.cli.plugin_flags import split_plugin_flags
 from dovetail_server.peers.arguments import Translation

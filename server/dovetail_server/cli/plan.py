@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
     from dovetail.contracts.config import ModelConfig

@@ -6,7 +6,7 @@ import argparse
 import signal
 from pathlib import Path
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
 
 USAGE = """usage: dovetail quantize MODEL OUT --method METHOD

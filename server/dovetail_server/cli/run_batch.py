@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.distribution import install_extra
-from dovetail.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail import log
+from dovetail.contracts.errors import ConfigError, DovetailError, RequestError
 from dovetail.distribution import install_extra
-from dovetail.errors import ConfigError, DovetailError, RequestError
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 
 if TYPE_CHECKING:

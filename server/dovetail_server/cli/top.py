@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail import log
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
 from dovetail_server.kernel_cache import cache_folder, kernels_in
 

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 
-from dovetail.errors import EngineError, RequestError
+from dovetail.contracts.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.app import FORM_BYTES, add_layers, handle_error, handle_http
 from dovetail_server.gateway.fan_out import FanOut

@@ -15,7 +15,7 @@ from collections import deque
 from io import FileIO
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail_server.gateway.division import worker_config, worker_environment
 from dovetail_server.gateway.relayed_log import MAX_LINE_BYTES, WorkerLog
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugin_settings import ENV_PREFIX, GivenOption
 from dovetail_server.settings import ServeSettings
 

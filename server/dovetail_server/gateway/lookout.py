@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 import dovetail
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.http.journal import KEY_HEADER, PATH
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.distribution import install_extra
-from dovetail.errors import ConfigError, DovetailError
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.relayed_log import COLOURS
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
 from dovetail_server import preflight
 from dovetail_server.gateway.app import create_app

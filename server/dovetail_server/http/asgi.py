@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.observers import HttpEnd, HttpStart
-from dovetail.errors import RequestError
 from dovetail.panics import is_panic
 from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
 from dovetail_server.http.auth import CALLER

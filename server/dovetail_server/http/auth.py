@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server import playground
 from dovetail_server.error_body import ErrorDetail
 from dovetail_server.errors import refuse_websocket, reply

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.errors import DovetailError, RequestError
+from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.identity import IDENTITY, Identity
 from dovetail.messages import TokenDelta
 

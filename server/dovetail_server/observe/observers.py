@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dovetail.contracts.errors import EngineError, PluginError
 from dovetail.contracts.observers import (
     CacheEvent,
     CacheObserver,
@@ -32,7 +33,6 @@ from dovetail.contracts.observers import (
     StatLogger,
 )
 from dovetail.engine.client import EngineClient
-from dovetail.errors import EngineError, PluginError
 
 logger = logging.getLogger("dovetail.server")
 MAX_FAILURES = 5

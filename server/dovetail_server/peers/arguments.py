@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.peers.flags import SHORT, Flag, find
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?")

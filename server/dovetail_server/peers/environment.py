@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 HUB = "models by name come from a Hugging Face hub (HF_ENDPOINT); fetch this one into a folder and give it"
 RELIED_ON = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 KV_EVENTS = ("endpoint", "replay_endpoint", "topic", "buffer_steps", "hwm")
 KV_EVENTS_SAME = {"max_queue_size": "the server's own queue holds 10,000", "bind": "an address with * is bound"}

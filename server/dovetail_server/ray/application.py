@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.ray.front import Front, Served
 from dovetail_server.ray.options import (
     Model,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.supervisor import Supervisor
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.result import Result

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.batches.model import ENDPOINTS, same_endpoint
 from dovetail_server.batches.validate import MAX_CUSTOM_ID
 from dovetail_server.schema.batches import decode_line

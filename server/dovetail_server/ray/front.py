@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.errors import EngineError, RequestError
+from dovetail.contracts.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.app import add_layers, handle_error, handle_http

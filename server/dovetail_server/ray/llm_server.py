@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.ray.call import Call, Head
 from dovetail_server.ray.front import NO_HOST
 from dovetail_server.ray.options import COMMON, Model, RayOptions, actor_options, cluster_nodes, read_model

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dovetail.config_file import field_aliases
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.gateway.division import plain
 from dovetail_server.preflight import DEMO_NAME
 from dovetail_server.settings import ServeSettings

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from dovetail import log
-from dovetail.errors import ConfigError, EngineError
+from dovetail.contracts.errors import ConfigError, EngineError
 from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.processing.prepare import prepare
 from dovetail.supervisor import Supervisor

@@ -18,7 +18,7 @@ from types import FrameType
 import msgspec
 
 from dovetail import log
-from dovetail.errors import DovetailError
+from dovetail.contracts.errors import DovetailError
 from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, most_own_bytes, return_large_blocks
 from dovetail.process_limits import lower

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 
 MAX_VALUES = 1 << 20
 """Parsing holds Python's lock, and with it the event loop: so many numbers take 50 ms."""

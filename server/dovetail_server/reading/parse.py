@@ -8,8 +8,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from dovetail.contracts.api import Route
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Request
-from dovetail.errors import RequestError
 from dovetail.processing.checked import checked
 from dovetail_server.apis.generate.schema import ANY_MODEL
 from dovetail_server.errors import from_validation, shortened

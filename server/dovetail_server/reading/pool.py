@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from dovetail.contracts.api import Route
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail_server.errors import ClientGoneError
 from dovetail_server.http.auth import CALLER

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
 from dovetail_server.apis.responses import compaction

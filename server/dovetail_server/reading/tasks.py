@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from dovetail.contracts.api import Api, Route
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.processing.processor import Processor
 from dovetail_server.apis.embeddings import serve as embeddings
 from dovetail_server.apis.embeddings.schema import EmbeddingRequest

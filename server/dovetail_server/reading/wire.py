@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from dovetail.contracts import requests
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Ids, Request
-from dovetail.errors import RequestError
 from dovetail.processing.processor import ProcessorStart
 from dovetail.text.chat.template import FAILED as TEMPLATE_FAILED
 from dovetail.text.tokenizer.cuts import shared

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.api import Route
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.panics import is_panic
 from dovetail.processing.checked import checked
 from dovetail.processing.input import Preparation

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.http.auth import CALLER, admin_only
 from dovetail_server.openapi import FAILURES, json_route
 from dovetail_server.reading.request import json_body

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.apis.responses.conversation_schema import (
     ConversationDeleted,

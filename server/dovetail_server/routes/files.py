@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.errors import ClientGoneError, from_validation
 from dovetail_server.openapi import FAILURES, json_route
 from dovetail_server.schema.files import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload

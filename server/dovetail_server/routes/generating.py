@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.api import Api, Route, View
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.processing.apis import is_below
 from dovetail_server.apis.dropped import HEADER, header_of
 from dovetail_server.apis.routes import BUILT_IN

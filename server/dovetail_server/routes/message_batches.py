@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.apis.messages import batches as mb
 from dovetail_server.apis.messages.batches import (

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Path
 from starlette.responses import Response
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.apis.messages.schema import ModelInfo, ModelInfos
 from dovetail_server.http.auth import CALLER

@@ -14,7 +14,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import MAX_PROFILE_STEPS, ProfileSpec
 from dovetail_server import errors
 from dovetail_server.http.auth import admin_only

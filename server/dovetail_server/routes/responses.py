@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.dropped import HEADER, header_of
 from dovetail_server.apis.responses.background import check_log
 from dovetail_server.apis.responses.items import OPEN, decode_items, missing, turn_items

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from dovetail import __version__
+from dovetail.contracts.errors import EngineDeadError, RequestError
 from dovetail.engine.client import EngineClient, TokenStream
-from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import EngineInfo
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors

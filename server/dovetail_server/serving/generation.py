@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.engine.client import TokenStream
-from dovetail.errors import RequestError
 from dovetail.messages import TokenDelta
 from dovetail.messages.seeds import derive_seed
 from dovetail_server import errors

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dovetail.errors import EngineDeadError
+from dovetail.contracts.errors import EngineDeadError
 from dovetail_server.error_body import ErrorBody
 from dovetail_server.errors import DRAINING, ClientGoneError, describe
 from dovetail_server.http.journal import JOURNAL, MovedError

@@ -21,8 +21,8 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.distribution import install_extra
-from dovetail.errors import ConfigError
 from dovetail_server.errors import ServiceError, draining
 from dovetail_server.storage.disk import touch, waiting_lock
 from dovetail_server.storage.paths import DATABASE, StoragePaths

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.errors import ServiceError
 from dovetail_server.http.auth import Keys
 from dovetail_server.settings import ServeSettings

@@ -11,7 +11,7 @@ from typing import IO
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.storage.disk import create, disk_full, free_bytes, write_failed
 
 MAX_FIELD_BYTES = 4096

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 MAX_BYTES = 8 << 20
 MAX_KEYS = 10_000

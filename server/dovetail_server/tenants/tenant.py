@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server.errors import ServiceError
 from dovetail_server.tenants.keys_file import PRIORITIES, Limits, PriorityRange

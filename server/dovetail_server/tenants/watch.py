@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail_server.tenants.keys_file import KeyEntry, read_keys_file
 
 logger = logging.getLogger("dovetail.server")

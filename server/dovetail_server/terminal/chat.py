@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail_server.terminal.client import Server
 from dovetail_server.terminal.conversation import KINDS, Conversation, ShownReply, read_json
 from dovetail_server.terminal.interrupt import Interrupt

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any
 from urllib.parse import urlsplit
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail_server.http.hosts import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:30000"

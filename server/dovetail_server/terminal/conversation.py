@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 KINDS: dict[str, type] = {
     "temperature": float,

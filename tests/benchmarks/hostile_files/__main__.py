@@ -79,7 +79,7 @@ def _peak_mib() -> float:
 
 
 def _read(read: Callable[[Path], float], path: Path) -> dict[str, Any]:
-    from dovetail.errors import DovetailError
+    from dovetail.contracts.errors import DovetailError
 
     try:
         return {"longest_s": read(path)}

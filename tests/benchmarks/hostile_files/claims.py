@@ -16,10 +16,10 @@ import requests
 import torch
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.needs import unserved
 from dovetail.contracts.quantization import Target
-from dovetail.errors import ModelError
 from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.processing.embeddings import Embedder

@@ -214,11 +214,11 @@ def read(path: Path) -> float:
         ConfigError: The file is refused.
     """
     from dovetail.checkpoint.tokenizer_files import TokenizerFiles
-    from dovetail.runtime.checkpoint.weight_size import checkpoint_headers
+    from dovetail.runtime.checkpoint.files import open_checkpoint
     from dovetail.text.tokenizer.backend import load_backend
 
     read_config(path)
     TokenizerFiles.read(path)
     load_backend(path)
-    checkpoint_headers(path)
+    open_checkpoint(path)
     return 0.0

@@ -14,8 +14,8 @@ from typing import Any
 from server_tiny import write_model
 
 from dovetail import imports
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat
-from dovetail.errors import RequestError
 from dovetail.processing.processor import Processor
 from dovetail.processing.prompts import chat_prompt
 from dovetail.processing.sampling import SamplingLimits

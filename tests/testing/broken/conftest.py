@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.testing import check_class, conformance_class
+from dovetail_testing import check_class, conformance_class
 
 sys.path.append(str(Path(__file__).parent))  # last: other folders have a conftest too
 

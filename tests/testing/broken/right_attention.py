@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.needs import AttentionCaps
-from dovetail.layers.ops import reference
-from dovetail.testing.conformance.attention_reference import RIGHT, Mistake, attend
+from dovetail.sdk.layers.ops import reference
+from dovetail_testing.conformance.attention_reference import RIGHT, Mistake, attend
 
 
 class Right(AttentionBackend):

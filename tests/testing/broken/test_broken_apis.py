@@ -14,7 +14,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import ContentDelta
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail.contracts.requests import Request, Sampling, Text
-from dovetail.testing import check_class, conformance_class
+from dovetail_testing import check_class, conformance_class
 
 encode = msgspec.json.encode
 ASKED = {"text": "Once", "temperature": 0.5, "tags": {"a": [1]}, "deep": True}

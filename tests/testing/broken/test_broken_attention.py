@@ -12,9 +12,9 @@ from right_attention import FromProjection, MakesHeads, Prefilling, Right, Shari
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
-from dovetail.testing import check_class, conformance_class
-from dovetail.testing.conformance.attention_reference import RIGHT
 from dovetail_backends.torch_native import TorchNativeBackend
+from dovetail_testing import check_class, conformance_class
+from dovetail_testing.conformance.attention_reference import RIGHT
 
 
 def mistaken(**mistake: Any) -> type[Right]:

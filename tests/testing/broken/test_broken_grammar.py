@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import (
     GrammarBackend,
     GrammarLimits,
@@ -17,8 +18,7 @@ from dovetail.contracts.grammar import (
     Support,
     Vocabulary,
 )
-from dovetail.errors import RequestError
-from dovetail.testing import check_class, conformance_class
+from dovetail_testing import check_class, conformance_class
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts import HealthCheck, RouteSet, hookimpl
 from dovetail.contracts.observers import CacheObserver, RequestObserver, StatLogger
-from dovetail.plugins import HealthCheck, RouteSet, hookimpl
-from dovetail.testing import check_class, conformance_class
+from dovetail_testing import check_class, conformance_class
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -129,7 +129,7 @@ class Right:
 
     @hookimpl
     def dovetail_cli_commands(self, commands: Any) -> Any:
-        commands.add("kit-hello", "dovetail.testing.run:run_conformance", help="Say hello.")
+        commands.add("kit-hello", "dovetail_testing.run:run_conformance", help="Say hello.")
 
     @hookimpl
     def dovetail_health(self, ctx: Any) -> Any:

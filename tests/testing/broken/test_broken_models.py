@@ -15,11 +15,11 @@ from dovetail.contracts.cache import Window
 from dovetail.contracts.config import ModelConfig, RopeConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelPlugin, WeightRule
-from dovetail.layers.attention import attend
-from dovetail.layers.base import Slot
-from dovetail.layers.linear import Linear
-from dovetail.layers.plain import PLAIN
-from dovetail.runtime.hf_config import dense_config
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.attention import attend
+from dovetail.sdk.layers.base import Slot
+from dovetail.sdk.layers.linear import Linear
+from dovetail.sdk.layers.plain import PLAIN
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.gpt_oss import GptOss
 from dovetail_models.llama import RULES, Llama

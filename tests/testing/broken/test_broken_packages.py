@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail.testing import FakeSite, check_class, conformance_class
+from dovetail_testing import FakeSite, check_class, conformance_class
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """A fault leaves a process behind, whose object goes while a later test runs."""

@@ -28,12 +28,12 @@ from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.processing.processor import bound_parser
-from dovetail.testing import FakeSite, Sample, check_class, conformance_class
-from dovetail.testing.parsers import PlainTemplate
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.text.detection.formats import bound_reasoning, bound_tools
-from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.output import FormatParser
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing import FakeSite, Sample, check_class, conformance_class
+from dovetail_testing.parsers import PlainTemplate
 
 SPEC = FormatSpec(reasoning=Markers("<r>", "</r>", after_start="", before_end="", after_end=""))
 SAMPLES = [Sample("<r>think</r>answer", reasoning="think", content="answer")]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-from dovetail.testing import check_class, conformance_class
+from dovetail_testing import check_class, conformance_class
 
 ATTRS: dict[str, Any] = {"params": [{"by": 1.5}, {"by": 0.5}], "wrong_params": [{"by": -1}, {"by": "1"}, {}]}
 

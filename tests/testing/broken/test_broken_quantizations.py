@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dovetail.contracts.layers import LayerFactory, Stream
 from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, Target
-from dovetail.layers import ops
-from dovetail.layers.matrix import Matrix
-from dovetail.testing import check_class
-from dovetail.testing.conformance.quantization import QuantizationConformance
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail_testing import check_class
+from dovetail_testing.conformance.quantization import QuantizationConformance
 
 
 class RightLinear(Matrix):
@@ -66,7 +66,7 @@ class Factory:
         return self.linear_class(ctx, name, *sizes, **options)
 
     def experts(self, ctx: Any, name: str, *sizes: Any, **options: Any) -> Any:
-        from dovetail.errors import ModelError
+        from dovetail.contracts.errors import ModelError
 
         raise ModelError(f"{name}: experts are not read")
 

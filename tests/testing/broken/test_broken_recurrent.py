@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dovetail.contracts.cache import CacheTensor
 from dovetail.contracts.config import ModelConfig
-from dovetail.layers.recurrent import State
-from dovetail.testing import ModelConformance
+from dovetail.sdk.layers.recurrent import State
+from dovetail_testing import ModelConformance
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/dovetail-recurrent"
 

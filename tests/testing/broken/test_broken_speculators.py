@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.speculation import DraftRequest, Speculator
-from dovetail.testing import check_class, conformance_class
+from dovetail_testing import check_class, conformance_class
 
 Requests = Sequence[DraftRequest]
 

@@ -12,10 +12,10 @@ import numpy  # noqa: F401  torch is here, and what it brings
 import pytest
 import torch  # noqa: F401
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
-from dovetail.testing import FakeSite
-from dovetail.testing.child import run_child
+from dovetail_testing import FakeSite
+from dovetail_testing.child import run_child
 
 GROUP = "dovetail.reasoning_parsers.v1"
 PARSER = """
@@ -28,24 +28,27 @@ class Parser(ReasoningParser):
         return FormatSpec(reasoning=Markers("<r>", "</r>"))
 """
 OUTPUT = "import dovetail.text.parsing.output as core; core."
-FEED = "dovetail.text.parsing.machine.IncrementalParser.feed"
-CALLS = "import dovetail.text.json_calls as first; "
+FEED = "dovetail.sdk.formats.machine.IncrementalParser.feed"
+CALLS = "import dovetail.sdk.formats.json_calls as first; "
 SHARED = {
     "a function of the core": (OUTPUT + "fold = print", "dovetail.text.parsing.output.fold"),
     "a method of the core": (OUTPUT + "FormatParser.prime = print", "dovetail.text.parsing.output.FormatParser.prime"),
     "a module that it imports first": (
         CALLS + "first.JsonCalls.feed = print",
-        "dovetail.text.json_calls.JsonCalls.feed",
+        "dovetail.sdk.formats.json_calls.JsonCalls.feed",
     ),
     "code of a method": (OUTPUT + "FormatParser.feed.__code__ = (lambda self, a, b=None: []).__code__", FEED),
     "defaults of a method": (OUTPUT + "FormatParser.feed.__defaults__ = ('x',)", FEED),
     "a table of the core": ("from dovetail.plugins.kinds import KINDS; KINDS['x'] = KINDS['model']", "kinds.KINDS"),
     "a contract": ("ReasoningParser.detect = lambda *a: 1.0", "dovetail.contracts.reasoning.ReasoningParser.detect"),
     "a module in place of one": (
-        "import sys, types; sys.modules['dovetail.errors'] = types.ModuleType('dovetail.errors')",
-        "dovetail.errors.ConfigError",
+        "import sys, types; sys.modules['dovetail.contracts.errors'] = types.ModuleType('dovetail.contracts.errors')",
+        "dovetail.contracts.errors.ConfigError",
     ),
-    "a module taken away": ("import sys; del sys.modules['dovetail.errors']", "sys.modules['dovetail.errors']"),
+    "a module taken away": (
+        "import sys; del sys.modules['dovetail.contracts.errors']",
+        "sys.modules['dovetail.contracts.errors']",
+    ),
     "json.dumps": ("import json; json.dumps = repr", "json.dumps"),
     "defaults of json.dumps": ("import json; json.dumps.__kwdefaults__['indent'] = 1", "json.dumps"),
     "the encoder of JSON": ("import json; json.JSONEncoder.default = str", "json.encoder.JSONEncoder.default"),

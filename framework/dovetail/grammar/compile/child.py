@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.errors import DovetailError, RequestError
 from dovetail.forks import GoneError, control_of, receive, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, allocated_bytes, resident_bytes
 from dovetail.grammar.compile.trial import try_out

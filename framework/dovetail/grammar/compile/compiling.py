@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
-from dovetail.errors import PluginError, RequestError
 from dovetail.grammar.compile.pool import ChildTimeoutError, WorkerPool
 from dovetail.grammar.compile.vocabulary import pack
 from dovetail.grammar.spec.asking import asked

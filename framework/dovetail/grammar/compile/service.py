@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.errors import DovetailError, RequestError
 from dovetail.grammar.compile.cache import Enforced, GrammarCache, Refused, key_of
 from dovetail.grammar.compile.compiling import Compiled, Compiler
 from dovetail.grammar.compile.jobs import CompileFuture, Job, Place, QueueBounds, Steps, Waiting

@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, Vocabulary
-from dovetail.errors import RequestError
-from dovetail.grammar.bits import draw_ids
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
+from dovetail.sdk.masks import draw_ids
 
 NUM_WALKS, NUM_TOKENS = 2, 8
 MAX_MASK_S = 0.005

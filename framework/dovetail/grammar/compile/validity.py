@@ -17,10 +17,10 @@ from jsonschema.validators import extend, validator_for
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 
-from dovetail.grammar.spec import schema as schemas
-from dovetail.grammar.spec.expressions.characters import DIGIT, SPACE, WORD, others, ranges
-from dovetail.grammar.spec.formats import PATTERNS, TEXT_PATTERNS
 from dovetail.grammar.spec.normal import plain
+from dovetail.sdk.expressions.characters import DIGIT, SPACE, WORD, others, ranges
+from dovetail.sdk.schemas import schema as schemas
+from dovetail.sdk.schemas.formats import PATTERNS, TEXT_PATTERNS
 
 _CONTENT = frozenset(("contentEncoding", "contentMediaType"))
 _EXACT = frozenset(("duration", "json-pointer", "relative-json-pointer"))

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher
-from dovetail.grammar.bits import has_bit, the_only
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.grammar.matching.kept_lines import KeptLines
+from dovetail.sdk.masks import has_bit, the_only
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask

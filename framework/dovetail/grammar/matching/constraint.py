@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
-from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, is_only, new_row, set_bit
 from dovetail.grammar.matching.reasoning_gate import ReasoningGate
 from dovetail.grammar.matching.words import WordRules
 from dovetail.grammar.spec.unique.matcher import UniqueMatcher
+from dovetail.sdk.masks import Words, clear_bit, full_row, has_bit, is_only, new_row, set_bit
 
 MAX_ROWS = 64
 """Rows that are kept for sets of tokens that requests name."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from dovetail.grammar.bits import Words, clear_bit, new_row
 from dovetail.messages import SamplingParams
+from dovetail.sdk.masks import Words, clear_bit, new_row
 
 
 class WordRules:

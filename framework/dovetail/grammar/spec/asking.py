@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
-from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.normal import Normal
 from dovetail.grammar.spec.weaken import leave_out
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
+from dovetail.sdk.schemas import schema
 
 MAX_ROUNDS = 3
 """How often a schema from which something was left out is looked at again."""

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.contracts.grammar import Kind
-from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.advice import advice, hint
 from dovetail.grammar.spec.costly import costly_places
-from dovetail.grammar.spec.keywords import MEANING
 from dovetail.grammar.spec.normal.logic import types_of_value, values_of
 from dovetail.grammar.spec.normal.nodes import kinds_in_common, kinds_of
 from dovetail.grammar.spec.refusals import LATER, TOO_COMPLEX
 from dovetail.grammar.spec.route import Route
-from dovetail.grammar.spec.schema import escape
-from dovetail.grammar.spec.weaken import schemas_with_places
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.keywords import MEANING
+from dovetail.sdk.schemas.schema import escape
+from dovetail.sdk.schemas.structural import schemas_with_places
 
 MAX_PLACES = 3
 _WORDS = re.compile(r"[a-z]+[A-Z][A-Za-z]+|\b(?:pattern|regex|format|enum|const|not|if|contains|minimum|maximum)\b")

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.schema import escape
-from dovetail.grammar.spec.weaken import leave_out, schemas_with_places
+from dovetail.grammar.spec.weaken import leave_out
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.schema import escape
+from dovetail.sdk.schemas.structural import schemas_with_places
 
 MIN_WEIGHT = 500
 """What costs less is not to blame."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.limits import check_size, check_spec, nesting
 
 NAMES = ("response_format", "regex", "ebnf", "json_schema", "structural_tag", "structured_outputs")

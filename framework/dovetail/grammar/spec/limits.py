@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema, structural
-from dovetail.grammar.spec.references import check_references, may_refer
+from dovetail.sdk.schemas import schema, structural
+from dovetail.sdk.schemas.references import check_references, may_refer
 
 LIMITS = GrammarLimits()
 _IN_JSON = (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL)

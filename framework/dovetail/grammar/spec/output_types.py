@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 
 
 def fields_of(output_type: Any) -> Mapping[str, Any]:

@@ -20,9 +20,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.advice import advice
 from dovetail.grammar.spec.asking import Weakened, weakened
 from dovetail.grammar.spec.normal import Normal, normalize
@@ -30,6 +29,7 @@ from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.weaken import leave_out
 from dovetail.grammar.spec.wire import option_of
 from dovetail.messages import GrammarOption
+from dovetail.sdk.schemas import schema
 
 Enforcement = Literal["full", "approximate", "validate_only"]
 MAX_KEPT = 256

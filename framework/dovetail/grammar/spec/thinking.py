@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec, Markers, Messages, State
-from dovetail.errors import RequestError
 from dovetail.messages import MarkedThinking, Marker, MessageThinking, Thinking
 from dovetail.text.parsing.output import make_parser
 from dovetail.text.tokenizer.tokenizer import Tokenizer

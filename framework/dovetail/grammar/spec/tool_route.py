@@ -12,24 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import RequestError
 from dovetail.grammar.spec.asking import Weakened, weakened
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import EnforcementOption, Route, Router, ToolSchema, not_strict
-from dovetail.grammar.spec.schema import escape
 from dovetail.grammar.spec.unique.tags import Watched
-from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail.grammar.spec.wire import option_of
-from dovetail.text.tool_calls.presence import presences
-from dovetail.text.tool_calls.reply_grammar import answer_message, arguments_schema, chosen, other_messages
-from dovetail.text.tool_calls.schema_types import STRING, properties_of, schemas_by_tool, types_of
-from dovetail.text.tool_calls.tagged_values import DERIVED, tagged_value
+from dovetail.sdk.formats.presence import presences
+from dovetail.sdk.formats.reply_grammar import answer_message, arguments_schema, chosen, other_messages
+from dovetail.sdk.formats.schema_types import STRING, properties_of, schemas_by_tool, types_of
+from dovetail.sdk.formats.tagged_values import DERIVED, tagged_value
+from dovetail.sdk.schemas.schema import escape
+from dovetail.sdk.schemas.structural import schemas_with_places
 
 Tool = Mapping[str, Any]
 _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$defs"))

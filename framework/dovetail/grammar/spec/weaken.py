@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.errors import RequestError
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.keywords import MEANING
-from dovetail.grammar.spec.schema import escape
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.keywords import MEANING
+from dovetail.sdk.schemas.schema import escape
+from dovetail.sdk.schemas.structural import schemas_with_places
 
 R = TypeVar("R")
 COMPANIONS = {
@@ -83,22 +84,6 @@ def keywords_in(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
                 for key in node:
                     if (key in MEANING and key != "type") or key == "$ref":
                         yield f"{start}{pointer}/{escape(key)}", key
-
-
-def schemas_with_places(root: Any, *, but: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield pointer and value of every JSON schema in a structural grammar, but those of a style."""
-    stack: list[tuple[str, Any]] = [("", root)]
-    while stack:
-        pointer, node = stack.pop()
-        if isinstance(node, list):
-            stack += ((f"{pointer}/{index}", item) for index, item in enumerate(node))
-        elif isinstance(node, dict) and not (but and node.get("style") == but):
-            for key, value in node.items():
-                inner = f"{pointer}/{escape(key)}"
-                if key == "json_schema" or (key == "schema" and "begin" in node):
-                    yield inner, value
-                else:
-                    stack.append((inner, value))
 
 
 def weaken(spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float) -> tuple[R, tuple[str, ...]]:

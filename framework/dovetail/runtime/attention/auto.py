@@ -19,9 +19,9 @@ import torch
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.needs import unmet
 from dovetail.distribution import DISTRIBUTION
-from dovetail.errors import DovetailError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import hybrid

@@ -10,8 +10,8 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.needs import unserved
-from dovetail.errors import ModelError, PluginError
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO

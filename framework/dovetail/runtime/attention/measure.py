@@ -33,9 +33,9 @@ from torch import Tensor
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.config import LayerSpec, ModelConfig
-from dovetail.layers.attention import attend, attend_qkv
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.kernels.spare import records
+from dovetail.sdk.layers.attention import attend, attend_qkv
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 MAX_LAYERS = 10_000
 """No checkpoint has a tenth of it; specs of so many are made within a second."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.runtime.checkpoint.claims import OTHER_PARTS
 from dovetail.runtime.checkpoint.config_numbers import check_numbers, check_switches
 

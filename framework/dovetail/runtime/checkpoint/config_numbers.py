@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.contracts.cache import Chunk, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 SPELLED_OUT = ("true", "false", "yes", "no")
 POSITIVE_OF_ROPES = ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow")

@@ -12,23 +12,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dovetail.contracts.checkpoint import TensorHeader
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.quantization import Conversion, FileTensor
-from dovetail.errors import ModelError, PluginError
 from dovetail.gguf.reader import gguf_of
-from dovetail.layers.scratch import SCRATCH
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.gguf import GgufTensors
 from dovetail.runtime.checkpoint.mapped import MappedFiles
-from dovetail.runtime.checkpoint.weight_size import TensorHeader
-from dovetail.runtime.hf_config import some
+from dovetail.sdk.checkpoint import NAMES, dtype_name
+from dovetail.sdk.config import some
+from dovetail.sdk.quantization.scratch import SCRATCH
 
-NAMES = {
-    **{torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"},
-    **{torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"},
-}
-"""How safetensors calls dtypes that a conversion may make."""
 DTYPES = {
-    **{name: dtype for dtype, name in NAMES.items()},
+    **{name: getattr(torch, dtype) for dtype, name in NAMES.items()},
     **{"F64": torch.float64, "I64": torch.int64, "I16": torch.int16, "BOOL": torch.bool, "C64": torch.complex64},
     **{"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64},
     **{"F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu},
@@ -230,7 +226,7 @@ def _checked(conversion: Conversion, made: Mapping[str, Tensor], experts: range 
     Raises:
         PluginError: It is something else than was said.
     """
-    got = {name: FileTensor(name, NAMES.get(tensor.dtype, "?"), tuple(tensor.shape)) for name, tensor in made.items()}
+    got = {name: FileTensor(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in made.items()}
     want = {result.name: result._replace(path="", inputs=0) for result in conversion.results}
     if experts is not None:
         want = {name: each._replace(shape=(len(experts), *each.shape[1:])) for name, each in want.items()}

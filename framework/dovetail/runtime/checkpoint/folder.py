@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
+from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import object_if_there, read_object
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
 from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
-from dovetail.runtime.checkpoint.weight_size import TensorHeader, dense_numel, has_own_head, headers_of
-from dovetail.runtime.hf_config import architecture, dense_config, modules_of, quant_method, read_config
+from dovetail.runtime.checkpoint.weight_size import has_own_head, headers_of
+from dovetail.runtime.hf_config import architecture, modules_of, quant_method, read_config
+from dovetail.sdk.checkpoint import dense_numel
+from dovetail.sdk.config import dense_config
 
 logger = logging.getLogger(__name__)
 INT_BITS = 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 
 
 class MappedFiles:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from dovetail.errors import ModelError
-from dovetail.runtime.hf_config import some
+from dovetail.contracts.errors import ModelError
+from dovetail.sdk.config import some
 
 logger = logging.getLogger(__name__)
 MARK = ".dovetail-partial"

@@ -11,19 +11,20 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear, Parallel
 from dovetail.contracts.model import ModelPlugin, WeightRule
 from dovetail.contracts.quantization import FileTensor, Quantization, Stored, StoredTensor, Target
-from dovetail.errors import ModelError, PluginError
-from dovetail.layers.plain import PLAIN
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.checkpoint.weights import model_layers
-from dovetail.runtime.hf_config import quantization_config, some
+from dovetail.runtime.hf_config import quantization_config
+from dovetail.sdk.config import some
+from dovetail.sdk.layers.plain import PLAIN
 
 logger = logging.getLogger(__name__)
 KIND = "quantization"

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import is_there, object_if_there, read_object
-from dovetail.runtime.hf_config import ADAPTER, adapter_alone, inside, some
+from dovetail.runtime.hf_config import ADAPTER, adapter_alone, inside
+from dovetail.sdk.config import some
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"

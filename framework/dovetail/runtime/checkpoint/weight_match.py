@@ -13,11 +13,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dovetail.contracts.checkpoint import TensorHeader
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.base import Layer, Slot
-from dovetail.runtime.checkpoint.weight_size import TensorHeader
-from dovetail.runtime.hf_config import some
+from dovetail.sdk.config import some
+from dovetail.sdk.layers.base import Layer, Slot
 
 Shape = tuple[int, ...]
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.blocks import PLAIN
 from dovetail.gguf.names import named_tensors
 from dovetail.gguf.reader import Gguf, gguf_of
 from dovetail.model_files import check_is_file
-from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
-from dovetail.runtime.hf_config import ITEM_BYTES, some
+from dovetail.runtime.checkpoint.weight_files import WeightFiles
+from dovetail.sdk.checkpoint import dense_numel
+from dovetail.sdk.config import ITEM_BYTES, some
 
 PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 """Types of weights that are converted to the engine's."""
@@ -31,36 +32,6 @@ MAX_HEADER_BYTES = 64 << 20
 """Of a file: some 400,000 tensors."""
 COMPARED_BYTES = 4 << 20
 """Of two tensors, which are compared at a time."""
-
-
-class TensorHeader(NamedTuple):
-    """What a checkpoint's file says of one tensor before it is read."""
-
-    name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-    """As safetensors calls it: `BF16`, `F8_E4M3`, `I64`, `BOOL`."""
-    is_made: bool = False
-    """It is not in the file: a conversion makes it."""
-    start: int = 0
-    """Of its bytes in a safetensors file."""
-
-    @property
-    def num_bits(self) -> int:
-        """Size of an item."""
-        digits = "".join(takewhile(str.isdecimal, self.dtype.lstrip("BFIU")))
-        return int(digits) if digits else 8
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in the file."""
-        return prod(self.shape) * self.num_bits // 8
-
-    @property
-    def is_floating_point(self) -> bool:
-        """Whether its numbers have a fraction."""
-        return self.dtype.startswith(("F", "BF"))
 
 
 class WeightSize(NamedTuple):
@@ -111,20 +82,11 @@ def weight_size(
     return WeightSize(numel * item + packed + extra, extra)
 
 
-def checkpoint_headers(folder: Path) -> list[TensorHeader]:
-    """Return the headers of all tensors of a checkpoint, file by file.
-
-    Raises:
-        ModelError: The checkpoint cannot be read, or a file lacks tensors that the index says it has.
-    """
-    return headers_of(folder, weight_files(folder))
-
-
 def headers_of(folder: Path, files: WeightFiles) -> list[TensorHeader]:
     """Return the headers of all tensors of a checkpoint's files.
 
     Raises:
-        ModelError: As `checkpoint_headers`.
+        ModelError: The checkpoint cannot be read, or a file lacks tensors that the index says it has.
     """
     if (gguf := gguf_of(folder)) is not None:
         return gguf_headers(gguf)
@@ -217,15 +179,3 @@ def gguf_headers(gguf: Gguf) -> list[TensorHeader]:
         shape = named.shape if place.kind in PLAIN else (*named.shape[:-1], place.row_bytes)
         found.append(TensorHeader(named.name, place.file, shape, place.kind))
     return found
-
-
-def dense_numel(config: ModelConfig) -> int:
-    """Count the parameters as the plugin says, else as a dense decoder's with a gated MLP, without biases."""
-    if config.num_params is not None:
-        return config.num_params
-    hidden = config.hidden_size
-    keys = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.qk_dim for spec in config.layers)
-    values = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.v_dim for spec in config.layers)
-    layer = 3 * hidden * config.intermediate_size + 2 * hidden
-    tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return hidden * (keys + values) + config.num_layers * layer + tables + hidden

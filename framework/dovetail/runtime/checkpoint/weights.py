@@ -14,16 +14,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.model import SelfLoading, WeightRule
-from dovetail.errors import ModelError, PluginError
-from dovetail.layers.base import Layer
-from dovetail.layers.scratch import SCRATCH
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weight_match import Move, match_weights
-from dovetail.runtime.hf_config import some
+from dovetail.sdk.checkpoint import is_finite
+from dovetail.sdk.config import some
+from dovetail.sdk.layers.base import Layer
+from dovetail.sdk.quantization.scratch import SCRATCH
 
 MAX_THREADS = 8
 """That fill layers, each of which holds one layer's files in memory."""
@@ -38,7 +39,8 @@ def load_checkpoint(model: nn.Module, rules: Sequence[WeightRule], source: Check
         ModelError: As `load_weights`.
     """
     if isinstance(model, SelfLoading):
-        model.load_checkpoint(source.folder if isinstance(source, Checkpoint) else source)
+        read = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+        model.load_checkpoint(read.folder, read.headers)
     else:
         load_weights(model, rules, source)
 
@@ -170,16 +172,6 @@ def _place(layer: Layer, move: Move, checkpoint: Checkpoint, device: torch.devic
         if experts is not None:
             checkpoint.release((name,), experts)
     return finite
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a floating-point tensor has neither NaN nor infinities; narrower formats than 16 bits are not looked at.
-
-    The smallest and the largest number are the cheapest look: NaN is passed on, and nothing is written.
-    """
-    if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
-        return True
-    return all(bool(end.isfinite()) for end in tensor.aminmax())
 
 
 def fill_dummy(model: nn.Module, seed: int = 0) -> None:

@@ -7,7 +7,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.settings import EngineSettings
 
 LIBRARY = "libcuda.so.1"

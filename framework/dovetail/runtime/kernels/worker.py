@@ -25,7 +25,7 @@ REPLIES = 3
 
 
 CORE = (
-    "dovetail.layers.ops",
+    "dovetail.sdk.layers.ops",
     "dovetail.runtime.graphs.step_triton",
     "dovetail.runtime.sampling.adjust_triton",
     "dovetail.runtime.sampling.draw_triton",

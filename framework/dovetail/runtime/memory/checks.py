@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 from dovetail.settings import EngineSettings
 
 EQUAL = 0.9

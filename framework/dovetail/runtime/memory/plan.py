@@ -30,12 +30,12 @@ from typing import Any, Literal
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import unserved
-from dovetail.errors import ConfigError, ModelError
 from dovetail.messages.step import PrefillGraph
-from dovetail.runtime.hf_config import ITEM_BYTES
 from dovetail.runtime.memory.checks import check_settings, gib
 from dovetail.runtime.memory.prefill_sizes import sizes
+from dovetail.sdk.config import ITEM_BYTES
 from dovetail.settings import EngineSettings
 
 STATIC_FRACTION = 0.88

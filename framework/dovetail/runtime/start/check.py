@@ -10,10 +10,10 @@ import torch
 
 from dovetail.contracts.cache import Recurrent
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.layers import LayerFactory
 from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import Target
-from dovetail.errors import ConfigError, ModelError
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.attention.backends import Chosen, choose_backends, find_device

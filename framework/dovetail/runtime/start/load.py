@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM
-from dovetail.errors import PluginError
 from dovetail.runtime.checkpoint.weights import fill_dummy, load_checkpoint
 from dovetail.runtime.start.check import Checked
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

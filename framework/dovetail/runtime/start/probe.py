@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.errors import ConfigError, PluginError, described
+from dovetail.contracts.errors import ConfigError, PluginError, described
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, StepInput, no_ints
 from dovetail.plugins.loader import describe

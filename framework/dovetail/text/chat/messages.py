@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.text.tokenizer.tokenizer import check_text
 
 ArgumentsFormat = Literal["object", "string"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from dovetail.errors import ModelError, RequestError
+from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.text.chat.budget import FULL, INLINE, PROBE, Limits, TemplateLimitError
 from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
 from dovetail.text.chat.moment import begin_render, one_moment

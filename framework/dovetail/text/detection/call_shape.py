@@ -21,9 +21,7 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody, ToolFormat
-from dovetail.text.chat.template import common_len
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tool_calls.call_grammar import (
+from dovetail.sdk.formats.call_grammar import (
     Node,
     Tool,
     calls_grammar,
@@ -32,10 +30,12 @@ from dovetail.text.tool_calls.call_grammar import (
     name_of,
     tagged_arguments,
 )
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.tags import Tags, plain_key
+from dovetail.text.chat.template import common_len
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls
-from dovetail.text.tool_calls.tags import Tags, plain_key
 
 NAMES = ("dovetail_alpha", "dovetail_beta")
 KEYS = ("dovetail_key_one", "dovetail_key_two", "dovetail_key_three")

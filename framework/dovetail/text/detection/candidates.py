@@ -24,10 +24,10 @@ from functools import cached_property
 from typing import Any
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import RequestError
 from dovetail.plugins.clues import score_of
 from dovetail.plugins.loader import describe, import_planned
 from dovetail.plugins.plan import as_planned

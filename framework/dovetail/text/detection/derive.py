@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec, Markers, TemplateView
-from dovetail.errors import RequestError
 from dovetail.text.chat.moment import one_moment
 from dovetail.text.chat.template import ChatTemplate, RenderedChat, common_len
 from dovetail.text.detection.call_shape import FIRST, NAMES, SECOND, CallShape, read_shape

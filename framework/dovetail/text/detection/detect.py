@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
-from dovetail.errors import PluginError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import AUTO, as_planned, by_name

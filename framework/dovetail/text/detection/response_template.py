@@ -26,8 +26,8 @@ from typing import Any
 import regex
 
 from dovetail.contracts.output import Markers, NewCall, ToolBody
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.text.detection.call_shape import CallShape, Tools
-from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.regions import Edge, MakeBody, Part, Region, Regions
 from dovetail.text.tool_calls.region_calls import Content, Form, HeldCall, ParsedCalls
 

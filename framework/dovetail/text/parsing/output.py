@@ -30,11 +30,11 @@ from dovetail.contracts.output import (
     State,
     ToolStart,
 )
+from dovetail.sdk.formats.layout import ReplyPhase, Role, compile_layout
+from dovetail.sdk.formats.machine import IncrementalParser, new_call_id
+from dovetail.sdk.formats.place import SIGNS, Place
+from dovetail.sdk.formats.plain import Plain
 from dovetail.text.parsing.aside import Aside
-from dovetail.text.parsing.layout import ReplyPhase, Role, compile_layout
-from dovetail.text.parsing.machine import IncrementalParser, new_call_id
-from dovetail.text.parsing.place import SIGNS, Place
-from dovetail.text.parsing.plain import Plain
 from dovetail.text.parsing.reply import Folded, ToolCall, fold
 from dovetail.text.parsing.sections import CALLING, SectionParser
 from dovetail.text.tokenizer.tokenizer import Tokenizer

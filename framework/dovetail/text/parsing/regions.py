@@ -37,10 +37,10 @@ from dovetail.contracts.output import (
     ToolFormat,
     ToolStart,
 )
-from dovetail.text.parsing.layout import ReplyPhase, make_layout
-from dovetail.text.parsing.machine import IncrementalParser, new_call_id
+from dovetail.sdk.formats.detokenizer import Detokenizer
+from dovetail.sdk.formats.layout import ReplyPhase, make_layout
+from dovetail.sdk.formats.machine import IncrementalParser, new_call_id
 from dovetail.text.parsing.stop_regex import Credit, TooSlowError
-from dovetail.text.tokenizer.detokenizer import Detokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger("dovetail.text")

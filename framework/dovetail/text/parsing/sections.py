@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from dovetail.contracts.output import Event, FormatSpec, Malformed, ToolArgs, ToolBody, ToolEvent, ToolStart
-from dovetail.text.parsing.layout import FormatLayout, ReplyPhase, Role
-from dovetail.text.parsing.machine import IncrementalParser
-from dovetail.text.parsing.place import Place
+from dovetail.sdk.formats.layout import FormatLayout, ReplyPhase, Role
+from dovetail.sdk.formats.machine import IncrementalParser
+from dovetail.sdk.formats.place import Place
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 PIECE = 1024

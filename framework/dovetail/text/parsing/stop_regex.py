@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import regex
 
-from dovetail.errors import RequestError
-from dovetail.text.parsing.matcher import StopMatcher
+from dovetail.contracts.errors import RequestError
+from dovetail.sdk.formats.matcher import StopMatcher
 
 MAX_LEN = 512
 """Characters of an expression."""

@@ -22,7 +22,7 @@ from dovetail.contracts.output import (
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.messages import Finish, TokenDelta
-from dovetail.text.parsing.machine import IncrementalParser
+from dovetail.sdk.formats.machine import IncrementalParser
 from dovetail.text.parsing.output import ToolCall, make_parser
 from dovetail.text.parsing.stop_regex import make_stops
 from dovetail.text.tokenizer.tokenizer import Tokenizer

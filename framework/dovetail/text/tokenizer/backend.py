@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from dovetail.checkpoint.spm_model import FILE, FIX, spm_model
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import check_is_file
 from dovetail.panics import is_panic

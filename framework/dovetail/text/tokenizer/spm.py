@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 
 from dovetail.checkpoint.spm_model import BPE, FILE, FIX, SpmModel
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.model_files import object_if_there
 
 NORMAL, CONTROL, USER = 1, 3, 4

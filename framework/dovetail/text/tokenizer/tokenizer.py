@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import tokenizers
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
-from dovetail.errors import DovetailError, ModelError, RequestError
+from dovetail.contracts.errors import DovetailError, ModelError, RequestError
 from dovetail.panics import is_panic
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.backend import load_backend
@@ -94,7 +94,7 @@ class Tokenizer:
         fill_in: How the model is asked for what stands between two texts; None: it was not trained for it.
         pieces: Text of a token by id, None where its bytes are not whole characters. For hot loops.
         bytes_table: Bytes of a token by id. For hot loops.
-        plain: Tables of `dovetail.text.parsing.plain`, by what they are for.
+        plain: Tables of `dovetail.sdk.formats.plain`, by what they are for.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, files: TokenizerFiles | None = None) -> None:

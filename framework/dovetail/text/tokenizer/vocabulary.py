@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from dovetail.errors import ModelError
+from dovetail.contracts.errors import ModelError
 from dovetail.text.tokenizer.expressions import is_linear
 
 

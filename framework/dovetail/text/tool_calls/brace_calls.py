@@ -17,9 +17,9 @@ from functools import lru_cache
 from typing import Any
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.parsing.matcher import matcher
-from dovetail.text.tool_calls.headed_calls import MAX_CUT_HEAD, MAX_HEAD, is_half_a_head
-from dovetail.text.tool_calls.schema_types import (
+from dovetail.sdk.formats.json_text import MAX_CUT_HEAD
+from dovetail.sdk.formats.matcher import matcher
+from dovetail.sdk.formats.schema_types import (
     PYTHON_WORDS,
     cut_text,
     properties_of,
@@ -28,6 +28,7 @@ from dovetail.text.tool_calls.schema_types import (
     types_of,
     value_text,
 )
+from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
 
 _OPENS = re.compile(r'\s*"')
 _STOP = re.compile(r'["\\]')

@@ -17,14 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from dovetail.contracts.output import NewCall, ToolArgs, ToolEnd, ToolEvent
-from dovetail.text.parsing.matcher import matcher
-from dovetail.text.tool_calls.json_text import JsonText
+from dovetail.sdk.formats.json_text import MAX_CUT_HEAD, JsonText
+from dovetail.sdk.formats.matcher import matcher
 from dovetail.text.tool_calls.marked_calls import MarkedCalls
 
 MAX_HEAD = 512
 """Characters of the longest head; longer text is no call."""
-MAX_CUT_HEAD = 96
-"""Characters of the longest head that is not shown where the output was cut short in it."""
 FENCE = "```"
 
 Head = tuple[str, str | None]

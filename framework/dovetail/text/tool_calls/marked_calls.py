@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent, ToolStart
-from dovetail.text.parsing.matcher import Matcher
-from dovetail.text.parsing.place import Place
+from dovetail.sdk.formats.matcher import Matcher
+from dovetail.sdk.formats.place import Place
 
 BROKEN = "broken"
 """Where a reader is that found text which no call explains: it looks for the next call's mark."""

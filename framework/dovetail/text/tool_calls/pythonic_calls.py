@@ -21,9 +21,9 @@ from itertools import islice
 from typing import Any, Literal
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.tool_calls.headed_calls import MAX_CUT_HEAD
-from dovetail.text.tool_calls.python_literals import literal_json
-from dovetail.text.tool_calls.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
+from dovetail.sdk.formats.json_text import MAX_CUT_HEAD
+from dovetail.sdk.formats.python_literals import literal_json
+from dovetail.sdk.formats.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _KEYWORD = re.compile(r"\s*([^\W\d][\w.\-]*)\s*=(?!=)(.*)", re.DOTALL)

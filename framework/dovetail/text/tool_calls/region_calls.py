@@ -17,8 +17,8 @@ from typing import Any
 import regex
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.tool_calls.json_text import JsonText
-from dovetail.text.tool_calls.schema_types import properties_of, schemas_by_tool, types_of, value_text
+from dovetail.sdk.formats.json_text import JsonText
+from dovetail.sdk.formats.schema_types import properties_of, schemas_by_tool, types_of, value_text
 
 TIMEOUT_S = 0.1
 """For the expressions that read one call."""

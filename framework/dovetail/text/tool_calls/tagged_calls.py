@@ -24,10 +24,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent
-from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
-from dovetail.text.tool_calls.json_text import Quotes
-from dovetail.text.tool_calls.marked_calls import MarkedCalls
-from dovetail.text.tool_calls.schema_types import (
+from dovetail.sdk.formats.json_text import Quotes
+from dovetail.sdk.formats.schema_types import (
     CONTAINERS,
     STRING,
     cut_text,
@@ -37,7 +35,9 @@ from dovetail.text.tool_calls.schema_types import (
     types_of,
     value_text,
 )
-from dovetail.text.tool_calls.tags import CDATA_START, Tags, followers, matchers, not_plain
+from dovetail.sdk.formats.tags import CDATA_START, Tags, followers, matchers, not_plain
+from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
+from dovetail.text.tool_calls.marked_calls import MarkedCalls
 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")

@@ -19,9 +19,8 @@ import msgspec
 import zmq
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.contracts import CacheEvent, CacheObserver
-from dovetail.errors import ConfigError
-from dovetail.plugins import ProcessContext, hookimpl
+from dovetail.contracts import CacheEvent, CacheObserver, ProcessContext, hookimpl
+from dovetail.contracts.errors import ConfigError
 from dovetail_backends.kv_events.blocks import AllBlocksCleared, BlockNames, EventBatch
 
 logger = logging.getLogger("dovetail.kv_events")

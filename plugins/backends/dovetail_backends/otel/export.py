@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -19,8 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-import dovetail
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 logger = logging.getLogger("dovetail.otel")
 Protocol = Literal["grpc", "http/protobuf"]
@@ -74,7 +74,7 @@ def make_provider(options: OtelOptions, exporter: SpanExporter | None = None) ->
         ConfigError: An exporter cannot be made of the options and the environment.
     """
     name = options.service_name or os.environ.get("OTEL_SERVICE_NAME") or "dovetail"
-    resource = Resource.create({"service.name": name, "service.version": dovetail.__version__})
+    resource = Resource.create({"service.name": name, "service.version": version("dovetail-llm")})
     for noisy in ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal"):
         logging.getLogger(noisy).setLevel(
             logging.CRITICAL

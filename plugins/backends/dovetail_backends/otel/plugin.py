@@ -6,7 +6,7 @@ import sys
 
 from opentelemetry.sdk.trace import TracerProvider
 
-from dovetail.plugins import ProcessContext, hookimpl
+from dovetail.contracts import ProcessContext, hookimpl
 from dovetail_backends.otel.export import OtelOptions, close, make_provider
 from dovetail_backends.otel.spans import Tracer
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TypeVar
 
 from opentelemetry.context import Context
@@ -23,7 +24,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-import dovetail
 from dovetail.contracts import ChoiceTimes, HttpEnd, HttpStart, RequestEnd, RequestObserver, RequestStart
 
 MAX_OPEN = 20_000
@@ -63,7 +63,7 @@ class Tracer(RequestObserver):
 
     def __init__(self, provider: TracerProvider) -> None:
         """Draw into a provider."""
-        self._tracer = provider.get_tracer("dovetail", dovetail.__version__)
+        self._tracer = provider.get_tracer("dovetail", version("dovetail-llm"))
         self._propagator = TraceContextTextMapPropagator()
         self._http: OrderedDict[int, Http] = OrderedDict()
         self._open: OrderedDict[int, tuple[Span, RequestStart]] = OrderedDict()

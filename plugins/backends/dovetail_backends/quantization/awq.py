@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import Form, Int4
-from dovetail.layers.scratch import SCRATCH
-from dovetail.layers.words import exchange, slices
+from dovetail.sdk.quantization.forms import Form, Int4
+from dovetail.sdk.quantization.scratch import SCRATCH
+from dovetail.sdk.quantization.words import exchange, slices
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
 from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Form, Scaled, by_rows, looked_up, pairs_of, scaled
+from dovetail.sdk.quantization.forms import Form, Scaled, by_rows, looked_up, pairs_of, scaled
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import PLAIN, Module, Packed, Reads, grouped, written_out
 

@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Form, Int4, Scaled
+from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import MX_GROUP, by_rows, e2m1, scaled, stays_packed, wide
+from dovetail.sdk.quantization.forms import MX_GROUP, by_rows, e2m1, scaled, stays_packed, wide
 from dovetail_backends.quantization.modules import PLAIN, Module, as_scale, by_expert, written_out
 
 NV_GROUP = 16

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import FP8_GROUP, Form, Scaled
+from dovetail.sdk.quantization.forms import FP8_GROUP, Form, Scaled
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import (
     MADE,

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.errors import ModelError
 from dovetail.gguf.blocks import BY_NAME
 from dovetail.gguf.blocks import PLAIN as PLAIN_TYPES
 from dovetail.gguf.config import METHOD
-from dovetail.layers.packed_forms import Form, in_chunks, stays_packed
-from dovetail.layers.words import exchange, swap
+from dovetail.sdk.quantization.forms import Form, in_chunks, stays_packed
+from dovetail.sdk.quantization.words import exchange, swap
 from dovetail_backends.quantization.gguf_blocks import READERS, halves, numbers
 from dovetail_backends.quantization.keys import known
 from dovetail_backends.quantization.modules import NAMES, Packed, Reads, by_expert

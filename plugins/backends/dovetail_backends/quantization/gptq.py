@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Form, Int4, Scaled
+from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
 from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import TUNING, known

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import Form
-from dovetail.layers.packed_forms import Int4 as Int4Form
+from dovetail.sdk.quantization.forms import Form
+from dovetail.sdk.quantization.forms import Int4 as Int4Form
 from dovetail_backends.quantization.modules import MADE, Packed, Reads
 from dovetail_backends.quantization.on_load import int4_of, quantised
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import Form, Scaled
+from dovetail.sdk.quantization.forms import Form, Scaled
 from dovetail_backends.quantization.compressed_tensors import METHOD, CompressedTensors
 from dovetail_backends.quantization.modules import MADE, Reads
 from dovetail_backends.quantization.on_load import quantised, rows_of

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import affine, by_rows, in_chunks, looked_up, pairs_of, stays_packed
-from dovetail.layers.words import nibbles_of, reordered, words_of
+from dovetail.sdk.quantization.forms import affine, by_rows, in_chunks, looked_up, pairs_of, stays_packed
+from dovetail.sdk.quantization.words import nibbles_of, reordered, words_of
 from dovetail_backends.quantization.modules import Module, written_out
 
 NUMBERS = 16

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers.packed_forms import Form
+from dovetail.sdk.quantization.forms import Form
 from dovetail_backends.quantization.fp4 import nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known

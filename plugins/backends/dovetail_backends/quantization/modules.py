@@ -14,11 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import LayerFactory
 from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Target
-from dovetail.errors import ModelError
-from dovetail.layers.packed import PackedFactory
-from dovetail.layers.packed_forms import Form, Scaled, exponents, stays_packed
+from dovetail.sdk.layers.packed import PackedFactory
+from dovetail.sdk.quantization.forms import Form, Scaled, exponents, stays_packed
 
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 PLAIN = ("BF16", "F16", "F32")

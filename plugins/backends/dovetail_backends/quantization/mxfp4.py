@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.layers import packed_forms
+from dovetail.sdk.quantization import forms as packed_forms
 from dovetail_backends.quantization.fp4 import mxfp4
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor
-from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import Form, Int4, Scaled
-from dovetail.runtime.checkpoint.files import NAMES
+from dovetail.sdk.checkpoint import dtype_name
+from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail_backends.quantization.modules import PLAIN
 
 GROUPS = (128, 64, 32)
@@ -58,7 +58,7 @@ def packed(name: str, tensor: FileTensor, form: Form) -> Conversion:
         return {suffixes[part]: made.contiguous() for part, made in form.quantise(sources[name]).items()}
 
     results = tuple(
-        FileTensor(suffixes[part], NAMES[dtype], (tensor.shape[0], tensor.inputs // granule), tensor.path)
+        FileTensor(suffixes[part], dtype_name(dtype), (tensor.shape[0], tensor.inputs // granule), tensor.path)
         for part, (dtype, granule) in wanted.items()
     )
     return Conversion((name,), results, convert, "matrices quantised while they are read")

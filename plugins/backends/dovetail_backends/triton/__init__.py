@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.cache.quantized import as_bytes
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import UnsupportedError
 from dovetail.contracts.needs import AttentionCaps
-from dovetail.errors import UnsupportedError
+from dovetail.sdk.cache import as_bytes
 from dovetail_backends.triton import latent
 from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
 from dovetail_backends.triton.extend import FIXED_ROWS, extend

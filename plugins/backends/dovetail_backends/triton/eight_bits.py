@@ -1,4 +1,4 @@
-"""Numbers of a cache in 8 bits as kernels write and read them: `dovetail.cache.quantized` says what they stand for.
+"""Numbers of a cache in 8 bits as kernels write and read them: `dovetail.sdk.cache` says what they stand for.
 
 A number is read as its share of `UNIT`, exactly, in the dtype of the queries, and scales, times `UNIT`, are applied to
 scores and to weights. Of e4m3, sign, exponent and mantissa are moved to where bfloat16 or float16 has its own, which
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dovetail.layers.ops.pdl import interpreted
+from dovetail.sdk.layers.ops.pdl import interpreted
 
 UNIT_E4M3: tl.constexpr = tl.constexpr(256.0)
 UNIT_INT8: tl.constexpr = tl.constexpr(128.0)

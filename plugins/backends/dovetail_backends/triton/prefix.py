@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.layers.ops.pdl import launch_options
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments
 from dovetail_backends.triton.tiles import capped, load_whole, of_values, rotated

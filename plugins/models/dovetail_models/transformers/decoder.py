@@ -6,6 +6,7 @@ queries, keys and values to the step's backend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.layers import ops
-from dovetail.layers.attention import attend
-from dovetail.layers.base import Layer
-from dovetail.layers.linear import can_prepack, packed_linear, prepack
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.attention import attend
+from dovetail.sdk.layers.base import Layer
+from dovetail.sdk.layers.linear import can_prepack, packed_linear, prepack
 from dovetail_models.transformers.loading import load
 from dovetail_models.transformers.mixers import bound_steps, cache_parameter, fold_requests
 from dovetail_models.transformers.plugin import config_of
@@ -171,10 +173,10 @@ class TransformersDecoder(nn.Module):
         logits: Tensor = self.head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
 
-    def load_checkpoint(self, folder: Path) -> None:
+    def load_checkpoint(self, folder: Path, headers: Sequence[TensorHeader]) -> None:
         """Read the weights as transformers does, and see that every one is there, used and finite."""
         del self.body, self.head  # their memory is needed
-        self._adopt(load(folder, config_of(self._hf), self._ctx, NAME))
+        self._adopt(load(folder, headers, config_of(self._hf), self._ctx, NAME))
         for module in self.modules():
             if isinstance(module, Layer):
                 module.finalize()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,22 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
+from dovetail.contracts.checkpoint import TensorHeader
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
-from dovetail.errors import ModelError
-from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers
-from dovetail.runtime.checkpoint.weights import is_finite
-from dovetail.runtime.hf_config import some
+from dovetail.sdk.checkpoint import is_finite
+from dovetail.sdk.config import some
 
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 """A tensor of one expert."""
 
 
-def load(folder: Path, config: Any, ctx: BuildContext, attention: str) -> Any:
+def load(folder: Path, headers: Sequence[TensorHeader], config: Any, ctx: BuildContext, attention: str) -> Any:
     """Return transformers' model with the folder's weights, on the context's device.
 
     Raises:
         ModelError: Weights are missing, surplus, misshapen or not finite; all are named, with their files.
     """
-    headers = checkpoint_headers(folder)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,

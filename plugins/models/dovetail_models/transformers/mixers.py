@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import CacheTensor
-from dovetail.layers.recurrent import State, recur
+from dovetail.sdk.layers.recurrent import State, recur
 
 PARAMETERS = ("cache", "cache_params", "past_key_values")
 """What `forward` calls the cache: the first since transformers 5.24."""

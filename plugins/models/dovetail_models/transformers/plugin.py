@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig, RopeConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
-from dovetail.errors import ModelError
-from dovetail.layers.plain import PLAIN
-from dovetail.runtime.hf_config import checkpoint_dtype
+from dovetail.sdk.config import checkpoint_dtype
+from dovetail.sdk.layers.plain import PLAIN
 
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
-from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
+from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.harmony import MESSAGES_AND_CALLS, TAGS
 from dovetail_parsers.tools.gpt_oss import GptOss
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 _KEY = re.compile(r"(.*?)\"(?:\s+string=\"(true|false)\")?\s*", re.DOTALL)

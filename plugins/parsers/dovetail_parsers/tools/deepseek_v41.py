@@ -17,7 +17,7 @@ Defined by the encoding of deepseek-ai/DeepSeek-V4.1-Flash.
 
 from __future__ import annotations
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.deepseek_v32 import DeepSeekV32, read_key
 
 

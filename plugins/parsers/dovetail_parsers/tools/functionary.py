@@ -18,8 +18,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.tool_calls.call_grammar import Node, calls_grammar, json_arguments, name_of, sequence
-from dovetail.text.tool_calls.reply_grammar import Tools
+from dovetail.sdk.formats.call_grammar import Node, calls_grammar, json_arguments, name_of, sequence
+from dovetail.sdk.formats.reply_grammar import Tools
 from dovetail_parsers.functionary import ALL, FunctionaryParser, Known
 
 

@@ -17,7 +17,7 @@ Defined by the `chat_template` of ai-sage/GigaChat3.5.
 
 from __future__ import annotations
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.deepseek_v32 import DeepSeekV32, read_key
 
 

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.tags import Tags
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls
-from dovetail.text.tool_calls.tags import Tags
 
 TAGS = Tags(key=("<arg_key>", "</arg_key>"), value_start="<arg_value>", value_end="</arg_value>")
 

@@ -18,8 +18,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
-from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
+from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.harmony import MESSAGES_AND_CALLS, Arguments, HarmonyParser
 
 

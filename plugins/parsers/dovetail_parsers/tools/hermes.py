@@ -26,8 +26,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tool_calls.reply_grammar import json_calls_grammar
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.reply_grammar import json_calls_grammar
 
 
 class Hermes(ToolParser):

@@ -21,7 +21,7 @@ import re
 from typing import ClassVar
 
 from dovetail.contracts.output import TemplateView
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 _WORD = re.compile(r"<tool_calls(:\w+)>")

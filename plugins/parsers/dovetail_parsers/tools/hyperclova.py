@@ -17,8 +17,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
+from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail_parsers.hyperclova import CALLS, END, ROLE, START, THINKING, HyperClovaParser
 
 THOUGHT = {

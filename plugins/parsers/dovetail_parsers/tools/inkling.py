@@ -16,9 +16,9 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
-from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
+from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.inkling import CALL, MESSAGES, InklingParser
 
 

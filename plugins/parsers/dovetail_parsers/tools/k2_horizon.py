@@ -18,10 +18,10 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.tags import Tags
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls
-from dovetail.text.tool_calls.tags import Tags
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.per_call import PerCall
 from dovetail_parsers.tools.sections import Section

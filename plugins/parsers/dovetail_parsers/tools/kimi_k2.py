@@ -20,7 +20,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
+from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 
 _HEAD = re.compile(r"(?:functions\.)?([\w.:/\-]+?)(?::\d+)?")

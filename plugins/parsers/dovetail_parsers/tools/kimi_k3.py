@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 _NAME = re.compile(r'([^"]*)"?(?:\s+index="\d*")?\s*')

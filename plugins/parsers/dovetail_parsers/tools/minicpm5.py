@@ -12,7 +12,7 @@ Defined by the `chat_template` of openbmb/MiniCPM5-1B.
 
 from __future__ import annotations
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 

@@ -24,11 +24,11 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.parsing.place import Place
-from dovetail.text.tool_calls.call_grammar import Node, calls_grammar, element_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Node, calls_grammar, element_arguments, name_of
+from dovetail.sdk.formats.json_text import Quotes
+from dovetail.sdk.formats.place import Place
+from dovetail.sdk.formats.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text
 from dovetail.text.tool_calls.headed_calls import is_half_a_head
-from dovetail.text.tool_calls.json_text import Quotes
-from dovetail.text.tool_calls.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text
 from dovetail_parsers.tools.sections import Section
 
 MARK = "]<]minimax[>["

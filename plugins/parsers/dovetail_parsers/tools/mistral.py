@@ -22,8 +22,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail_parsers.tools.either import Either
 

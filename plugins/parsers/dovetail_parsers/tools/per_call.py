@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.contracts.output import Malformed, ToolBody, ToolEvent
-from dovetail.text.parsing.matcher import matcher
-from dovetail.text.parsing.place import Place
+from dovetail.sdk.formats.matcher import matcher
+from dovetail.sdk.formats.place import Place
 
 
 class PerCall(ToolBody):

@@ -18,7 +18,7 @@ Defined by the `chat_template` of Qwen/Qwen3-Coder-480B-A35B-Instruct.
 
 from __future__ import annotations
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.parsing.without import Without
-from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.tags import Tags
+from dovetail.sdk.formats.without import Without
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls
-from dovetail.text.tool_calls.tags import Tags
 
 
 class Section(ToolParser):

@@ -15,7 +15,7 @@ Defined by the `chat_template` of ByteDance-Seed/Seed-OSS-36B-Instruct.
 
 from __future__ import annotations
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 

@@ -13,7 +13,7 @@ Defined by the `chat_template` of stepfun-ai/step3.
 
 from __future__ import annotations
 
-from dovetail.text.tool_calls.tags import Tags
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 

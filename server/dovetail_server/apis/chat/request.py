@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Tools
-from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis import fields
 from dovetail_server.apis.chat.schema import ChatRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Ids, Names, Prompt, Request, Text
-from dovetail.errors import RequestError
 from dovetail_server.apis import fields
 from dovetail_server.apis.completions.schema import CompletionRequest
 

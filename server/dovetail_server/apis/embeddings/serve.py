@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.processing.pairs import most_tokens
 from dovetail_server.apis.embeddings.schema import Embedding, EmbeddingRequest, Embeddings
 from dovetail_server.apis.pooled import generation_of, read_texts, run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Ids, JsonObject, Names, Prompt, Request, Text
-from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported
 from dovetail_server.apis import fields
 from dovetail_server.apis.generate.schema import ANY_MODEL, GenerateParams, GenerateRequest

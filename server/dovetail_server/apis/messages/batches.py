@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from pydantic import Field
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.messages.errors import error_body, status_of
 from dovetail_server.error_body import ErrorBody, ErrorDetail
 from dovetail_server.http.json_lines import one_line

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Sampling, Tools
-from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional, renamed, servable
 from dovetail_server.apis.messages.errors import NO_THREADS

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import PluginError, RequestError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.apis.responses import objects as ro

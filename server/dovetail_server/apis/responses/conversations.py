@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses.conversation_schema import missing, missing_item
 from dovetail_server.apis.responses.items import Item, item_id, new_response_id
 from dovetail_server.http.auth import Keys

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses.schema import (
     AdditionalToolsItem,
     ApplyPatchCallItem,

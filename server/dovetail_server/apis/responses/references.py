@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses.items import Item, decode_item, input_items, turn_items
 from dovetail_server.apis.responses.schema import CompactRequest, ResponsePrompt, item_kind
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
-from dovetail.errors import RequestError
 from dovetail.processing.refusals import wrong
 from dovetail_server import errors
 from dovetail_server.apis.fields import same_field

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.engine import RowMapping
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.apis.responses import objects as ro

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Dropped, JsonObject
-from dovetail.errors import RequestError
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional
 from dovetail_server.apis.responses import calls

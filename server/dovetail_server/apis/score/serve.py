@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dovetail.errors import RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.messages import SamplingParams, Submit, TokenLogprob
 from dovetail.processing.sampling import check_token_ids
 from dovetail.text.parsing.stream import OutputStream

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat
-from dovetail.errors import RequestError
 from dovetail.processing.prompts import chat_prompt
 from dovetail.processing.sampling import check_token_ids
 from dovetail_server.apis.fields import same_field

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from dovetail.errors import DovetailError
+from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
@@ -132,7 +132,7 @@ def find(registry: Registry, name: str, kind: str | None) -> PluginRecord:
     Raises:
         PluginError: There is none, several kinds have the name, or it cannot be used.
     """
-    from dovetail.errors import PluginError
+    from dovetail.contracts.errors import PluginError
     from dovetail.plugins.kinds import split_qualified
 
     if kind is not None and kind not in KINDS:

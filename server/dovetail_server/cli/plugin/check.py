@@ -7,8 +7,9 @@ import argparse
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.plugins.scan import unmet_by_next
-from dovetail.testing import run_conformance
 from dovetail_server.cli.plugin import find, registry_of
+from dovetail_testing import run_conformance
+from dovetail_testing.private_names import private_imports
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,6 +23,9 @@ def run(args: argparse.Namespace) -> int:
         code = run_conformance(record.kind, record.name, {"plugin_class": import_planned(as_planned(record))})
     else:
         code = run_conformance(record.kind, record.qualified)
+        if found := private_imports(record):
+            what = ", ".join(found)
+            print(f"note: any release may break it: it imports {what}; use dovetail.contracts and dovetail.sdk")
         if why := unmet_by_next(record.distribution):
             print(f"note: Dovetail's next minor version would refuse it: {why}; leave the upper bound out")
     if record.kind == "api" and not code:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from dovetail.errors import DovetailError, PluginError
-from dovetail.plugins.contexts import CliCommand, CliCommands
+from dovetail.contracts.errors import DovetailError, PluginError
+from dovetail.contracts.hooks import CliCommand, CliCommands
 from dovetail.plugins.manager import HookManager
 from dovetail_server.cli.commands import COMMANDS, HELP, hint, usage
 from dovetail_server.cli.plugin import scan_as_configured

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError
 from itertools import groupby
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.files import add_file
 from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution
 from dovetail.plugins.lock import changed_files

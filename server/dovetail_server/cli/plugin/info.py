@@ -6,7 +6,7 @@ import argparse
 import inspect
 from typing import Any
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.clues import PARSERS
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.lock import DEFAULT_FILE, make_lock
 from dovetail_server.cli.plugin import scan_as_configured
 

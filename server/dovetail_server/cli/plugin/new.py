@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from dovetail import __version__
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins import Registry
 from dovetail.plugins.kinds import KINDS, PluginKind
 from dovetail.plugins.scan import MANIFEST_FILE

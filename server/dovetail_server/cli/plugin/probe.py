@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.loader import LoadedPlugins
 from dovetail.plugins.manager import HookManager
 from dovetail.plugins.plan import PluginPlan

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import KINDS, KIT_GROUP, normalise_distribution
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
-from dovetail.testing.site import FakeSite
+from dovetail_testing.site import FakeSite
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +102,7 @@ def _registered(project: dict[str, Any], site: Path) -> tuple[list[PluginRecord]
     problems = [f"{r.kind} {r.name!r} is {r.state.value}: {r.reason}" for r in records if not r.usable]
     problems += [line for line in registry.problems if line.startswith(f"{project['name']} ")]
     if records:
-        from dovetail.testing.own import unused_classes
+        from dovetail_testing.own import unused_classes
 
         problems += unused_classes(project["name"], records)
     return records, problems

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dovetail.grammar.spec import schema
-from dovetail.grammar.spec.keywords import CONTENT, MEANING, draft_of
 from dovetail.grammar.spec.normal import nodes
 from dovetail.grammar.spec.normal.already import is_normal
 from dovetail.grammar.spec.normal.rewrite import Rewriter
-from dovetail.grammar.spec.references import REFERENCES, References, Target
 from dovetail.grammar.spec.unique.places import unique_places
+from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.keywords import CONTENT, MEANING, draft_of
+from dovetail.sdk.schemas.references import REFERENCES, References, Target
 
 Node = dict[str, Any]
 MAX_GROWTH, MAX_ADDED = 4, 65536

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.normal.nodes import Finder, kinds_in_common, kinds_of
+from dovetail.sdk.schemas import schema
 
 Node = dict[str, Any]
 MAX_WAYS = 12

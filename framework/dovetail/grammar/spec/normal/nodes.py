@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import regex
 
-from dovetail.grammar.spec import expressions, schema
+from dovetail.sdk import expressions
+from dovetail.sdk.schemas import schema
 
 T = TypeVar("T")
 Node = dict[str, Any]

@@ -10,13 +10,13 @@ from dataclasses import replace
 from math import perm
 from typing import Any
 
-from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.normal import counts
 from dovetail.grammar.spec.normal.apart import Apart
 from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, has_repeats, is_closed, types_of_value, values_of
 from dovetail.grammar.spec.normal.names import Names
 from dovetail.grammar.spec.normal.nodes import Finder, Place, kinds_in_common, kinds_of
 from dovetail.grammar.spec.normal.unevaluated import Reader
+from dovetail.sdk.schemas import schema
 
 Node = dict[str, Any]
 MAX_OPTIONS = 24

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.grammar.bits import Words, ids_of, new_row
+from dovetail.sdk.masks import Words, ids_of, new_row
 
 SPACE = b" \t\r\n"
 _ACROSS = re.compile(rb'"\s*,\s*\S')

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.grammar.spec.schema import TYPES
+from dovetail.sdk.schemas.schema import TYPES
 
 MANY = 1 << 16
 _DEPTH = 6

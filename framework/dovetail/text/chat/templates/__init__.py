@@ -10,7 +10,7 @@ import difflib
 import os
 from pathlib import Path
 
-from dovetail.errors import ConfigError
+from dovetail.contracts.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 

@@ -1,0 +1,222 @@
+"""Tool calls as structural grammars, in the shape in which each format writes them.
+
+For `ToolParser.grammar`. `calls_grammar` puts calls together, alone or in one section; the functions below it write one
+call's arguments: as JSON, as tags around values, or as Python's keywords. What the grammar allows, the format's parser
+reads back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.sdk.formats.presence import presences
+from dovetail.sdk.formats.reply_grammar import arguments_schema, chosen
+from dovetail.sdk.formats.tagged_values import json_value, tagged_value
+from dovetail.sdk.formats.tags import CDATA_START, Tags
+
+Node = Mapping[str, Any]
+Tool = Mapping[str, Any]
+NOTHING: Node = {"type": "const_string", "value": ""}
+
+
+_KEYWORD = re.compile(r"[^\W\d][\w.\-]*")
+_BARE = re.compile(r"[^\s\"'{}\[\],:](?:[^\n\"'{}\[\],:]*[^\s\"'{}\[\],:])?")
+_ELEMENT = re.compile(r"[^\s<>/][^\s<>]*")
+"""Names that are read back as Python's keywords, before a colon, and in an element's tag."""
+
+
+def text(value: str) -> Node:
+    """Describe a fixed text."""
+    return {"type": "const_string", "value": value}
+
+
+def sequence(*elements: Node) -> Node:
+    """Describe parts that follow each other."""
+    return {"type": "sequence", "elements": [*elements]}
+
+
+def optional(node: Node) -> Node:
+    """Describe a part that may be missing."""
+    return {"type": "or", "elements": [node, NOTHING]}
+
+
+def name_of(tool: Tool) -> str:
+    """Return a tool's name."""
+    return str(tool["function"]["name"])
+
+
+def json_arguments(tool: Tool) -> Node:
+    """Describe a call's arguments as a JSON object."""
+    return {"type": "json_schema", "json_schema": arguments_schema(tool)}
+
+
+def calls_grammar(
+    tools: Sequence[Tool],
+    choice: Any,
+    parallel: bool,
+    call: Callable[[Tool], tuple[str, Node, str]],
+    *,
+    section: tuple[str, str] | None = None,
+    separator: str = "",
+    trigger: str,
+    before: Node | None = None,
+    instead: Node | None = None,
+) -> GrammarSpec:
+    """Describe the calls that a `tool_choice` allows.
+
+    Args:
+        tools: As OpenAI writes them.
+        choice: `auto`: free text in which calls may stand; else calls and nothing more.
+        parallel: Whether more than one call may be made.
+        call: What stands before a tool's arguments, the arguments, and what stands behind them.
+        section: What stands around all calls together, where the format has such markers.
+        separator: What stands between two calls.
+        trigger: What begins a call, or the section of calls, in free text.
+        before: What stands before the first call, where `choice` is not `auto`, or `instead` is given.
+        instead: What may stand in place of the calls where `choice` is `auto`, for formats whose calls do not stand in
+            free text.
+    """
+    tags = [
+        {"type": "tag", "begin": begin, "content": content, "end": end}
+        for begin, content, end in map(call, chosen(tools, choice))
+    ]
+    only_one = not parallel or isinstance(choice, Mapping)
+    run: dict[str, Any] = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": only_one,
+    }
+    node: Node = run if section is None else {"type": "tag", "begin": section[0], "content": run, "end": section[1]}
+    if choice == "auto" and instead is not None:
+        node = {"type": "or", "elements": [instead, node]}
+    elif choice == "auto":
+        tags = tags if section is None else [dict(node)]
+        node = {
+            "type": "triggered_tags",
+            "triggers": [trigger],
+            "tags": [{key: value for key, value in tag.items() if key != "type"} for tag in tags],
+            "stop_after_first": only_one or section is not None,
+        }
+    if before is not None and (choice != "auto" or instead is not None):
+        node = sequence(before, node)
+    return GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": node}))
+
+
+def tagged_arguments(
+    tool: Tool,
+    tags: Tags,
+    *,
+    key: Callable[[str, bool], str] | None = None,
+    behind_key: str = "",
+    behind_value: str = "\n",
+    section_end: str = "",
+) -> Node:
+    """Describe a call's arguments as tags: the declared ones, in the schema's order, those that are required at least.
+
+    Args:
+        tool: The tool.
+        tags: The format's.
+        key: Writes a key between its tags, told whether its value is a string; the key alone if not given.
+        behind_key: What stands between the key's tags and the value's, where the value has an opening tag.
+        behind_value: What stands behind the value's closing tag.
+        section_end: What stands behind all calls.
+    """
+    schema = arguments_schema(tool)
+    newline = "\n" if tags.newlines else ""
+    parts: dict[str, Node] = {}
+    properties = _properties(schema)
+    marks = [tags.value_end, tags.call_end, section_end, *(tags.key[0] + name for name in properties)]
+    marks += [text + name for text, meant in tags.spelled if meant == tags.key[0] for name in properties]
+    marks += [CDATA_START] if tags.cdata else []
+    for name, declared in properties.items():
+        found = tagged_value(declared, schema, tuple(filter(None, marks)))
+        is_string, value = found.is_string, found.node
+        shown = name if key is None else key(name, is_string)
+        is_read = (shown + tags.key[1]).find(tags.key[1]) == len(shown) and tags.read_key(shown)[0] == name
+        _check_name(tool, name, is_read=is_read)
+        begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
+        parts[name] = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
+    return _in_ways(parts, schema)
+
+
+def keyword_arguments(tool: Tool) -> Node:
+    """Describe a call's arguments as Python's keywords with JSON values, which the parser of Python calls reads too."""
+    schema = arguments_schema(tool)
+    items: dict[str, Node] = {}
+    for name, declared in _properties(schema).items():
+        _check_name(tool, name, is_read=_KEYWORD.fullmatch(name) is not None)
+        items[name] = sequence(text(f"{name}="), json_value(declared, schema))
+    return _in_ways(items, schema, ", ")
+
+
+def _in_ways(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str = "") -> Node:
+    """Describe arguments in each way in which the schema lets them stand together, with something between them."""
+    nodes = []
+    for way in presences(schema)[0]:
+        some = {name: node for name, node in items.items() if name not in way.absent}
+        if comma:
+            nodes.append(_joined(some, way.required, comma))
+        else:
+            parts = [node if name in way.required else optional(node) for name, node in some.items()]
+            nodes.append(sequence(*parts) if parts else NOTHING)
+    return nodes[0] if len(nodes) == 1 else {"type": "or", "elements": nodes}
+
+
+def _joined(items: Mapping[str, Node], needed: Set[str], comma: str) -> Node:
+    """Describe arguments with something between them: the required ones, then any of the others."""
+    required = [name for name in items if name in needed]
+    others = [name for name in items if name not in required]
+
+    def rest(names: Sequence[str]) -> list[Node]:
+        return [optional(sequence(text(comma), items[name])) for name in names]
+
+    if required:
+        first, *more = required
+        return sequence(items[first], *(sequence(text(comma), items[name]) for name in more), *rest(others))
+    ways = [sequence(items[name], *rest(others[at + 1 :])) for at, name in enumerate(others)]
+    return {"type": "or", "elements": [*ways, NOTHING]}
+
+
+def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
+    """Describe a call's arguments between braces: keys without quotes, strings between `quote`, else JSON."""
+    schema = arguments_schema(tool)
+    items = {}
+    for name, declared in _properties(schema).items():
+        _check_name(tool, name, is_read=_BARE.fullmatch(name) is not None)
+        found = tagged_value(declared, schema, (quote, section_end), is_quoted=True)
+        ways: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
+        if found.string is not None:
+            ways.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
+        items[name] = ways[0] if len(ways) == 1 else {"type": "or", "elements": ways}
+    return _in_ways(items, schema, ",")
+
+
+def element_arguments(tool: Tool, mark: str) -> Node:
+    """Describe a call's arguments as elements, each tag behind `mark`; values that are no strings are JSON."""
+    schema = arguments_schema(tool)
+    parts: dict[str, Node] = {}
+    for name, declared in _properties(schema).items():
+        _check_name(tool, name, is_read=_ELEMENT.fullmatch(name) is not None)
+        value = tagged_value(declared, schema, (mark,)).node
+        parts[name] = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
+    return _in_ways(parts, schema)
+
+
+def _check_name(tool: Tool, name: str, *, is_read: bool) -> None:
+    """Refuse a parameter whose name would be read back as another one, or as none."""
+    if not is_read:
+        text = f"tools: calls of this format cannot name the parameter {name!r} of {name_of(tool)!r}"
+        hint = "use letters, digits, '_', '-' and '.' in its name, or leave it out of a tool that is enforced"
+        raise RequestError(f"{text}; {hint}", param="tools", code="unsupported_parameter")
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}

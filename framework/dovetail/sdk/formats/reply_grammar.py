@@ -1,0 +1,84 @@
+"""Replies as structural grammars: what a `ToolParser.grammar` of a format with JSON arguments returns, and messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.contracts.output import Messages
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+def chosen(tools: Tools, choice: Any) -> Tools:
+    """Return the tools that a `tool_choice` allows.
+
+    Raises:
+        RequestError: It names a tool that is not there.
+    """
+    if not isinstance(choice, Mapping):
+        return tools
+    name = choice.get("function", {}).get("name") if isinstance(choice.get("function"), Mapping) else None
+    found = [tool for tool in tools if tool["function"]["name"] == name]
+    if not found:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
+        text = f"tool_choice names the function {name!r}, which is not in tools: {names}"
+        raise RequestError(text, param="tool_choice", code="invalid_value")
+    return found
+
+
+def arguments_schema(tool: Mapping[str, Any]) -> Any:
+    """Return the JSON schema of a tool's arguments, which are an object."""
+    given = tool["function"].get("parameters")
+    return {"type": "object", **given} if given else {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def json_calls_grammar(
+    tools: Tools, choice: Any, parallel: bool, *, begin: str, end: str, trigger: str, separator: str = "\n"
+) -> GrammarSpec:
+    """Describe calls whose arguments are JSON between two texts.
+
+    Args:
+        tools: As OpenAI writes them.
+        choice: `auto`: free text in which calls may stand; else calls and nothing more.
+        parallel: Whether more than one call may be made.
+        begin: What stands before a call's arguments; `%s` is the name as a JSON string.
+        end: What stands behind them.
+        trigger: What begins a call in free text.
+        separator: What stands between two calls.
+    """
+    tags = [
+        {
+            "begin": begin.replace("%s", json.dumps(tool["function"]["name"])),
+            "content": {"type": "json_schema", "json_schema": arguments_schema(tool)},
+            "end": end,
+        }
+        for tool in chosen(tools, choice)
+    ]
+    only_one = not parallel or isinstance(choice, Mapping)
+    node: dict[str, Any] = {"tags": tags, "stop_after_first": only_one}
+    if choice == "auto":
+        node |= {"type": "triggered_tags", "triggers": [trigger]}
+    else:
+        tags = [{"type": "tag", **tag} for tag in tags]
+        node |= {"type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True}
+    return GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": node}))
+
+
+def other_messages(messages: Messages, *headers: str) -> Mapping[str, Any]:
+    """Describe the messages before the last: any number of thinking and of free text under the given headers."""
+    end = messages.ends[0] + messages.start + messages.role
+    tags = [
+        {"type": "tag", "begin": header + messages.body, "content": {"type": "any_text"}, "end": end}
+        for header in (messages.thinking, *headers)
+    ]
+    return {"type": "tags_with_separator", "tags": tags, "separator": ""}
+
+
+def answer_message(messages: Messages, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Describe the message of the answer with the given content, up to the end of the reply."""
+    header = {"type": "const_string", "value": messages.answer + messages.body}
+    return {"type": "sequence", "elements": [header, content]}

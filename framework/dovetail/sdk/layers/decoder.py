@@ -1,0 +1,124 @@
+"""Decoder layers: where the norms stand around attention and MLP, and what is added to the residual stream when.
+
+Built from parts, so that an architecture chooses its own attention and MLP. Each is told its norm and where its result
+belongs: one that has no kernels for that calls `norm(x.total())` itself and returns `add.plus(result)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.layers import BuildContext, Stream
+from dovetail.sdk.layers.norm import RMSNorm
+
+MakeNorm = Callable[[int, float, BuildContext], nn.Module]
+"""Makes a norm of a width, an epsilon and a context."""
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm decoder layer: attention and MLP each add to the residual stream what they make of its norm.
+
+    Args:
+        config: The model's.
+        ctx: Device, dtype, rank and path.
+        attention: Called with the stream, the rotary embedding and the batch.
+        mlp: Called with the stream.
+        norm: Makes the norms.
+        scale: Factor of what is added.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ctx: BuildContext,
+        attention: nn.Module,
+        mlp: nn.Module,
+        *,
+        norm: MakeNorm = RMSNorm,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = norm(config.hidden_size, config.norm_eps, ctx)
+        self.attention = attention
+        self.mlp_norm = norm(config.hidden_size, config.norm_eps, ctx)
+        self.mlp = mlp
+        self._scaled: dict[str, Any] = {} if scale == 1.0 else {"scale": scale}
+
+    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
+        """Return the residual stream with this layer's part added."""
+        stream = self.attention(stream, rope, batch, norm=self.attention_norm, add=stream, **self._scaled)
+        added: Stream = self.mlp(stream, norm=self.mlp_norm, add=stream, **self._scaled)
+        return added
+
+
+class SandwichLayer(nn.Module):
+    """Decoder layer with a norm before and one behind attention and MLP each (Gemma 2, GLM-4)."""
+
+    def __init__(
+        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
+    ) -> None:
+        super().__init__()
+        self.attention_norm, self.attention_out_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in "io")
+        self.mlp_norm, self.mlp_out_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in "io")
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
+        """Return the residual stream with this layer's part added."""
+        attended = self.attention(stream, rope, batch, norm=self.attention_norm)
+        stream = stream.plus(self.attention_out_norm(attended))
+        return stream.plus(self.mlp_out_norm(self.mlp(stream, norm=self.mlp_norm)))
+
+
+class PostNormLayer(nn.Module):
+    """Decoder layer that normalises only what attention and MLP make, before it is added (OLMo 2, EXAONE 4)."""
+
+    def __init__(
+        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
+    ) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in range(2))
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
+        """Return the residual stream with this layer's part added."""
+        stream = stream.plus(self.attention_norm(self.attention(stream, rope, batch)))
+        return stream.plus(self.mlp_norm(self.mlp(stream)))
+
+
+class SumNormLayer(nn.Module):
+    """Layer that normalises the stream itself, each time something was added to it (BERT)."""
+
+    def __init__(
+        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
+    ) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in range(2))
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
+        """Return the residual stream with this layer's part added."""
+        stream = Stream(self.attention_norm(self.attention(stream, rope, batch, add=stream)))
+        return Stream(self.mlp_norm(self.mlp(stream, add=stream)))
+
+
+class ParallelLayer(nn.Module):
+    """Decoder layer whose attention and MLP read the same norm of the stream (Cohere, GPT-J)."""
+
+    def __init__(
+        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
+    ) -> None:
+        super().__init__()
+        self.attention_norm = norm(config.hidden_size, config.norm_eps, ctx)
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
+        """Return the residual stream with this layer's part added."""
+        normed = self.attention_norm(stream.total())
+        stream = self.attention(normed, rope, batch, add=stream)
+        added: Stream = self.mlp(normed, add=stream)
+        return added

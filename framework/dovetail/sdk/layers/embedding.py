@@ -1,0 +1,163 @@
+"""Token embedding and the output head, which may share its weight."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.contracts.layers import BuildContext, Parallel
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.base import Layer, Slot
+from dovetail.sdk.layers.linear import can_prepack, packed_linear, prepack
+from dovetail.sdk.layers.ops import invariant
+
+
+class Embedding(Layer):
+    """Rows of `weight` `[V, H]` by token id, times `scale`; ranks have some of the rows each, or all of them.
+
+    Args:
+        vocab_size: V.
+        hidden_size: H.
+        ctx: Device, dtype and rank.
+        scale: Factor of the rows.
+        shard: What ranks divide; None: every rank has all, as is best for a short table.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        ctx: BuildContext,
+        *,
+        scale: float = 1.0,
+        shard: Literal["vocab"] | None = "vocab",
+    ) -> None:
+        super().__init__()
+        self.rows = VocabRows(vocab_size, ctx.parallel if shard == "vocab" else Parallel())
+        self.weight = self.empty(self.rows.num, hidden_size, device=ctx.device, dtype=ctx.dtype)
+        self.scale = scale
+
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        return self.rows.slots(self.weight)
+
+    @property
+    def holds(self) -> bool | None:
+        return False
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        return self.rows.place(self.weight, tensor)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.rows.look_up(self.weight, ids)
+        return rows if self.scale == 1.0 else rows * self.scale
+
+
+class VocabRows:
+    """Which rows of a table of V tokens this rank has: so many on every rank, the last ones of which may be nobody's.
+
+    Attributes:
+        first: The first one's token.
+        num: How many there are here.
+    """
+
+    def __init__(self, vocab_size: int, parallel: Parallel) -> None:
+        self.vocab_size, self.parallel = vocab_size, parallel
+        self.num = -(-vocab_size // parallel.size)
+        self.first = parallel.rank * self.num
+
+    def slots(self, weight: Tensor) -> dict[Slot, tuple[int, ...]]:
+        """See `Layer.slots`."""
+        return {Slot("weight"): (self.vocab_size, *weight.shape[1:])}
+
+    def place(self, weight: Tensor, tensor: Tensor) -> Tensor | None:
+        """See `Layer.place`; rows that are nobody's become zero."""
+        there = max(0, min(self.num, self.vocab_size - self.first))
+        weight[there:].zero_()
+        return weight[:there].copy_(tensor[self.first : self.first + there]) if there else None
+
+    def look_up(self, weight: Tensor, ids: Tensor) -> Tensor:
+        """Return the rows of tokens `[T]`, `[T, H]`, the same on all ranks."""
+        if self.parallel.size == 1:
+            return F.embedding(ids, weight)
+        local = ids - self.first
+        is_here = (local >= 0) & (local < self.num)
+        rows = F.embedding(local.clamp(0, self.num - 1), weight)
+        return self.parallel.sum(rows.masked_fill(~is_here[:, None], 0))
+
+    def join(self, logits: Tensor) -> Tensor:
+        """Return the logits of all tokens `[R, V]`, given those of this rank's, `[R, num]`."""
+        if self.parallel.size == 1:
+            return logits
+        return self.parallel.join(logits)[:, : self.vocab_size].contiguous()
+
+
+class LMHead(Layer):
+    """Logits over the vocabulary, `[R, H]` to `[R, V]`; ranks compute those of some tokens each.
+
+    Args:
+        vocab_size: V.
+        hidden_size: H.
+        ctx: Device, dtype and rank.
+        tied: The embedding whose weight is used; then nothing is loaded.
+        scale: Factor of the logits.
+        soft_cap: Logits become `soft_cap * tanh(logit / soft_cap)`; None: they stay.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        ctx: BuildContext,
+        tied: Embedding | None = None,
+        *,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.scale, self.soft_cap, self._is_invariant = scale, soft_cap, ctx.batch_invariant
+        self._tied = [tied] if tied is not None else []  # in a list: not a sub-module of this one
+        self.rows = VocabRows(vocab_size, ctx.parallel) if tied is None else tied.rows
+        if tied is None:
+            self.weight = self.empty(self.rows.num, hidden_size, device=ctx.device, dtype=ctx.dtype)
+        self._packed: Tensor | None = None
+        self._whole: Tensor | None = None
+
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        return {} if self._tied else self.rows.slots(self.weight)
+
+    @property
+    def holds(self) -> bool | None:
+        return self._whole is not None
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        if can_prepack(self.weight) and tensor.shape == self.weight.shape:
+            self._whole = tensor.to(self.weight.dtype)  # only repacked: its place is never touched
+            return self._whole
+        return self.rows.place(self.weight, tensor)
+
+    def finalize(self) -> None:
+        weight = self._tied[0].weight if self._tied else self.weight
+        if can_prepack(weight):
+            self._packed, self._whole = prepack(weight if self._whole is None else self._whole), None
+            if not self._tied:
+                del self.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = self._product(hidden)
+        logits = logits if self.scale == 1.0 else logits * self.scale
+        if (cap := self.soft_cap) is not None:
+            is_apart = self._is_invariant and not logits.is_cuda
+            apply = invariant.by_rows if is_apart else invariant.at_once
+            logits = apply(logits, lambda rows: torch.tanh(rows / cap) * cap)
+        return self.rows.join(logits)
+
+    def _product(self, hidden: Tensor) -> Tensor:
+        if (packed := self._packed) is not None:
+            if self._is_invariant:
+                return invariant.in_blocks(hidden, lambda rows: packed_linear(rows, packed, None))
+            return packed_linear(hidden, packed, None)
+        linear = ops.invariant_linear if self._is_invariant else ops.linear
+        return linear(hidden, self._tied[0].weight if self._tied else self.weight, None)

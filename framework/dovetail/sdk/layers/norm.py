@@ -1,0 +1,161 @@
+"""Norms over the last axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
+from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.base import Layer, Slot
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.ops import reference
+
+
+def rms_normed(x: Tensor | Stream, rms: RMSScale) -> Tensor:
+    """Compute what a norm with this `rms` computes; a stream is added up first, as `RMSNorm` says."""
+    if not isinstance(x, Stream):
+        return ops.add_rms_norm(x, None, *rms)[0]
+    if (fused := x.normed(*rms)) is not None:
+        return fused
+    normed, x.value = ops.add_rms_norm(*x.take_sum(), *rms)
+    return normed
+
+
+class RMSNorm(Layer):
+    """RMS norm over `[T, size]`, which kernels may compute themselves.
+
+    A subclass that computes something else is called instead, without saying so: its `rms` is None.
+    """
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
+        super().__init__()
+        self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
+        self.eps = eps
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "forward" in vars(cls) and "rms" not in vars(cls):
+            cls.rms = None  # type: ignore[assignment]  # what it computes is not what the kernels would
+
+    @property
+    def rms(self) -> RMSScale | None:
+        """Weight and epsilon."""
+        return RMSScale(self.weight, self.eps)
+
+    def forward(self, x: Tensor | Stream) -> Tensor:
+        """Normalise `x`; a stream is added up first, by the same kernel where ranks have shares of it."""
+        return rms_normed(x, RMSScale(self.weight, self.eps))
+
+
+class ZeroCenteredRMSNorm(RMSNorm):
+    """RMS norm times `1 + weight`, all in float32 (Gemma, Qwen3-Next); `weight` is kept with the one added."""
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
+        super().__init__(size, eps, replace(ctx, dtype=torch.float32))
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor:
+        return self.weight.copy_(tensor.float() + 1)
+
+    def forward(self, x: Tensor | Stream) -> Tensor:
+        """Normalise `x`."""
+        x = x.total() if isinstance(x, Stream) else x
+        return reference.rms_norm(x.float(), self.weight, self.eps).to(x.dtype)
+
+
+class LayerNorm(Layer):
+    """Layer norm over `[T, size]`: mean and variance in float32, weight, and unless it has none, bias.
+
+    Source: arXiv:1607.06450.
+    """
+
+    suffixes = {"weight": (".weight", ".gamma"), "bias": (".bias", ".beta")}  # noqa: RUF012 - as the base declares it
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
+        self.bias = self.empty(size, device=ctx.device, dtype=ctx.dtype) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Tensor | Stream) -> Tensor:
+        """Normalise `x`."""
+        x = x.total() if isinstance(x, Stream) else x
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class ShardedRMSNorm(Matrix):
+    """RMS norm over all heads' numbers `[T, size]`, of which every rank has some.
+
+    Args:
+        size: Of the whole model.
+        eps: Added to the mean square.
+        ctx: Device, dtype, rank and path.
+        unit: Numbers that stay together: a head's.
+        repeat: Ranks that have the same head, where there are fewer heads than ranks.
+        order: Of a head's numbers: see `Part`.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        ctx: BuildContext,
+        unit: int,
+        repeat: int = 1,
+        order: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(ctx, ctx.path, 1, (Part("", size, unit, repeat, order),), "out")
+        self.store("weight", ctx.dtype, granule=None)
+        self.eps, self._num = eps, size * repeat
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise this rank's share by the mean square of all."""
+        if self.parallel.size == 1:
+            return ops.add_rms_norm(x, None, self.weight, self.eps)[0]
+        wide = x.float()
+        squares = self.parallel.sum(wide.square().sum(-1, keepdim=True))
+        return (wide * torch.rsqrt(squares / self._num + self.eps)).to(x.dtype) * self.weight
+
+
+class QKNorm(Layer):
+    """RMS norm of each query and key head, one weight `[D]` for all queries and one for all keys.
+
+    `order` is that of the projection's rows: see `Part`. `offset` is added to the weights (1 where they are centred
+    around zero).
+    """
+
+    def __init__(
+        self,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        ctx: BuildContext,
+        order: tuple[int, ...] | None = None,
+        *,
+        offset: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self._order, self._offset = None if order is None else list(order), offset
+        heads = {"q": (0, num_qo_heads), "k": (num_qo_heads, num_kv_heads)}
+        self._heads = {part: place for part, place in heads.items() if place[1]}
+        self.weight = self.empty(num_qo_heads + num_kv_heads, head_dim, device=ctx.device, dtype=ctx.dtype)
+        self.eps = eps
+
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        return {Slot("weight", part): (self.weight.shape[1],) for part in self._heads}
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor:
+        mine = tensor if self._order is None else tensor[self._order]
+        mine = mine.float() + self._offset if self._offset else mine
+        return self.weight.narrow(0, *self._heads[slot.part]).copy_(mine)  # one weight for all of its heads
+
+    def forward(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Normalise `[T, Hq + Hk, D]` and rotate it by the step's cosine and sine."""
+        return ops.norm_rotate(qk, self.weight, self.eps, *rope)

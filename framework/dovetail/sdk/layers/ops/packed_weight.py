@@ -1,0 +1,104 @@
+"""A packed matrix as the kernels here take it, or one for each expert: made once, when a matrix is loaded.
+
+N outputs, K inputs, E experts, G groups of inputs that share a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dovetail.sdk.layers.ops.nibbles import BLOCK, exponents_of, in_planes
+
+PackedKind = Literal["scaled", "int4", "mxfp4"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Numbers and their scales, `[…]` of one matrix or `[E, …]` of experts.
+
+    Attributes:
+        kind: `scaled`: numbers of 8 bits; `int4` and `mxfp4`: words, see `nibbles`.
+        numbers: `[N, K]` float8 or int8, or `[N, 8 ceil(K / 64)]` int32.
+        scale: For each group of inputs: `[N, G]` float32 of numbers of 8 bits, of the model's dtype for int4, and pairs
+            of exponents int16 for mxfp4; None: there are none but `row_scale`.
+        offset: 128 + zero point of int4, as `scale`; None: 136 everywhere.
+        row_scale: `[N]` float32, of a whole row, or None.
+        group: Inputs that share a scale; 0 without `scale`.
+        num_out: N.
+        num_in: K.
+    """
+
+    kind: PackedKind
+    numbers: Tensor
+    scale: Tensor | None
+    offset: Tensor | None
+    row_scale: Tensor | None
+    group: int
+    num_out: int
+    num_in: int
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row."""
+        return 0 if self.scale is None else self.scale.shape[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is read for a product."""
+        parts = (self.numbers, self.scale, self.offset, self.row_scale)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+
+def scaled(numbers: Tensor, scale: Tensor, group: int | None) -> PackedWeight:
+    """Return numbers of 8 bits `[…, N, K]` with float32 scales `[…, N, G]`; they are not copied."""
+    is_row = scale.shape[-1] == 1
+    return PackedWeight(
+        "scaled", numbers, None if is_row else scale, None, scale[..., 0].contiguous() if is_row else None,
+        0 if is_row else group or 0, *numbers.shape[-2:],
+    )  # fmt: skip
+
+
+def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | None, dtype: torch.dtype) -> PackedWeight:
+    """Return 4-bit integers: nibbles uint8 `[N, K]`, scales and zero points `[N, G]`.
+
+    Scales are rounded to the model's dtype.
+
+    Raises:
+        ValueError: Groups are no multiples of the half of a block, which is all that kernels have scales for.
+    """
+    if group and group % (BLOCK // 2):
+        raise ValueError(f"groups of {group} inputs; kernels multiply by int4 in multiples of {BLOCK // 2}")
+    num_out, num_in = nibbles.shape
+    offset = None if zero is None else zero.to(dtype) + 128  # exact: at most 144, in 8 bits
+    width = group or -(-num_in // BLOCK) * BLOCK
+    return PackedWeight("int4", in_planes(nibbles), scale.to(dtype).contiguous(), offset, None, width, num_out, num_in)
+
+
+def mxfp4(nibbles: Tensor, scale: Tensor) -> PackedWeight:
+    """Return e2m1: nibbles uint8 `[N, K]`, scales uint8 `[N, K / 32]`."""
+    exponents, rows = exponents_of(scale)
+    return PackedWeight("mxfp4", in_planes(nibbles), exponents, None, rows, 32, *nibbles.shape)
+
+
+def stacked(weights: Iterable[PackedWeight]) -> PackedWeight:
+    """Return the matrices of experts as one."""
+    made = list(weights)
+    parts: dict[str, Any] = {}
+    for name in ("numbers", "scale", "offset", "row_scale"):
+        of_each = [getattr(one, name) for one in made]
+        parts[name] = None if of_each[0] is None else torch.stack(of_each)
+    return replace(made[0], **parts)
+
+
+def as_one(weight: PackedWeight) -> PackedWeight:
+    """Return the matrices of experts as one matrix of all their outputs; nothing is copied."""
+    flat: dict[str, Any] = {"num_out": len(weight.numbers) * weight.num_out}
+    for name in ("numbers", "scale", "offset", "row_scale"):
+        part = getattr(weight, name)
+        flat[name] = None if part is None else part.flatten(0, 1)
+    return replace(weight, **flat)

@@ -1,0 +1,80 @@
+"""What a backend must do that serves decode rows straight from the projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, Phase
+from dovetail.sdk.cache import DTYPES, rounded
+from dovetail.sdk.layers.ops import reference
+from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.conformance.attention_world import TOLERANCE, Case, World, compare, make_backend, make_world
+
+EPS = 1e-5
+ROUNDING = 0.05
+"""Relative error of keys and values in 8 bits, at most."""
+
+
+def verify_qkv(backend_class: type[AttentionBackend], case: Case, device: torch.device, *, normed: bool) -> bool:
+    """Compare `forward_decode_qkv` with the single steps in float64; without norm, the last row pads its batch.
+
+    Returns:
+        Whether the backend serves at all.
+    """
+    world = make_world(case, device)
+    backend = make_backend(backend_class, world)
+    batch, heads = world.batch, case.num_qo_heads + case.num_kv_heads
+    batch.attention = backend
+    if not normed:
+        batch.kv_slots[-1] = -1
+    rng = torch.Generator().manual_seed(5)
+    weight, (cos, sin) = _random(rng, world, heads), (_random(rng, world, batch.num_tokens)[:, None] for _ in "cs")
+    qkv = torch.cat((world.q, world.k, world.v), dim=1)
+    before, given = [memory.clone() for memory in world.pool.everything], qkv.clone()
+    out = torch.full_like(world.q, float("nan"))
+    try:
+        backend.plan(batch, Phase.EAGER)
+        backend.plan_in_graph(batch)
+        norm = (weight, EPS) if normed else None
+        if not backend.forward_decode_qkv(qkv, norm, (cos, sin), world.layer, batch, out):
+            check(bool(out.isnan().all()), "forward_decode_qkv declines but has written to `out`")
+            return False
+    except Exception as error:  # a stranger's backend; the message says what it did
+        fail(f"forward_decode_qkv raised {raised(error)} ({case})")
+    check(torch.equal(qkv, given), "forward_decode_qkv changes qkv, which it must only read")
+    qk = reference.norm_rotate(qkv[:, :heads], weight if normed else None, EPS, cos, sin)
+    q, k = qk[:, : case.num_qo_heads], qk[:, case.num_qo_heads :]
+    kept = k if case.cache_dtype is None else rounded(k, DTYPES[case.cache_dtype])
+    world.parts = [
+        (q[i : i + 1], torch.cat((keys[:-1], kept[i : i + 1])), values)
+        for i, (_, keys, values) in enumerate(world.parts)
+    ]
+    compare(world, out, backend_class, "forward_decode_qkv")
+    _check_pool(world, before, k)
+    return True
+
+
+def _check_pool(world: World, before: list[Tensor], k: Tensor) -> None:
+    """The new keys and values stand in their slots, a padding row's nowhere, and nothing else has changed."""
+    case, live = world.case, world.batch.kv_slots >= 0
+    slots, size, index = world.batch.kv_slots[live], case.page_size, world.layer.index
+    for name, new in (("k", k[live]), ("v", world.v[live])):
+        found = world.pool.tensor(index, name)[slots // size, slots % size].double()
+        off = TOLERANCE[case.dtype]
+        if case.cache_dtype is not None:
+            found *= world.pool.tensor(index, f"{name}_scale")[slots // size, slots % size].double()[..., None]
+            off += ROUNDING
+        wrong = (found - new.double()).norm() > off * new.double().norm()
+        check(not bool(wrong), f"forward_decode_qkv writes wrong keys and values to the pool ({case})")
+    for memory, now in zip(before, world.pool.everything, strict=True):
+        at = (
+            (index, slots // size, slice(None), slots % size) if now.ndim == 6 else (index, slots // size, slots % size)
+        )
+        kept, found = memory.view(torch.uint8), now.view(torch.uint8)
+        kept[at] = found[at]
+        check(torch.equal(kept, found), f"forward_decode_qkv writes where it has no slot ({case})")
+
+
+def _random(rng: torch.Generator, world: World, num: int) -> Tensor:
+    return torch.randn(num, world.case.head_dim, generator=rng).to(world.device, world.case.dtype)

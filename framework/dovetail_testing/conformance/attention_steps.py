@@ -1,0 +1,120 @@
+"""One backend instance through many steps: nothing stays of the last one, in graphs and outside of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail.contracts.attention import Phase
+from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.conformance.attention_cases import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL, AttentionChecks
+from dovetail_testing.conformance.attention_graph import capture_and_replay, padded_prefill, rerun
+from dovetail_testing.conformance.attention_world import (
+    check_untouched,
+    compare,
+    make_backend,
+    make_world,
+    readable,
+)
+from dovetail_testing.conformance.host_sync import HostSyncs
+
+
+class StepChecks(AttentionChecks):
+    """What must hold from one step to the next, and of steps that are recorded into graphs."""
+
+    def test_inputs_are_only_read(self) -> None:
+        """Attending changes nothing but `out`."""
+        for lengths in (DECODE, PREFILL, MIXED):
+            world = make_world(self._case(lengths), self._device())
+            backend = make_backend(self.plugin(), world)
+            world.run(backend)
+            before = readable(world)
+            world.run(backend)
+            check_untouched(world, before, readable(world))
+
+    def test_steps_do_not_depend_on_each_other(self) -> None:
+        """One instance serves one batch after the other: what `plan` prepared for the last step is not used again."""
+        case = self._case(((300, 1),))
+        world = make_world(case, self._device())
+        backend = make_backend(self.plugin(), world)
+        for seed, lengths in enumerate((MIXED, DECODE, PREFILL, MIXED, DECODE[:2], ((50, 1),)), start=1):
+            after = make_world(replace(case, lengths=lengths), self._device(), seed, world.pool)
+            compare(after, after.run(backend), self.plugin(), "in a later step of the same instance")
+
+    def test_layers_with_different_windows_in_one_step(self) -> None:
+        """Windowed and full layers follow each other within one step."""
+        if not self._caps().sliding_window:
+            pytest.skip("caps claim no sliding window")
+        world = make_world(self._case(MIXED, window=5), self._device())
+        backend = make_backend(self.plugin(), world)
+        world.run(backend)
+        for window in (None, 3, 5):
+            world.layer = replace(world.layer, sliding_window=window)
+            world.case = replace(world.case, window=window)
+            compare(world, world.attend(backend), self.plugin(), "after a layer with another window")
+
+    def test_write_kv_leaves_a_graphs_padding_out(self) -> None:
+        """Tokens with a negative slot, which pad the batch of a graph, change nothing in the pool."""
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        world = make_world(self._case(MIXED), self._device())
+        backend = make_backend(self.plugin(), world)
+        backend.plan(world.batch, Phase.EAGER)
+        world.pool.memory.zero_()
+        size, slots = world.case.page_size, world.batch.kv_slots.clone()
+        world.batch.kv_slots[::2] = -1
+        backend.write_kv(world.layer, world.k, world.v, world.batch)
+        want = torch.zeros_like(world.pool.memory)
+        live = slots[1::2]
+        want[world.layer.index, live // size, 0, live % size] = world.k[1::2]
+        want[world.layer.index, live // size, 1, live % size] = world.v[1::2]
+        check(
+            torch.equal(want, world.pool.memory),
+            "write_kv writes for tokens with a negative slot: they pad the batch of a graph and have no place",
+        )
+
+    def test_no_host_sync_in_decode(self) -> None:
+        """Where `caps` claim graphs, decode reads nothing back to the host and no host-side lengths."""
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        world = make_world(self._case(DECODE), self._device())
+        backend = make_backend(self.plugin(), world)
+        backend.init_graph_state(max_batch=16, max_tokens=16)
+        world.batch.attention = backend
+        backend.plan(world.batch, Phase.CAPTURE)
+        world.batch.seq_lens_cpu, world.batch.q_lens_cpu = [], []
+        with HostSyncs() as syncs:
+            try:
+                backend.plan_in_graph(world.batch)
+                got = world.attend(backend)
+            except Exception as error:  # a stranger's backend; the message says what it did
+                fail(
+                    f"decode as it is recorded into a graph (host-side lengths are empty there) raised {raised(error)}"
+                )
+        calls = "; ".join(dict.fromkeys(syncs.found))
+        check(not calls, f"host sync in decode, which caps.graph={self._caps().graph!r} rules out: {calls}")
+        compare(world, got, self.plugin(), "in a graph")
+
+    def test_a_replay_needs_no_plan(self) -> None:
+        """Where `caps` claim graphs, a step that was planned once serves other lengths: the device reads them."""
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        rerun(self.plugin(), self._case(DECODE), self._device())
+
+    def test_padded_prefill_of_a_graph(self) -> None:
+        """Where `caps` claim graphs of prefills, one plan serves every division of its tokens into chunks, padded."""
+        if self._caps().graph != "mixed":
+            pytest.skip("caps claim no graphs of prefills")
+        padded_prefill(self.plugin(), self._case(PREFILL, num_kv_heads=2), self._device())
+
+    @pytest.mark.gpu
+    def test_capture_and_replay(self) -> None:
+        """A decode step recorded into a CUDA graph and replayed on other lengths equals the eager step."""
+        self._need_gpu()
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        capture_and_replay(self.plugin(), self._case(DECODE))
+        for common in COMMON_TOKENS:
+            capture_and_replay(self.plugin(), self._case(COMMON, common=common))

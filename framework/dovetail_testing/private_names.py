@@ -1,0 +1,55 @@
+"""What a plugin's package imports of the core beside contracts and SDK, which may change in any release.
+
+Sources are read, not imported: an import within a function counts, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from dovetail.plugins.records import PluginRecord
+
+CORE = "dovetail"
+PUBLIC = ("contracts", "sdk", "plugins.hookspecs")
+"""Rooms of the core that plugins stand on, and the hooks' declarations."""
+
+
+def private_imports(record: PluginRecord) -> list[str]:
+    """Return the private modules of the core that the package of a plugin imports, each with a file that does."""
+    found: dict[str, str] = {}
+    for path in _sources(record.target.partition(":")[0].partition(".")[0]):
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # who imports it is told
+        for module in _imported(tree):
+            if not any(f"{module}.".startswith(f"{CORE}.{room}.") for room in PUBLIC):
+                found.setdefault(module, path.name)
+    return [f"{module} ({file})" for module, file in sorted(found.items())]
+
+
+def _sources(package: str) -> Iterator[Path]:
+    """Yield the source files of a top-level package or module."""
+    spec = find_spec(package)
+    if spec is None:
+        return
+    for folder in spec.submodule_search_locations or ():
+        yield from sorted(Path(folder).rglob("*.py"))
+    if spec.submodule_search_locations is None and spec.origin and spec.origin.endswith(".py"):
+        yield Path(spec.origin)
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules of the core that a file imports; `from dovetail import NAME` is one if NAME is a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith(f"{CORE}."))
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            if node.module == CORE:
+                names = (f"{CORE}.{name.name}" for name in node.names)
+                yield from (name for name in names if find_spec(name) is not None)
+            elif node.module.startswith(f"{CORE}."):
+                yield node.module
