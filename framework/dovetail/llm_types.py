@@ -12,7 +12,7 @@ from dovetail.grammar.spec.route import GrammarReport
 from dovetail.processing.bounds import BOUNDS, MAX_TOKENS, POSITIVE
 from dovetail.processing.refusals import wrong
 from dovetail.processing.sampling import stop_rules
-from dovetail.text.parsing.output import ToolCall
+from dovetail.sdk.formats.output import ToolCall
 
 MAX_REPLIES = 10_000
 """Of one prompt."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dovetail.contracts.output import Event
+from dovetail.contracts.output import Event, TemplateView
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
-from dovetail.text.parsing.output import Folded, FormatParser, fold
+from dovetail.sdk.formats.output import Folded, FormatParser, fold
 
 
 @dataclass(frozen=True, slots=True)
-class PlainTemplate:
+class PlainTemplate(TemplateView):
     """A chat template of which only the source is known."""
 
     source: str = ""

@@ -26,7 +26,7 @@ from output_pairs import CALLS, Pair, combinations, mismatches, starts, vocabula
 
 from dovetail.sdk.formats.detokenizer import Detokenizer
 from dovetail.sdk.formats.machine import IncrementalParser
-from dovetail.text.parsing.output import make_parser
+from dovetail.sdk.formats.output import make_parser
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_US = 2.0

@@ -33,12 +33,13 @@ from dovetail.contracts.output import (
 )
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.sdk.formats.layout import compile_layout
+from dovetail.sdk.formats.output import fold, make_parser
+from dovetail.sdk.formats.samples import CALLED, THOUGHTS
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
-from dovetail.text.detection.derive import CALLED, THOUGHTS, derive, rendered
-from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_parsers.derived.derive import derive
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of the parsers' own tests
 
@@ -233,7 +234,7 @@ def derived() -> Iterator[Pair]:
         template = ChatTemplate({"default": path.read_text(encoding="utf-8")})
         specs = [derive(template).spec(each) for each in TOOL_LISTS]
         if specs[0].reasoning is not None or specs[0].tools is not None:
-            shown = [rendered(template, reply, {}) for reply in (*CALLED, *THOUGHTS)]
+            shown = [template.written(reply) for reply in (*CALLED, *THOUGHTS)]
             yield made(f"derived + {path.stem}", specs, [each.output or "" for each in shown if each is not None])
 
 

@@ -29,7 +29,7 @@ from output_pairs import cut, vocabularies
 
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.text.parsing.output import fold, make_parser
+from dovetail.sdk.formats.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

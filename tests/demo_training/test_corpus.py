@@ -39,7 +39,7 @@ from demo_training.corpus.turns import own_words, running_total, several_turns
 from demo_training.evaluate import Answer, answer, rows_of, table_of, write_json
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.demo import MODEL_DIR
-from dovetail.text.parsing.output import FormatParser, fold
+from dovetail.sdk.formats.output import FormatParser, fold
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer as DovetailTokenizer
 from dovetail_parsers.reasoning.qwen3 import Qwen3

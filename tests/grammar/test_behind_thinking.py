@@ -12,8 +12,8 @@ from dovetail.contracts.output import FormatSpec, Markers, State
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
+from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.masks import ids_of
-from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail_grammar.llguidance import LlguidanceBackend
 
 END = "</t>"

@@ -24,8 +24,8 @@ from dovetail.grammar.matching.reasoning_gate import MAX_ROLLBACK, ReasoningGate
 from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.output import Folded, make_parser, parse_full
 from dovetail.sdk.masks import ids_of
-from dovetail.text.parsing.output import Folded, make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers import inkling, muse
 from dovetail_parsers.harmony import MARKS, MESSAGES, MESSAGES_AND_CALLS, HarmonyParser

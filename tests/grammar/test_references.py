@@ -15,7 +15,7 @@ from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import Router
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 TEXT = {"type": "string", "maxLength": 2}

@@ -28,7 +28,7 @@ WAY = (
     "serving/generation.py",
     "serving/choice.py",
     "text/parsing/stream.py",
-    "text/parsing/machine.py",
+    "sdk/formats/machine.py",
     "serving/run.py",
     "apis/chat/reply.py",
     "apis/chat/chunks.py",

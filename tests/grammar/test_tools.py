@@ -19,8 +19,8 @@ from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.masks import ids_of
-from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers import inkling, muse
 from dovetail_testing.vocabularies import byte_level

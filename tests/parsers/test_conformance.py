@@ -16,7 +16,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.machine import IncrementalParser
-from dovetail.text.parsing.output import fold, make_parser
+from dovetail.sdk.formats.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

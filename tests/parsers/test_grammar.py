@@ -18,8 +18,8 @@ import pytest
 from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
+from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.schemas.structural import check
-from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file

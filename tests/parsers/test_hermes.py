@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dovetail.contracts.output import Event, FormatSpec, ToolArgs, ToolEnd, ToolStart
 from dovetail.plugins.clues import score_of
 from dovetail.plugins.registry import Registry
-from dovetail.text.parsing.output import FormatParser, fold
+from dovetail.sdk.formats.output import FormatParser, fold
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers.tools.hermes import Hermes
 

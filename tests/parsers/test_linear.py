@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.contracts.output import FormatSpec
-from dovetail.text.parsing.output import make_parser
+from dovetail.sdk.formats.output import make_parser
 from dovetail_testing.operations import operations
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file

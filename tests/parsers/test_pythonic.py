@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.output import FormatSpec, ToolFormat
-from dovetail.text.parsing.output import fold, make_parser
-from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
+from dovetail.sdk.formats.output import fold, make_parser
+from dovetail_parsers.families.pythonic_calls import PythonicCalls
 
 PROPERTIES = {
     "city": {"type": "string"},

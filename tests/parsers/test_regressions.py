@@ -15,8 +15,8 @@ import pytest
 from dovetail.contracts.output import ContentDelta, Event, FormatSpec, ReasoningDelta, ToolArgs, ToolStart
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.messages import Finish
+from dovetail.sdk.formats.output import FormatParser, fold, make_parser
 from dovetail.text.chat.template import ChatTemplate
-from dovetail.text.parsing.output import FormatParser, fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate, OutputStream
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

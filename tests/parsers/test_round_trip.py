@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
+from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.formats.place import Place
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER, builtin_templates
-from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 entry_points = cache(metadata.entry_points)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.output import FormatSpec
+from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.formats.tagged_values import tagged_value
-from dovetail.text.parsing.output import make_parser, parse_full
 
 ROOT = {"$defs": {"U": {"type": "string", "enum": ["red", "blue"], "title": "U"}}}
 REF = {"$ref": "#/$defs/U"}

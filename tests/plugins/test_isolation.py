@@ -24,7 +24,7 @@ from dovetail.plugins.time_limit import PluginTimeout, time_limit
 from dovetail_testing.site import FakeSite
 
 PARSER = """
-import dovetail.text.parsing.output, dovetail.plugins.kinds, dovetail.contracts.errors
+import dovetail.sdk.formats.output, dovetail.plugins.kinds, dovetail.contracts.errors
 from dovetail.contracts import FormatSpec, ReasoningParser
 {before}
 class Parser(ReasoningParser):
@@ -48,17 +48,17 @@ def test_a_plugin_that_changes_nothing_is_silent(site: FakeSite) -> None:
 @pytest.mark.parametrize(
     ("patch", "restore", "changed"),
     [
-        ("dovetail.text.parsing.output.fold = print", "fold", "dovetail.text.parsing.output.fold"),
-        ("dovetail.text.parsing.output.extra = 5", "extra", "dovetail.text.parsing.output.extra"),
+        ("dovetail.sdk.formats.output.fold = print", "fold", "dovetail.sdk.formats.output.fold"),
+        ("dovetail.sdk.formats.output.extra = 5", "extra", "dovetail.sdk.formats.output.extra"),
         (
-            "dovetail.text.parsing.output.FormatParser.feed = lambda *a: []",
+            "dovetail.sdk.formats.output.FormatParser.feed = lambda *a: []",
             "FormatParser.feed",
-            "dovetail.text.parsing.output.FormatParser.feed",
+            "dovetail.sdk.formats.output.FormatParser.feed",
         ),
         (
-            "dovetail.text.parsing.output.FormatParser.__init__ = lambda *a: None",
+            "dovetail.sdk.formats.output.FormatParser.__init__ = lambda *a: None",
             "FormatParser.__init__",
-            "dovetail.text.parsing.output.FormatParser.__init__",
+            "dovetail.sdk.formats.output.FormatParser.__init__",
         ),
         ("dovetail.plugins.kinds.KINDS['acme'] = 1", "KINDS", "dovetail.plugins.kinds.KINDS"),
     ],
@@ -72,7 +72,7 @@ def test_what_a_plugin_changed_is_named(
     changed: str,
 ) -> None:
     """A replaced function, a new attribute, a patched method and an edited table are logged with the plugin."""
-    from dovetail.text.parsing import output
+    from dovetail.sdk.formats import output
 
     owner = output.FormatParser if "." in restore else output
     attr = restore.rpartition(".")[2]

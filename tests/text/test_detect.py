@@ -17,9 +17,9 @@ from dovetail.demo import MODEL_DIR
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
+from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.text.chat.templates import FOLDER
 from dovetail.text.detection.detect import detect, resolve_parsers
-from dovetail.text.parsing.output import make_parser, parse_full
 from dovetail.text.parsing.stream import NoTemplate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of templates

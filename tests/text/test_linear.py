@@ -7,7 +7,7 @@ import pytest
 from dovetail.contracts.output import FormatSpec, Markers, ToolFormat
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.matcher import StopMatcher
-from dovetail.text.parsing.output import FormatParser
+from dovetail.sdk.formats.output import FormatParser
 from dovetail_testing.operations import operations
 
 FULL = FormatSpec(

@@ -24,7 +24,7 @@ from dovetail.contracts.output import (
     ToolStart,
 )
 from dovetail.sdk.formats.json_calls import JsonCalls
-from dovetail.text.parsing.output import FormatParser, fold, parse_full
+from dovetail.sdk.formats.output import FormatParser, fold, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.contracts.errors import RequestError
-from dovetail.text.parsing.stop_regex import MAX_HELD, RegexStopMatcher, compile_stop, make_stops
+from dovetail.sdk.formats.stop_regex import MAX_HELD, RegexStopMatcher, compile_stop, make_stops
 
 PATTERNS = ["ab", "a+b", "b(a|<)", "[ab]<", "<{2}", "a(?=<)"]
 
@@ -93,7 +93,7 @@ def test_the_time_of_other_threads_does_not_count(monkeypatch: pytest.MonkeyPatc
                 raise TimeoutError
             return re.finditer("b", text)
 
-    monkeypatch.setattr("dovetail.text.parsing.stop_regex.compile_stop", lambda _source: Busy())
+    monkeypatch.setattr("dovetail.sdk.formats.stop_regex.compile_stop", lambda _source: Busy())
     stops = RegexStopMatcher(["b"])
     assert stops.feed("ab") == "a"
     assert stops.matched == "b"

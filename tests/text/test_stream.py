@@ -256,7 +256,7 @@ def test_a_parser_that_raises_in_the_middle(byte_level: Tokenizer, caplog: pytes
     """The reply still arrives, whole, and the log says once what was wrong."""
     from dovetail.contracts.output import FormatSpec
     from dovetail.contracts.reasoning import ReasoningParser
-    from dovetail.text.parsing.output import FormatParser
+    from dovetail.sdk.formats.output import FormatParser
 
     class Failing(FormatParser):
         def feed(self, token_ids: Any, text: str | None = None) -> Any:

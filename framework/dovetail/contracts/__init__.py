@@ -74,6 +74,8 @@ if TYPE_CHECKING:
         NewCall,
         OutputParser,
         ReasoningDelta,
+        SampleCall,
+        SampleReply,
         State,
         TemplateView,
         TokenizerView,
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
         ToolEvent,
         ToolFormat,
         ToolStart,
+        WrittenReply,
     )
     from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, StoredTensor, Target
     from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
@@ -189,6 +192,8 @@ __all__ = [
     "Route",
     "RouteSet",
     "RoutedExperts",
+    "SampleCall",
+    "SampleReply",
     "Sampling",
     "SamplingView",
     "SchedulePolicy",
@@ -227,6 +232,7 @@ __all__ = [
     "WeightRule",
     "Window",
     "Writer",
+    "WrittenReply",
     "hookimpl",
 ]
 
@@ -310,6 +316,8 @@ _HOME = {
     "NewCall": "output",
     "OutputParser": "output",
     "ReasoningDelta": "output",
+    "SampleCall": "output",
+    "SampleReply": "output",
     "State": "output",
     "TemplateView": "output",
     "TokenizerView": "output",
@@ -319,6 +327,7 @@ _HOME = {
     "ToolEvent": "output",
     "ToolFormat": "output",
     "ToolStart": "output",
+    "WrittenReply": "output",
     "Conversion": "quantization",
     "FileTensor": "quantization",
     "Quantization": "quantization",

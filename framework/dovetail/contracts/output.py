@@ -10,7 +10,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -243,7 +243,7 @@ class FormatSpec:
         dropped: Markers that mean nothing outside of thinking and calls, such as those around a message.
         initial: The state for text that comes without a prompt to read it from.
         machine: For a format that markers around parts cannot describe (harmony): makes the machine that reads it,
-            called as `dovetail.text.parsing.output.FormatParser` is. None: the machine of the markers above.
+            called as `dovetail.sdk.formats.output.FormatParser` is. None: the machine of the markers above.
         messages: Beside `machine`: what the engine must know of the format for grammars and thinking budgets. None:
             requests with either are refused.
     """
@@ -279,6 +279,41 @@ class TokenizerView(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SampleCall:
+    """A call in a sample reply."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReply:
+    """A reply for a template to write, as it stands in a history; None where it has no such part."""
+
+    reasoning: str | None = None
+    content: str | None = None
+    calls: tuple[SampleCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReply:
+    """A sample reply as the template writes it behind the prompt for it.
+
+    Attributes:
+        whole: The conversation: a question, and the reply.
+        output: What of it stands behind the prompt, or, where the template writes a history in another way (without the
+            thinking that the prompt opens), behind what they share; None where they share nothing of the reply.
+        tail: What the template appended to the prompt, as far as the reply follows it.
+        appended: All that the template appended to the prompt.
+    """
+
+    whole: str
+    output: str | None
+    tail: str
+    appended: str
+
+
 class TemplateView(Protocol):
     """What a parser may ask of the model's chat template."""
 
@@ -286,6 +321,30 @@ class TemplateView(Protocol):
     def source(self) -> str:
         """The template's text, empty if the model has none."""
         ...
+
+    @property
+    def response_template(self) -> Any:
+        """What `response_template` of tokenizer_config.json says of replies: JSON of any form; None: nothing."""
+        return None
+
+    def __hash__(self) -> int:
+        """A view is a key of caches: what was read off it stays the same."""
+        return id(self)
+
+    def written(self, reply: SampleReply, switches: Mapping[str, Any] | None = None) -> WrittenReply | None:
+        """Write a reply behind a short question, with tools that fit its calls.
+
+        The answer is kept: the same reply and switches are rendered once, unless many others were asked for since.
+        `dovetail.sdk.formats.samples` has replies to ask for, and reads them back.
+
+        Args:
+            reply: What the assistant said.
+            switches: `chat_template_kwargs`, JSON.
+
+        Returns:
+            None where the template refuses, fails, or writes the same otherwise each time.
+        """
+        return None
 
 
 class OutputParser(Protocol):

@@ -50,3 +50,7 @@ class ToolParser(Configurable, ABC):
     def for_template(self, template: TemplateView) -> ToolParser:
         """Return the parser for a model with this template: itself, unless it depends on it. Called once."""
         return self
+
+    def described(self, template: TemplateView) -> Mapping[str, str]:
+        """Return what `dovetail info` shows of the format under labels: what the parser read off the template."""
+        return {}

@@ -82,7 +82,7 @@ class PluginKind(NamedTuple):
 
 
 _IN_ENGINE = ("engine", "worker")
-_PARSING = ("dovetail.text.parsing.output", "dovetail.sdk.formats.json_calls")
+_PARSING = ("dovetail.sdk.formats.output", "dovetail.sdk.formats.json_calls")
 _KIT = "dovetail_testing.conformance"
 
 KINDS: dict[str, PluginKind] = {
@@ -226,7 +226,7 @@ KINDS: dict[str, PluginKind] = {
             label="--plugin",
             kit=f"{_KIT}.hooks:HooksConformance",
             about="The plugin {name} for Dovetail",
-            watched=("dovetail.text.parsing.output",),
+            watched=("dovetail.sdk.formats.output",),
             minor=1,
         ),
     )

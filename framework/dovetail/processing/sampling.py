@@ -16,7 +16,7 @@ from dovetail.messages.seeds import derive_seed
 from dovetail.processing.bounds import MAX_STOP_CHARS, MAX_STOPS
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.refusals import output_too_long, prompt_too_long, wrong
-from dovetail.text.parsing.stop_regex import compile_stop
+from dovetail.sdk.formats.stop_regex import compile_stop
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_BIAS = 100.0

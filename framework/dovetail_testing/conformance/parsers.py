@@ -16,8 +16,8 @@ import pytest
 from dovetail.contracts.output import FormatSpec, Markers, OutputParser, State, ToolFormat
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.plugins import Registry
+from dovetail.sdk.formats.output import make_parser
 from dovetail.text.chat.template import ChatTemplate
-from dovetail.text.parsing.output import make_parser
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_testing.checks import check, fail, raised, shown
 from dovetail_testing.conformance import parsing

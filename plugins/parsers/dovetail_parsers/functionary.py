@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.sdk.formats.layout import ReplyPhase
-from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
+from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 MARKS: Mapping[str, Mark] = {">>>": Mark.START, "\n": Mark.BODY}

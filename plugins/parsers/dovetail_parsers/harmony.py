@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.output import Messages, NewCall, ToolBody
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail.sdk.formats.tags import Tags
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

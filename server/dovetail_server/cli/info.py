@@ -13,6 +13,7 @@ from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from dovetail.runtime.checkpoint.folder import ModelFolder
+    from dovetail.text.chat.template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 SHOWN = 3
@@ -57,7 +58,6 @@ def info(
     from dovetail.runtime.checkpoint.hub import with_folders
     from dovetail.settings import EngineSettings
     from dovetail.text.chat.template import ChatTemplate
-    from dovetail.text.detection.derive import derive, describe
     from dovetail.text.detection.detect import detect
 
     if model is None:
@@ -96,7 +96,7 @@ def info(
             }
             for kind, one in found.items()
         },
-        "read_off_the_template": dict(describe(derive(template))),
+        "read_off_the_template": read_off(template),
     }
 
 
@@ -149,6 +149,20 @@ def served_as(model: ModelFolder, impl: str, template: str = "") -> dict[str, An
     return {"served_by": served_by, "refused": None, **sizes, "tasks": tasks, "cache": cache}
 
 
+def read_off(template: ChatTemplate) -> dict[str, str]:
+    """Say what the parsers of no format of their own read off a template, by label."""
+    from dovetail.plugins import Registry
+    from dovetail.plugins.loader import import_planned
+    from dovetail.plugins.plan import as_planned
+    from dovetail.text.detection.candidates import DERIVED
+    from dovetail.text.detection.detect import LABELS
+
+    registry, lines = Registry.scan(), {}
+    for kind in LABELS:
+        lines.update(import_planned(as_planned(registry.resolve(kind, DERIVED)))().described(template))
+    return lines
+
+
 def tokenizer_facts(model: ModelFolder, rows: int | None) -> dict[str, Any]:
     """Say how many tokens there are and which end a reply, or why the tokenizer cannot be read; warn of too many.
 
@@ -185,8 +199,8 @@ def thinking_states(template: Any, reasoning_parser: str | None) -> dict[str, st
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
+    from dovetail.sdk.formats.output import make_parser
     from dovetail.text.detection.formats import bound_reasoning
-    from dovetail.text.parsing.output import make_parser
     from dovetail_testing.parsers import BytesTokenizer
 
     if not template.source or reasoning_parser is None:

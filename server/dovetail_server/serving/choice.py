@@ -15,7 +15,7 @@ from dovetail.grammar.spec.route import GrammarReport, Route
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import SamplingParams, Submit, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
-from dovetail.text.parsing.output import ToolCall
+from dovetail.sdk.formats.output import ToolCall
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server.serving.times import ChoiceClock
 

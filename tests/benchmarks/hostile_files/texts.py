@@ -20,9 +20,9 @@ from dovetail.processing.processor import Processor
 from dovetail.processing.prompts import chat_prompt
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.text.chat.template import ChatTemplate
-from dovetail.text.detection.derive import derive
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_parsers.derived.derive import derive
 
 CALL = {"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 CONVERSATIONS: list[list[dict[str, Any]]] = [

@@ -89,11 +89,11 @@ FAULTS = {
     ),
     "mutates core": (
         {
-            "acme_parser.py": PARSER + "import dovetail.text.parsing.output as core\nbefore = core.FormatParser.feed\n"
+            "acme_parser.py": PARSER + "import dovetail.sdk.formats.output as core\nbefore = core.FormatParser.feed\n"
             "core.FormatParser.feed = lambda self, *a, **k: before(self, *a, **k)\n"
         },
         "test_core_is_unchanged_after_load",
-        "loading it changed the core: dovetail.text.parsing.output.FormatParser.feed",
+        "loading it changed the core: dovetail.sdk.formats.output.FormatParser.feed",
     ),
     "adds to a table of the core": (
         {"acme_parser.py": PARSER + "from dovetail.plugins.kinds import KINDS\nKINDS['acme'] = KINDS['model']\n"},

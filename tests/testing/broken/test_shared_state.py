@@ -27,12 +27,12 @@ class Parser(ReasoningParser):
     def spec(self, tokenizer, template, request):
         return FormatSpec(reasoning=Markers("<r>", "</r>"))
 """
-OUTPUT = "import dovetail.text.parsing.output as core; core."
+OUTPUT = "import dovetail.sdk.formats.output as core; core."
 FEED = "dovetail.sdk.formats.machine.IncrementalParser.feed"
 CALLS = "import dovetail.sdk.formats.json_calls as first; "
 SHARED = {
-    "a function of the core": (OUTPUT + "fold = print", "dovetail.text.parsing.output.fold"),
-    "a method of the core": (OUTPUT + "FormatParser.prime = print", "dovetail.text.parsing.output.FormatParser.prime"),
+    "a function of the core": (OUTPUT + "fold = print", "dovetail.sdk.formats.output.fold"),
+    "a method of the core": (OUTPUT + "FormatParser.prime = print", "dovetail.sdk.formats.output.FormatParser.prime"),
     "a module that it imports first": (
         CALLS + "first.JsonCalls.feed = print",
         "dovetail.sdk.formats.json_calls.JsonCalls.feed",

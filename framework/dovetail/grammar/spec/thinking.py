@@ -8,7 +8,7 @@ from typing import cast
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec, Markers, Messages, State
 from dovetail.messages import MarkedThinking, Marker, MessageThinking, Thinking
-from dovetail.text.parsing.output import make_parser
+from dovetail.sdk.formats.output import make_parser
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 

@@ -140,3 +140,17 @@ class StopMatcher:
         """Return what was held back and start afresh: what follows does not continue this text."""
         held, self._held, self._state = self._held, "", 0
         return held
+
+
+def common_len(text: str, other: str) -> int:
+    """Return the length of the common prefix, by bisection: comparing slices is far cheaper than looping."""
+    low, high = 0, min(len(text), len(other))
+    if text.startswith(other):
+        return len(other)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -6,15 +6,18 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 
 from dovetail.contracts.errors import ModelError, RequestError
+from dovetail.contracts.output import SampleReply, WrittenReply
+from dovetail.sdk.formats.matcher import common_len
+from dovetail.sdk.formats.samples import tools_of
 from dovetail.text.chat.budget import FULL, INLINE, PROBE, Limits, TemplateLimitError
 from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
 from dovetail.text.chat.moment import begin_render, one_moment
+from dovetail.text.chat.rendered import RenderedChat, message_of, written
 from dovetail.text.chat.sandbox import ChatEnvironment
 from dovetail.text.chat.templates import read_template
 from dovetail.text.inline import InlineCostError
@@ -44,20 +47,6 @@ SMALL = 1 << 16
 
 class _RefusalError(RequestError):
     """The template refused the conversation, or failed on its data."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A rendered conversation.
-
-    Attributes:
-        text: The prompt. Tokenize it with `add_special_tokens=False`.
-        tail: What the template appended after the conversation, for priming the output parser: the generation prompt,
-            or the assistant's header and partial message when continuing one.
-    """
-
-    text: str
-    tail: str
 
 
 class ChatTemplate:
@@ -194,6 +183,13 @@ class ChatTemplate:
             if add_generation_prompt is False:
                 return RenderedChat(text, "")
             return RenderedChat(text, self._tail(template, context, text))
+
+    def written(self, reply: SampleReply, switches: Mapping[str, Any] | None = None) -> WrittenReply | None:
+        """See `TemplateView.written`."""
+        if self.varies:
+            return None
+        given = (message_of(reply), tools_of((reply,)), dict(switches or {}))
+        return written(self.render, *map(json.dumps, given))
 
     def _render_continued(
         self, template: jinja2.Template, context: dict[str, Any], template_kwargs: Mapping[str, Any]
@@ -356,20 +352,6 @@ class ChatTemplate:
         except RequestError:
             return False
         return _SENTINEL in text and not any(f"{quote}{_SENTINEL}{quote}" in text for quote in "'\"")
-
-
-def common_len(text: str, other: str) -> int:
-    """Return the length of the common prefix, by bisection: comparing slices is far cheaper than looping."""
-    low, high = 0, min(len(text), len(other))
-    if text.startswith(other):
-        return len(other)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _is_thinking(message: Mapping[str, Any]) -> bool:

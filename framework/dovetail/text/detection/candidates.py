@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.errors import RequestError
@@ -34,23 +34,16 @@ from dovetail.plugins.plan import as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import time_limit
+from dovetail.sdk.formats.matcher import common_len
+from dovetail.sdk.formats.reply_markers import reply_markers
+from dovetail.sdk.formats.samples import CALLED, SWITCHES, THOUGHTS, TWICE, reads_all, shown_text, tools_of
 from dovetail.text.chat.moment import one_moment
-from dovetail.text.chat.template import ChatTemplate, common_len
-from dovetail.text.detection.derive import (
-    CALLED,
-    QUESTION,
-    SWITCHES,
-    THOUGHTS,
-    TWICE,
-    Derived,
-    derive,
-    reads_all,
-    shown_text,
-    tools_of,
-)
+from dovetail.text.chat.rendered import QUESTION
+from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.formats import fit_reasoning, fit_tools
 
 logger = logging.getLogger("dovetail.text")
+T = TypeVar("T")
 ENOUGH = 0.5
 """The lowest score that is taken."""
 OPENED, READ = 0.4, 0.1
@@ -107,7 +100,6 @@ class Model:
         """
         said = files.tokenizer_config.get("response_template")
         self.template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
-        self.derived: Derived = derive(self.template)
         self.vocabulary = Vocabulary(files)
         self.declared = said or files.tokenizer_config.get("response_schema")
 
@@ -150,6 +142,7 @@ class Candidates:
             base: What a tool parser extends.
             timeout_s: What each may take to be imported, and to be tried; 0 for no limit.
         """
+        self._registry, self._kind = registry, kind
         self._model, self._base, self._timeout_s = model, base, timeout_s
         written = model.written(kind)
         begun = written or ("".join(model.tails) if kind == "reasoning_parser" else "")
@@ -194,23 +187,46 @@ class Candidates:
         record, said, model = candidate.record, candidate.said, self._model
         if candidate.most < ENOUGH:  # it is not taken whatever it reads
             return MatchScore(record.name, said, None, record.facts.aliases)
+
+        def score(plugin: Any) -> MatchScore:
+            reads_back = _reads_back(plugin.for_template(model.template), model, self._base)
+            if reads_back:
+                scored = max(said, OPENED) + READ
+            elif reads_back is None and said < ENOUGH and _begins_in_prompt(plugin, model):
+                scored = ENOUGH
+            else:
+                scored = said / 2 if reads_back is False and not _is_taught(plugin, model.template) else said
+            return MatchScore(record.name, min(round(scored, 2), 1.0), reads_back, record.facts.aliases)
+
+        return self._ask(record, score)
+
+    @cached_property
+    def read_off(self) -> Literal["shown", "declared"] | None:
+        """What the parser of what is read off the template says: it reads back, it has a format, or neither."""
+        kind, base, template = self._kind, self._base, self._model.template
+        record = next((record for record in self._registry.of_kind(kind) if record.name == DERIVED), None)
+
+        def look(plugin: Any) -> Literal["shown", "declared"] | None:
+            bound = plugin.for_template(template)
+            if kind == "reasoning_parser":
+                spec = bound.spec(self._model.vocabulary, template, ParserRequest())
+                has_format = spec.reasoning is not None or spec.machine is not None
+            else:
+                has_format = bound.extend(base, tools_of((TWICE,)) or ()).tools is not None
+            return None if not has_format else "shown" if _reads_back(bound, self._model, base) else "declared"
+
+        return None if record is None or not record.usable else self._ask(record, look)
+
+    def _ask(self, record: PluginRecord, question: Callable[[Any], T | None]) -> T | None:
+        """Import a parser and ask it something; None if it cannot be used."""
         planned = as_planned(record)
         try:
             plugin = import_planned(planned, self._timeout_s)()
             with time_limit(f"{describe(planned)}: reading a reply back", self._timeout_s):
-                reads_back = _reads_back(plugin.for_template(model.template), model, self._base)
-                is_begun = reads_back is None and said < ENOUGH and _begins_in_prompt(plugin, model)
-                is_taught = reads_back is False and _is_taught(plugin, model.template)
+                return question(plugin)
         except Exception as error:  # a stranger's code must not keep the server from starting
             logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
             return None
-        if reads_back:
-            said = max(said, OPENED) + READ
-        elif is_begun:
-            said = ENOUGH
-        elif reads_back is False and not is_taught:
-            said /= 2
-        return MatchScore(record.name, min(round(said, 2), 1.0), reads_back, record.facts.aliases)
 
 
 def _kinship(name: str, family: str | None) -> int:
@@ -259,14 +275,14 @@ def _tails(template: ChatTemplate) -> Iterator[str]:
 
 def _reads_back(plugin: Any, model: Model, base: FormatSpec) -> bool | None:
     """Render replies and read them back, with the template's newlines; None where the template shows none."""
-    template, derived = model.template, model.derived
+    template = model.template
     if not template.source:
         return None
     if isinstance(plugin, ReasoningParser):
         results = []
         for switches in SWITCHES:
             spec = plugin.spec(model.vocabulary, template, ParserRequest(template_kwargs=switches))
-            results.append(reads_all(template, fit_reasoning(spec, derived), THOUGHTS, switches))
+            results.append(reads_all(template, fit_reasoning(spec, reply_markers(template)), THOUGHTS, switches))
         return False if False in results else True if True in results else None
     spec = plugin.extend(base, tools_of((TWICE,)) or ())
-    return reads_all(template, fit_tools(spec, derived), CALLED, {})
+    return reads_all(template, fit_tools(spec, template), CALLED, {})

@@ -2,9 +2,10 @@
 
 The order: a hook plugin's answer; the name that the model's tokenizer_config.json gives as `response_template`; then
 the parsers whose manifests know the chat template (together with what the tokenizer says about replies), the likeliest
-first: replies are rendered and read back, with the newlines that the template itself writes (see `derive.py`). The best
-score wins, if it is good enough (see `candidates.py`); of equal ones, that of the tool-call parser's family. Where none
-reads back what the template shows, the format is read off the template itself, by the parser `template`.
+first: replies are rendered and read back, with the newlines that the template itself writes (see `formats.py`). The
+best score wins, if it is good enough (see `candidates.py`); of equal ones, that of the tool-call parser's family. The
+last one tried is the parser `template`, which reads the format off the template itself: it wins where it reads back
+what no other does, and, where it knows a format that the template does not show, over those that are not good enough.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import AUTO, as_planned, by_name
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S
+from dovetail.sdk.formats.reply_markers import reply_markers
 from dovetail.text.detection.candidates import DERIVED, ENOUGH, Candidates, MatchScore, Model
 from dovetail.text.detection.formats import fit_reasoning
 
@@ -126,10 +128,10 @@ def detect(
 def _spec_of(registry: Registry, name: str | None, model: Model) -> FormatSpec:
     """Return what a reasoning parser declares, for reading calls behind thinking."""
     if name is None:
-        return model.derived.spec()
+        return FormatSpec()
     plugin: ReasoningParser = import_planned(as_planned(registry.resolve("reasoning_parser", name)))()
     spec = plugin.for_template(model.template).spec(model.vocabulary, model.template, ParserRequest())
-    return fit_reasoning(spec, model.derived)
+    return fit_reasoning(spec, reply_markers(model.template))
 
 
 def _found(registry: Registry, kind: str, model: Model, candidates: Candidates, family: str | None = None) -> Detection:
@@ -143,15 +145,13 @@ def _found(registry: Registry, kind: str, model: Model, candidates: Candidates, 
             return Detection(name, "named by response_template in tokenizer_config.json")
     if not model.text:
         return Detection(None, "the model has no chat template")
-    ranked, derived = candidates.ranked(family), model.derived
-    part = "reasoning" if kind == "reasoning_parser" else "calls"
-    is_known = derived.says(part)
-    is_shown = is_known and part not in derived.declared
-    if is_shown and not (ranked and ranked[0].reads_back):
+    ranked = candidates.ranked(family)
+    read_off = None if ranked and ranked[0].reads_back else candidates.read_off
+    if read_off == "shown":
         return Detection(
             DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked
         )
-    if is_known and (not ranked or ranked[0].score < ENOUGH):
+    if read_off is not None and (not ranked or ranked[0].score < ENOUGH):
         return Detection(DERIVED, "no other parser knows the format; read off response_template", ranked)
     if not ranked:
         return Detection(None, "no installed parser knows the chat template")

@@ -8,37 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, State, TemplateView, TokenizerView
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
+from dovetail.sdk.formats.output import make_parser
+from dovetail.sdk.formats.reply_markers import ReplyMarkers, reply_markers
+from dovetail.sdk.formats.samples import ANSWER, CALLED_BEHIND, NAMES
 from dovetail.text.chat.template import BeginThinking
-from dovetail.text.detection.derive import Derived, derive
-from dovetail.text.parsing.output import make_parser
 
 
 class FittedReasoning(ReasoningParser):
     """A reasoning parser whose newlines are the template's."""
 
-    def __init__(self, parser: ReasoningParser, derived: Derived) -> None:
-        self._parser, self._derived = parser, derived
+    def __init__(self, parser: ReasoningParser, markers: ReplyMarkers) -> None:
+        self._parser, self._markers = parser, markers
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the parser's format with the template's newlines."""
-        return fit_reasoning(self._parser.spec(tokenizer, template, request), self._derived)
+        return fit_reasoning(self._parser.spec(tokenizer, template, request), self._markers)
 
 
 class FittedTools(ToolParser):
     """A tool parser whose newlines are the template's."""
 
-    def __init__(self, parser: ToolParser, derived: Derived) -> None:
-        self._parser, self._derived = parser, derived
+    def __init__(self, parser: ToolParser, template: TemplateView) -> None:
+        self._parser, self._template = parser, template
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the parser's format with the template's newlines."""
-        return fit_tools(self._parser.extend(spec, tools), self._derived)
+        return fit_tools(self._parser.extend(spec, tools), self._template)
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
@@ -84,11 +86,11 @@ def _copied(value: Any) -> Any:
 
 def bound_reasoning(parser: ReasoningParser, template: TemplateView, *, is_ours: bool = True) -> ReasoningParser:
     """Return a reasoning parser made ready for a model."""
-    found, derived = parser.for_template(template), derive(template)
+    found, markers = parser.for_template(template), reply_markers(template)
     found = found if is_ours else GuardedReasoning(found)
-    if derived.reasoning is None and derived.answer is None:
+    if markers.reasoning is None and markers.answer is None:
         return found
-    return FittedReasoning(found, derived)
+    return FittedReasoning(found, markers)
 
 
 def thinking_behind(parser: ReasoningParser, tokenizer: TokenizerView, template: TemplateView) -> BeginThinking:
@@ -113,18 +115,18 @@ def thinking_behind(parser: ReasoningParser, tokenizer: TokenizerView, template:
 
 def bound_tools(parser: ToolParser, template: TemplateView, *, is_ours: bool = True) -> ToolParser:
     """Return a tool-call parser made ready for a model."""
-    found, derived = parser.for_template(template), derive(template)
+    found = parser.for_template(template)
     found = found if is_ours else GuardedTools(found)
-    return found if derived.calls is None else FittedTools(found, derived)
+    return FittedTools(found, template) if template.source else found
 
 
-def fit_reasoning(spec: FormatSpec, derived: Derived) -> FormatSpec:
+def fit_reasoning(spec: FormatSpec, shown: ReplyMarkers) -> FormatSpec:
     """Take the newlines around thinking, and the markers around an answer, from the template."""
-    theirs = derived.reasoning
+    theirs = shown.reasoning
     if spec.machine is not None:
         return spec
     if spec.answer is None:
-        spec = replace(spec, answer=derived.answer)
+        spec = replace(spec, answer=shown.answer)
     if spec.reasoning is None or theirs is None:
         return spec
     if (spec.reasoning.start, spec.reasoning.end) != (theirs.start, theirs.end):
@@ -138,10 +140,22 @@ def fit_reasoning(spec: FormatSpec, derived: Derived) -> FormatSpec:
     return replace(spec, reasoning=markers)
 
 
-def fit_tools(spec: FormatSpec, derived: Derived) -> FormatSpec:
+def fit_tools(spec: FormatSpec, template: TemplateView) -> FormatSpec:
     """Take the newlines before a call from the template."""
-    if spec.machine is not None or spec.tools is None or derived.calls is None:
+    if spec.machine is not None or spec.tools is None:
         return spec
-    if spec.tools.start != derived.calls.start:
-        return spec
-    return replace(spec, tools=replace(spec.tools, before_start=derived.calls.before))
+    tools = spec.tools
+    before = newlines_before(template, tools.start or next(iter(tools.also), ""))
+    return spec if before is None else replace(spec, tools=replace(tools, before_start=before))
+
+
+@lru_cache(maxsize=64)
+def newlines_before(template: TemplateView, start: str) -> str | None:
+    """Return the newlines that a template puts between an answer and a call's marker; None where it shows none."""
+    for reply in CALLED_BEHIND if start else ():
+        shown = template.written(reply)
+        text = "" if shown is None else shown.whole.rpartition(ANSWER)[2]
+        before, found, rest = text.partition(start)
+        if found and NAMES[0] in rest:
+            return before[len(before.rstrip("\n")) :]
+    return None

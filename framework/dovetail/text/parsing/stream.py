@@ -23,8 +23,8 @@ from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.messages import Finish, TokenDelta
 from dovetail.sdk.formats.machine import IncrementalParser
-from dovetail.text.parsing.output import ToolCall, make_parser
-from dovetail.text.parsing.stop_regex import make_stops
+from dovetail.sdk.formats.output import ToolCall, make_parser
+from dovetail.sdk.formats.stop_regex import make_stops
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger("dovetail.text")
@@ -34,7 +34,7 @@ _FAILURES: set[tuple[str, str, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class NoTemplate:
+class NoTemplate(TemplateView):
     """Stands for the chat template where there is none, as for raw completions."""
 
     source: str = ""

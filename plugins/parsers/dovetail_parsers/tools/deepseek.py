@@ -13,7 +13,7 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
-from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
+from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 
 SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")

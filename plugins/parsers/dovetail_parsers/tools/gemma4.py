@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.sdk.formats.call_grammar import brace_arguments, calls_grammar, name_of
-from dovetail.text.tool_calls.brace_calls import BraceCalls
+from dovetail_parsers.families.brace_calls import BraceCalls
 from dovetail_parsers.tools.sections import Section
 
 

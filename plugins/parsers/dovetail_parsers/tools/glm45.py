@@ -24,7 +24,7 @@ from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.sdk.formats.tags import Tags
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail_parsers.families.tagged_calls import TaggedCalls
 
 TAGS = Tags(key=("<arg_key>", "</arg_key>"), value_start="<arg_value>", value_end="</arg_value>")
 

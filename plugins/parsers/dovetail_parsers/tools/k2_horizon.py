@@ -21,7 +21,7 @@ from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.tags import Tags
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.per_call import PerCall
 from dovetail_parsers.tools.sections import Section

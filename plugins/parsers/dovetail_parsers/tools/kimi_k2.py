@@ -21,7 +21,7 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
-from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
+from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 
 _HEAD = re.compile(r"(?:functions\.)?([\w.:/\-]+?)(?::\d+)?")
 

@@ -18,7 +18,7 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.sdk.formats.call_grammar import calls_grammar, keyword_arguments, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
-from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
+from dovetail_parsers.families.pythonic_calls import PythonicCalls
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.sections import Section
 

@@ -28,7 +28,7 @@ from dovetail.sdk.formats.call_grammar import Node, calls_grammar, element_argum
 from dovetail.sdk.formats.json_text import Quotes
 from dovetail.sdk.formats.place import Place
 from dovetail.sdk.formats.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text
-from dovetail.text.tool_calls.headed_calls import is_half_a_head
+from dovetail_parsers.families.headed_calls import is_half_a_head
 from dovetail_parsers.tools.sections import Section
 
 MARK = "]<]minimax[>["

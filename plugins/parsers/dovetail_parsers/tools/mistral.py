@@ -24,7 +24,7 @@ from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
-from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
+from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 from dovetail_parsers.tools.either import Either
 
 _HEAD = re.compile(r"\s*([\w.:/\-]+?)(?:\[CALL_ID\]([\w\-]*))?\s*")

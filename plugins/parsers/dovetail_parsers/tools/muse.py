@@ -23,7 +23,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail.sdk.formats.without import Without
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.muse import AROUND, MESSAGES, TAGS, MuseParser
 
 

@@ -20,7 +20,7 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, keyword_arguments, name_of
-from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
+from dovetail_parsers.families.pythonic_calls import PythonicCalls
 
 TEXT = r"[ \t\r\n]*([^\[ \t\r\n](.|\n)*)?"
 """An answer that is no list."""

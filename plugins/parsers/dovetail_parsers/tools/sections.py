@@ -13,7 +13,7 @@ from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, nam
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.tags import Tags
 from dovetail.sdk.formats.without import Without
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail_parsers.families.tagged_calls import TaggedCalls
 
 
 class Section(ToolParser):

@@ -18,7 +18,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
-from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
+from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 from dovetail_parsers.tools.sections import Section
 
 _HEAD = re.compile(r"\s*([\w\-]*)\s*<\|tool_call:name\|>\s*([\w.:/\-]+)\s*")

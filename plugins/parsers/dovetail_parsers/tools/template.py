@@ -1,6 +1,6 @@
 """`template`: calls as the model's chat template writes them.
 
-The format is not written down here: it is read off the template, see `dovetail.text.detection.derive`. `auto` takes
+The format is not written down here: it is read off the template, see `dovetail_parsers.derived.derive`. `auto` takes
 this parser where no other one reads back what the template writes. Without a template that shows calls, none are looked
 for.
 
@@ -16,7 +16,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.detection.derive import Derived, derive
+from dovetail_parsers.derived.derive import Derived, call_lines, derive
 
 
 class Template(ToolParser):
@@ -32,9 +32,9 @@ class Template(ToolParser):
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers, or read all of the reply in regions."""
-        calls = self._derived.calls
-        if self._derived.regions is not None:
-            return self._derived.spec(tools)
+        calls, regions = self._derived.calls, self._derived.regions
+        if regions is not None:
+            return regions.spec(tools) if regions.has("tool_calls") else spec
         return spec if calls is None else replace(spec, tools=calls.tool_format(tools))
 
     def grammar(
@@ -43,3 +43,7 @@ class Template(ToolParser):
         """Calls as the template writes them."""
         calls = self._derived.calls
         return None if calls is None else calls.grammar(tools, choice, parallel)
+
+    def described(self, template: TemplateView) -> Mapping[str, str]:
+        """Say what was derived."""
+        return call_lines(derive(template))

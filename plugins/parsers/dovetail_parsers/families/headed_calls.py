@@ -19,7 +19,7 @@ from typing import Any, Literal
 from dovetail.contracts.output import NewCall, ToolArgs, ToolEnd, ToolEvent
 from dovetail.sdk.formats.json_text import MAX_CUT_HEAD, JsonText
 from dovetail.sdk.formats.matcher import matcher
-from dovetail.text.tool_calls.marked_calls import MarkedCalls
+from dovetail_parsers.families.marked_calls import MarkedCalls
 
 MAX_HEAD = 512
 """Characters of the longest head; longer text is no call."""

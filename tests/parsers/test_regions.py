@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from dovetail.sdk.formats.output import make_parser
+from dovetail.sdk.formats.reply import fold
 from dovetail.text.chat.template import ChatTemplate
-from dovetail.text.detection.derive import derive
-from dovetail.text.parsing import regions
-from dovetail.text.parsing.output import make_parser
-from dovetail.text.parsing.reply import fold
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_parsers.derived import regions
+from dovetail_parsers.derived.derive import derive
 from dovetail_testing.operations import operations
 
 PLAIN = (
@@ -100,13 +100,13 @@ def read(
 
 
 @pytest.mark.parametrize(("template", "text", "wanted"), ROWS)
-def test_regions_are_read(template: dict[str, Any], text: str, wanted: SampleReply, byte_level: Tokenizer) -> None:
+def test_regions_are_read(template: dict[str, Any], text: str, wanted: SampleReply, tokenizer: Tokenizer) -> None:
     """Patterns with captures, every kind of content, cut in two anywhere, character by character, as tokens."""
     for at in range(len(text)):
         assert read(template, [text[:at], text[at:]]) == wanted
     assert read(template, [*text]) == wanted
-    ids = byte_level.encode(text, add_special_tokens=False)
-    assert read(template, [[token_id] for token_id in ids], vocabulary=byte_level) == wanted
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert read(template, [[token_id] for token_id in ids], vocabulary=tokenizer) == wanted
 
 
 def test_the_state_comes_from_the_prompt() -> None:
@@ -178,12 +178,12 @@ def test_work_is_linear(unit: str) -> None:
     assert work(4000) < 3 * work(2000)
 
 
-def test_tokens_of_thinking_are_counted(byte_level: Tokenizer) -> None:
+def test_tokens_of_thinking_are_counted(tokenizer: Tokenizer) -> None:
     """Those between the edges; special tokens give their text to the patterns."""
     text = "<why>hm</why>so"
     found = derive(ChatTemplate({"default": PLAIN}, response_template=HELD))
-    parser = make_parser(found.spec(), byte_level)
-    for token_id in byte_level.encode(text, add_special_tokens=False):
+    parser = make_parser(found.spec(), tokenizer)
+    for token_id in tokenizer.encode(text, add_special_tokens=False):
         parser.feed([token_id])
     parser.finish("stop")
     assert parser.reasoning_tokens == 2

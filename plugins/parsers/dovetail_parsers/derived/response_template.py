@@ -27,9 +27,9 @@ import regex
 
 from dovetail.contracts.output import Markers, NewCall, ToolBody
 from dovetail.sdk.formats.json_calls import JsonCalls
-from dovetail.text.detection.call_shape import CallShape, Tools
-from dovetail.text.parsing.regions import Edge, MakeBody, Part, Region, Regions
-from dovetail.text.tool_calls.region_calls import Content, Form, HeldCall, ParsedCalls
+from dovetail_parsers.derived.call_shape import CallShape, Tools
+from dovetail_parsers.derived.region_calls import Content, Form, HeldCall, ParsedCalls
+from dovetail_parsers.derived.regions import Edge, MakeBody, Part, Region, Regions
 
 logger = logging.getLogger("dovetail.text")
 MAX_COMPLAINTS = 100

@@ -28,7 +28,7 @@ from dovetail.sdk.formats.schema_types import (
     types_of,
     value_text,
 )
-from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
+from dovetail_parsers.families.headed_calls import MAX_HEAD, is_half_a_head
 
 _OPENS = re.compile(r'\s*"')
 _STOP = re.compile(r'["\\]')

@@ -30,14 +30,14 @@ from dovetail.contracts.output import (
     State,
     ToolStart,
 )
+from dovetail.sdk.formats.aside import Aside
+from dovetail.sdk.formats.detokenizer import TokenTables
 from dovetail.sdk.formats.layout import ReplyPhase, Role, compile_layout
 from dovetail.sdk.formats.machine import IncrementalParser, new_call_id
 from dovetail.sdk.formats.place import SIGNS, Place
 from dovetail.sdk.formats.plain import Plain
-from dovetail.text.parsing.aside import Aside
-from dovetail.text.parsing.reply import Folded, ToolCall, fold
-from dovetail.text.parsing.sections import CALLING, SectionParser
-from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail.sdk.formats.reply import Folded, ToolCall, fold
+from dovetail.sdk.formats.sections import CALLING, SectionParser
 
 __all__ = ["Folded", "FormatParser", "ToolCall", "fold", "make_parser", "new_call_id", "parse_full"]
 
@@ -48,7 +48,7 @@ class FormatParser(SectionParser):
     def __init__(
         self,
         spec: FormatSpec,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TokenTables | None = None,
         *,
         skip_special_tokens: bool = True,
         keep_markers: bool = False,
@@ -365,7 +365,7 @@ class FormatParser(SectionParser):
 
 def make_parser(
     spec: FormatSpec,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TokenTables | None = None,
     *,
     skip_special_tokens: bool = True,
     keep_markers: bool = False,

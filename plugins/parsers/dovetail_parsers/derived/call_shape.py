@@ -1,7 +1,7 @@
 """The shape of a call, read off a rendered one: which text stands around names, keys and values.
 
-`read_shape` finds the sentinels in the text that a template rendered for two calls (see `probes.py`), takes the texts
-between them, and says which of the four `ToolBody`s reads them, with which markers:
+`read_shape` finds the sentinels in the text that a template rendered for two calls (`dovetail.sdk.formats.samples`),
+takes the texts between them, and says which of the four `ToolBody`s reads them, with which markers:
 
 | what stands around the sentinels | body |
 |---|---|
@@ -31,18 +31,13 @@ from dovetail.sdk.formats.call_grammar import (
     tagged_arguments,
 )
 from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.matcher import common_len
+from dovetail.sdk.formats.samples import FIRST, KEYS, NAMES, SECOND, UNIT, VALUES
 from dovetail.sdk.formats.tags import Tags, plain_key
-from dovetail.text.chat.template import common_len
-from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
-from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
-from dovetail.text.tool_calls.tagged_calls import TaggedCalls
+from dovetail_parsers.families.headed_calls import Head, HeadedCalls
+from dovetail_parsers.families.pythonic_calls import PythonicCalls
+from dovetail_parsers.families.tagged_calls import TaggedCalls
 
-NAMES = ("dovetail_alpha", "dovetail_beta")
-KEYS = ("dovetail_key_one", "dovetail_key_two", "dovetail_key_three")
-VALUES = ("dovetail value one", "dovetail value two", "dovetail value three")
-FIRST = {KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]}
-SECOND = {KEYS[2]: VALUES[2]}
-_UNIT = re.compile(r"<[^<>\s][^<>]*>|\[/?[A-Z_]{2,}\]|◁[^◁▷]*▷")
 _ATTRIBUTES = re.compile(r"([\"'])\s[^<>]*>")
 """Closes a key in quotes and holds more attributes, as the type of its value."""
 _SPACES = " \t\r\n"
@@ -143,7 +138,7 @@ def _without(text: str, end: str) -> str:
     """Drop the end of a turn: all of it, or what follows its first marker."""
     if end and text.endswith(end):
         return text[: -len(end)]
-    marker = next(iter(_UNIT.findall(end)), "")
+    marker = next(iter(UNIT.findall(end)), "")
     place = text.rfind(marker) if marker else -1
     return text[:place] if place > max(text.rfind(VALUES[1]), text.rfind(VALUES[2])) else text
 
@@ -247,7 +242,7 @@ def _headed_shape(text: str) -> CallShape | None:
     if around is None:
         return None
     start, end, begin, call_end = around
-    units = _UNIT.findall(begin) or [begin.strip()]
+    units = UNIT.findall(begin) or [begin.strip()]
     mark, prefix = units[0], begin[begin.find(units[0]) + len(units[0]) :]
     pattern = re.compile(
         rf"\s*(?:{re.escape(prefix.strip())})?\s*([\w.:/\-]+?)(?::\d+)?[\s`]*"
@@ -266,7 +261,7 @@ def _headed_shape(text: str) -> CallShape | None:
         begin = "" if mark == start else mark
         return HeadedCalls(new_call, read_head=read_head, stops=stops, begin=begin, end=tail, tools=tools)
 
-    inner = tuple(unit for unit in (mark, *_UNIT.findall(prefix + stop + tail)) if unit not in (start, end))
+    inner = tuple(unit for unit in (mark, *UNIT.findall(prefix + stop + tail)) if unit not in (start, end))
     also = (mark,) if mark != start else ()
     shown = {"call": mark, "stop": stop.strip(), "call_end": tail}
     calls = [
@@ -293,7 +288,7 @@ def _around(pre: str, gap: str, post: str) -> tuple[str, str, str, str] | None:
     section_end = post[len(call_end) :].strip()
     if section or (not begin and not call_end):
         return section, _first_marker(section_end), begin, call_end
-    units = _UNIT.findall(begin)
+    units = UNIT.findall(begin)
     start = units[0] if units else begin
     return start, call_end or _first_marker(section_end), begin, call_end
 
@@ -324,7 +319,7 @@ def _frame(text: str, calls: Sequence[tuple[int, int]], inside: tuple[int, int],
 
 def _first_marker(text: str) -> str:
     """Return a section's end without what ends the turn behind it."""
-    units = _UNIT.findall(text)
+    units = UNIT.findall(text)
     return text[: text.find(units[0]) + len(units[0])] if units else text
 
 
@@ -339,7 +334,7 @@ def _common_end(one: str, other: str) -> str:
 def _whole(end: str, text: str) -> bool:
     """Whether an end of a text does not begin inside a marker."""
     place = len(text) - len(end)
-    return not any(found.start() < place < found.end() for found in _UNIT.finditer(text))
+    return not any(found.start() < place < found.end() for found in UNIT.finditer(text))
 
 
 def _newlines(pre: str) -> str:
@@ -417,7 +412,7 @@ def _tags_of(
         call_open = "" if start == begin.strip() else begin
     else:
         call_open = begin[len(start) :].strip()
-        units = _UNIT.findall(call_end)
+        units = UNIT.findall(call_end)
         if len(units) < 2:
             return None
         end, call_end = units[-1], call_end[: call_end.rfind(units[-1])].strip()
@@ -441,7 +436,7 @@ def _tags_of(
         return TaggedCalls(new_call, tags, tools)
 
     pieces = (*tags.call, tags.call_end, *tags.key, tags.value_start, tags.value_end)
-    inner = tuple(dict.fromkeys(unit for piece in pieces for unit in _UNIT.findall(piece)))
+    inner = tuple(dict.fromkeys(unit for piece in pieces for unit in UNIT.findall(piece)))
     shown = {"call": f"{call_open}NAME{name_close}", "parameter": f"{key_open}KEY{to_value}VALUE{value_end}"}
     also = (call_open,) if call_open else ()
     return CallShape("tagged", start, end, body, inner=inner, also=also, shown=shown), tags
@@ -454,7 +449,7 @@ def _key_before_attributes(text: str) -> tuple[str, bool | None]:
 
 def _split_value_start(text: str) -> tuple[str, str]:
     """Split what stands between key and value into what closes the key and what opens the value."""
-    units = _UNIT.findall(text)
+    units = UNIT.findall(text)
     if len(units) == 2 and text.startswith(units[0]) and text.endswith(units[1]):
         return units[0], units[1]
     return text, ""

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from dovetail.contracts.output import Event, FormatSpec, Malformed, ToolArgs, ToolBody, ToolEvent, ToolStart
+from dovetail.sdk.formats.detokenizer import TokenTables
 from dovetail.sdk.formats.layout import FormatLayout, ReplyPhase, Role
 from dovetail.sdk.formats.machine import IncrementalParser
 from dovetail.sdk.formats.place import Place
-from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 PIECE = 1024
 """Characters of text without ids that are looked at in one go."""
@@ -35,7 +35,7 @@ class SectionParser(IncrementalParser):
         patience: Characters of calls that may still turn out to be none.
     """
 
-    def __init__(self, spec: FormatSpec, layout: FormatLayout, tokenizer: Tokenizer | None, **given: Any) -> None:
+    def __init__(self, spec: FormatSpec, layout: FormatLayout, tokenizer: TokenTables | None, **given: Any) -> None:
         """Prepare; arguments as for `FormatParser`, and its layout."""
         super().__init__(layout, tokenizer, **given)
         self._tools, self._answer = spec.tools, spec.answer

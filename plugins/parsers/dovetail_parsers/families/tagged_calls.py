@@ -36,8 +36,8 @@ from dovetail.sdk.formats.schema_types import (
     value_text,
 )
 from dovetail.sdk.formats.tags import CDATA_START, Tags, followers, matchers, not_plain
-from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
-from dovetail.text.tool_calls.marked_calls import MarkedCalls
+from dovetail_parsers.families.headed_calls import MAX_HEAD, is_half_a_head
+from dovetail_parsers.families.marked_calls import MarkedCalls
 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")

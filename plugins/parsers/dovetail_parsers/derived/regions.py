@@ -37,11 +37,10 @@ from dovetail.contracts.output import (
     ToolFormat,
     ToolStart,
 )
-from dovetail.sdk.formats.detokenizer import Detokenizer
+from dovetail.sdk.formats.detokenizer import Detokenizer, TokenTables
 from dovetail.sdk.formats.layout import ReplyPhase, make_layout
 from dovetail.sdk.formats.machine import IncrementalParser, new_call_id
-from dovetail.text.parsing.stop_regex import Credit, TooSlowError
-from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail.sdk.formats.stop_regex import Credit, TooSlowError
 
 logger = logging.getLogger("dovetail.text")
 MAX_HELD = 1024
@@ -140,7 +139,7 @@ class RegionParser(IncrementalParser):
         self,
         regions: Regions,
         spec: FormatSpec,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TokenTables | None = None,
         *,
         skip_special_tokens: bool = True,
         keep_markers: bool = False,

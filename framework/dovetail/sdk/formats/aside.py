@@ -7,7 +7,7 @@ closed, and an answer follows, or the reply is over. Meanwhile the text is held,
 from __future__ import annotations
 
 from dovetail.contracts.output import ContentDelta, Event, Malformed, ToolEnd
-from dovetail.text.parsing.sections import SectionParser
+from dovetail.sdk.formats.sections import SectionParser
 
 
 class Aside:

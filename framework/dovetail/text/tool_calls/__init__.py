@@ -1,1 +1,0 @@
-"""Calls of tools in their formats: reading them, and the grammar that describes them."""
