@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.errors import ConfigError, ModelError, RequestError
+from dovetail.contracts.output import SampleCall, SampleReply
 from dovetail.text.chat import budget
 from dovetail.text.chat.budget import FULL, INLINE, PROBE
-from dovetail.text.chat.template import ChatTemplate, RenderedChat
+from dovetail.text.chat.rendered import RenderedChat
+from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import builtin_templates
 from dovetail.text.detection.formats import bound_reasoning, thinking_behind
 from dovetail.text.inline import InlineCostError
+from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 entry_points = cache(metadata.entry_points)
@@ -68,6 +71,21 @@ def test_a_conversation_and_its_tail() -> None:
     opened = chat.render(HELLO, template_kwargs={"enable_thinking": True})
     assert opened == RenderedChat(head + "<|im_start|>assistant\n", "<|im_start|>assistant\n")
     assert chat.render(HELLO, add_generation_prompt=False) == RenderedChat(head, "")
+
+
+def test_a_sample_reply_is_written() -> None:
+    """A parser sees what stands behind the prompt, and what the prompt begins; one that draws lots says nothing."""
+    shown = template(CHATML).written(SampleReply("why", "so"), {"enable_thinking": True})
+    assert shown is not None
+    header, output = "<|im_start|>assistant\n", "<think>\nwhy\n</think>\n\nso<|im_end|>\n"
+    assert shown.whole.endswith(header + output)
+    assert (shown.output, shown.tail, shown.appended) == (output, header, header)
+    called = template("{{ tools | tojson }}{{ messages[-1].tool_calls[0].function.arguments.a }}")
+    shown = called.written(SampleReply(calls=(SampleCall("find", {"a": "b"}),)))
+    assert shown is None  # the prompt has no call yet: the template fails on it
+    assert template("{{ [1, 2] | random }}{{ messages[-1].content }}").written(SampleReply(content="so")) is None
+    assert NoTemplate("{{ x }}").written(SampleReply(content="so")) is None
+    assert NoTemplate().response_template is None
 
 
 def test_the_tail_of_a_template_that_always_adds_the_header() -> None:

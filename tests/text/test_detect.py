@@ -188,6 +188,18 @@ def test_headers_with_roles_are_recognised(tmp_path: Path) -> None:
     }
 
 
+def test_reading_off_the_template_is_a_plugin_as_any_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the parser `template`, or with one that fails, what no other parser knows has none."""
+    (tmp_path / "chat_template.jinja").write_text(THINKS)
+    assert detect(REGISTRY, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "template"
+    registry = Registry()
+    assert detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"].name is None
+    registry.add("reasoning_parser", "template", "no_such_module_anywhere:Parser")
+    with caplog.at_level(logging.WARNING):
+        assert detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"].name is None
+    assert "auto passes over" in caplog.text
+
+
 CLUES = [{"all": ["<think>", "<|im_start|>"], "score": 1.0}]
 """Those of a stranger who knows the demo model's template best."""
 

@@ -57,7 +57,7 @@ def tools_of(replies: Sequence[SampleReply]) -> list[dict[str, Any]] | None:
 
 
 @lru_cache(maxsize=8)
-def turn_end(template: TemplateView) -> str:
+def _turn_end(template: TemplateView) -> str:
     """Return what the template writes behind an answer; empty where it shows none."""
     plain = template.written(ANSWERED)
     return "" if plain is None else plain.whole.rpartition(ANSWER)[2] if ANSWER in plain.whole else ""
@@ -107,7 +107,7 @@ def _read_back(
     content = reply.content if reply.content is not None and reply.content in shown.output else None
     parser = make_parser(spec)
     parser.prime(shown.tail)
-    got = parse_full(parser, text=_ended(shown.output, _parts(reply), turn_end(template) if reply.calls else ""))
+    got = parse_full(parser, text=_ended(shown.output, _parts(reply), _turn_end(template) if reply.calls else ""))
     return _agrees(got, SampleReply(reply.reasoning, content, reply.calls), shown.whole)
 
 

@@ -117,7 +117,7 @@ def bound_tools(parser: ToolParser, template: TemplateView, *, is_ours: bool = T
     """Return a tool-call parser made ready for a model."""
     found = parser.for_template(template)
     found = found if is_ours else GuardedTools(found)
-    return FittedTools(found, template) if template.source else found
+    return FittedTools(found, template) if called_behind(template) else found
 
 
 def fit_reasoning(spec: FormatSpec, shown: ReplyMarkers) -> FormatSpec:
@@ -152,10 +152,22 @@ def fit_tools(spec: FormatSpec, template: TemplateView) -> FormatSpec:
 @lru_cache(maxsize=64)
 def newlines_before(template: TemplateView, start: str) -> str | None:
     """Return the newlines that a template puts between an answer and a call's marker; None where it shows none."""
-    for reply in CALLED_BEHIND if start else ():
-        shown = template.written(reply)
-        text = "" if shown is None else shown.whole.rpartition(ANSWER)[2]
+    for text in called_behind(template) if start else ():
         before, found, rest = text.partition(start)
         if found and NAMES[0] in rest:
             return before[len(before.rstrip("\n")) :]
     return None
+
+
+@lru_cache(maxsize=8)
+def called_behind(template: TemplateView) -> tuple[str, ...]:
+    """Return what a template writes of two calls, and of one: behind an answer, or all of it where it drops that."""
+    texts = []
+    for reply in CALLED_BEHIND if template.source else ():
+        if (shown := template.written(reply)) is None:
+            continue
+        _, found, text = shown.whole.rpartition(ANSWER)
+        text = text if found else shown.output or ""
+        if NAMES[0] in text:
+            texts.append(text)
+    return tuple(texts)
