@@ -161,13 +161,11 @@ def newlines_before(template: TemplateView, start: str) -> str | None:
 
 @lru_cache(maxsize=8)
 def called_behind(template: TemplateView) -> tuple[str, ...]:
-    """Return what a template writes of two calls, and of one: behind an answer, or all of it where it drops that."""
+    """Return what a template writes behind an answer with two calls, and with one, as far as it shows both."""
     texts = []
     for reply in CALLED_BEHIND if template.source else ():
-        if (shown := template.written(reply)) is None:
-            continue
-        _, found, text = shown.whole.rpartition(ANSWER)
-        text = text if found else shown.output or ""
-        if NAMES[0] in text:
+        shown = template.written(reply)
+        _, found, text = ("", "", "") if shown is None else shown.whole.rpartition(ANSWER)
+        if found and NAMES[0] in text:
             texts.append(text)
     return tuple(texts)
