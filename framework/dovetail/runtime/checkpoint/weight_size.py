@@ -149,7 +149,8 @@ def headers(file: Path) -> list[TensorHeader]:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
         if size > MAX_HEADER_BYTES:
-            raise ModelError(f"{file}: claims a header of {size:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+            why = f"it claims a header of {size:,} bytes, and at most {MAX_HEADER_BYTES:,} are read"
+            raise ModelError(f"{file}: broken safetensors file ({why}); download it again")
         with safe_open(file, framework="np"), file.open("rb") as opened:  # it checks all that is read here
             opened.seek(8)
             entries: dict[str, Any] = json.loads(opened.read(size))
