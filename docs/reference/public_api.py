@@ -118,6 +118,8 @@ def of_class(home: str, name: str, value: Any) -> Iterator[str]:
         return
     if _has_own_init(value):
         yield f"{where}{_signature(value)}"
+    elif issubclass(value, Exception):  # most have no members of their own
+        yield f"{where} is a {value.__bases__[0].__name__}"
     for key, member in public_members(value):
         yield f"{where}.{describe_member(key, member, value)}"
 

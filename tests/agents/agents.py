@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import venv
@@ -184,13 +186,24 @@ def run(program: Path, *arguments: str, folder: Path, **env: str) -> str:
     """
     home = home_of(folder)
     path = os.pathsep.join((str(program.parent), os.environ.get("PATH", os.defpath)))
-    done = subprocess.run(
-        [str(program), *arguments],
-        cwd=folder, env={"PATH": path, "HOME": str(home), "TERM": "dumb", **env}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [str(program), *arguments],
+            cwd=folder, env={"PATH": path, "HOME": str(home), "TERM": "dumb", **env}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+    finally:
+        _end_all_of(home)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout + done.stderr
+
+
+def _end_all_of(home: Path) -> None:
+    """End what an agent left running, such as a hub of its windows, by the home that it inherited."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            if f"HOME={home}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -97,8 +97,8 @@ def test_a_model_is_the_same_in_memory_used_again(
     pack_model(tmp_path / "plain", tmp_path / "packed", METHODS[way])
     models = []
     for is_used in (True, False):
-        for name in ("packed_forms.LONE_CHUNK", "packed_forms.CHUNK", "words.NUM", "words.LONE_NUM"):
-            monkeypatch.setattr(f"dovetail.sdk.layers.{name}", 200 if is_used else 1 << 30)
+        for name in ("forms.LONE_CHUNK", "forms.CHUNK", "words.NUM", "words.LONE_NUM"):
+            monkeypatch.setattr(f"dovetail.sdk.quantization.{name}", 200 if is_used else 1 << 30)
         if not is_used:
             monkeypatch.setattr(weights, "SCRATCH", Scratch())  # what is given out is never given out again
         model, _ = loaded(tmp_path / "packed", METHODS[way].plugin)

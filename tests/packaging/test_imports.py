@@ -15,13 +15,14 @@ import dovetail_grammar
 import dovetail_models
 import dovetail_parsers
 import dovetail_server
+import dovetail_testing
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [
     Path(package.__path__[0])
     for package in (
         *(dovetail, dovetail_server, dovetail_models, dovetail_parsers, dovetail_backends),
-        dovetail_grammar,
+        *(dovetail_grammar, dovetail_testing),
     )
 ]
 SOURCES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
@@ -39,7 +40,6 @@ def modules_below(package: str) -> list[str]:
 LIGHT = (
     "dovetail.contracts",
     "dovetail.plugins",
-    "dovetail.contracts.errors",
     "dovetail_testing.site",
     "dovetail_testing.parsers",
     "dovetail_parsers",

@@ -17,13 +17,9 @@ PACKAGES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scaff
 REQUIRED = '"dovetail>='
 """The distribution had this name then."""
 MOVED = (
-    ("dovetail_testing", "dovetail_testing", "dovetail_testing is dovetail_testing now"),
-    (
-        "dovetail.contracts.errors",
-        "dovetail.contracts.errors",
-        "dovetail.contracts.errors is dovetail.contracts.errors now",
-    ),
-    ("dovetail.sdk.layers", "dovetail.sdk.layers", "dovetail.sdk.layers is dovetail.sdk.layers"),
+    ("dovetail.testing", "dovetail_testing", "dovetail.testing is dovetail_testing now"),
+    ("dovetail.errors", "dovetail.contracts.errors", "dovetail.errors is dovetail.contracts.errors now"),
+    ("dovetail.layers", "dovetail.sdk.layers", "dovetail.layers is dovetail.sdk.layers"),
     (
         "transformer import DecoderLayer, ",
         "decoder import DecoderLayer\nfrom dovetail.sdk.layers.transformer import ",
@@ -31,7 +27,7 @@ MOVED = (
     ),
     ("dovetail.plugins import", "dovetail.contracts import", "HealthCheck is in dovetail.contracts.hooks now"),
     ("dovetail.runtime.hf_config", "dovetail.sdk.config", "dense_config is in dovetail.sdk.config now"),
-    ("dovetail.sdk.formats.json_calls", "dovetail.sdk.formats.json_calls", "is dovetail.sdk.formats.json_calls now"),
+    ("dovetail.text.json_calls", "dovetail.sdk.formats.json_calls", "is dovetail.sdk.formats.json_calls now"),
 )
 """What packages import from where it no longer is, what they must write, and what their authors are told."""
 

@@ -46,13 +46,13 @@ def test_only_the_assets_are_served(harness: Harness, name: str) -> None:
 
 
 def test_examples_stand_in_the_document(harness: Harness) -> None:
-    """Each route with a JSON body has examples, and they name the served model."""
+    """Each route with a JSON body has examples, unless its address names what a user made; they name the model."""
     document = harness.get("/openapi.json").json()
     with_body = {
         path
         for path, methods in document["paths"].items()
         for operation in methods.values()
-        if "application/json" in operation.get("requestBody", {}).get("content", {})
+        if "application/json" in operation.get("requestBody", {}).get("content", {}) and "{" not in path
     }
     assert with_body <= set(BODIES), "a route without an example"
     text = str([document["paths"][path]["post"]["requestBody"]["content"]["application/json"] for path in BODIES])

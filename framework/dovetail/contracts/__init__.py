@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
     from dovetail.contracts.checkpoint import TensorHeader
     from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
-    from dovetail.contracts.errors import RequestError
+    from dovetail.contracts.errors import (
+        ConfigError,
+        DovetailError,
+        EngineDeadError,
+        EngineError,
+        ModelError,
+        PluginError,
+        RequestError,
+        UnsupportedError,
+    )
     from dovetail.contracts.grammar import (
         CompiledGrammar,
         GrammarBackend,
@@ -34,7 +43,16 @@ if TYPE_CHECKING:
         SupportLevel,
         Vocabulary,
     )
-    from dovetail.contracts.hooks import CliCommands, ConfigDraft, HealthCheck, ProcessContext, RouteSet, hookimpl
+    from dovetail.contracts.hooks import (
+        CliCommand,
+        CliCommands,
+        ConfigDraft,
+        HealthCheck,
+        ProcessContext,
+        Proposal,
+        RouteSet,
+        hookimpl,
+    )
     from dovetail.contracts.layers import (
         BuildContext,
         Experts,
@@ -124,15 +142,20 @@ __all__ = [
     "ChoiceView",
     "Chunk",
     "Classifier",
+    "CliCommand",
     "CliCommands",
     "CompiledGrammar",
     "ConfigDraft",
+    "ConfigError",
     "Configurable",
     "ContentDelta",
     "Conversion",
     "Cut",
+    "DovetailError",
     "DraftRequest",
     "Dropped",
+    "EngineDeadError",
+    "EngineError",
     "Event",
     "Experts",
     "Failure",
@@ -161,6 +184,7 @@ __all__ = [
     "Markers",
     "Messages",
     "ModelConfig",
+    "ModelError",
     "ModelPlugin",
     "Names",
     "Needs",
@@ -171,9 +195,11 @@ __all__ = [
     "ParserRequest",
     "Part",
     "Phase",
+    "PluginError",
     "PrefixView",
     "ProcessContext",
     "Prompt",
+    "Proposal",
     "Quantization",
     "RMSScale",
     "Reach",
@@ -226,6 +252,7 @@ __all__ = [
     "ToolStart",
     "Tools",
     "TopLogprob",
+    "UnsupportedError",
     "View",
     "Vocabulary",
     "WaitingRequest",
@@ -237,6 +264,15 @@ __all__ = [
 ]
 
 _HOME = {
+    "Proposal": "hooks",
+    "CliCommand": "hooks",
+    "UnsupportedError": "errors",
+    "PluginError": "errors",
+    "ModelError": "errors",
+    "EngineError": "errors",
+    "EngineDeadError": "errors",
+    "DovetailError": "errors",
+    "ConfigError": "errors",
     "TensorHeader": "checkpoint",
     "hookimpl": "hooks",
     "RouteSet": "hooks",

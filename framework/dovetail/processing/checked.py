@@ -104,13 +104,11 @@ def checked(given: list[Request]) -> list[Request]:
 
 def _checked(request: Request) -> Request:
     try:
-        made = _decode(_encode(replace(request, prompts=[])))
+        made = _sent(replace(request, prompts=[]))
         # Prompts may be large: their structs are read anew, their texts and numbers are not copied.
         prompts = msgspec.convert({"prompts": [_fields(prompt) for prompt in request.prompts]}, _Prompts).prompts
     except msgspec.ValidationError as error:
         raise _mistyped(error, request.names) from None
-    except OverflowError:
-        raise _unsendable("a whole number has more than 64 bits") from None
     except UnicodeEncodeError:
         raise _unsendable("a text holds half of a surrogate pair") from None
     except RecursionError:
@@ -122,10 +120,10 @@ def _checked(request: Request) -> Request:
             _check_forms("messages", prompt.messages, made.names.prompt)
     if made.tools is not None:
         _check_forms("tools", made.tools.tools, made.names.tools)
-    _check_numbers(made, OF_REQUEST, made.names)
-    if made.sampling != _PLAIN:
-        _check_numbers(made.sampling, OF_SAMPLING, made.names)
-        _check_sampling(made.sampling)
+    _check_numbers(request, OF_REQUEST, made.names)
+    if request.sampling != _PLAIN:
+        _check_numbers(request.sampling, OF_SAMPLING, made.names)
+        _check_sampling(request.sampling)
     _check_length(made.named_ids, MAX_NAMED_IDS, made.names.named_ids)
     _check_length(made.cache_salt, MAX_SALT, "cache_salt", "characters")
     if made.rid is not None and RID.fullmatch(made.rid) is None:
@@ -133,6 +131,22 @@ def _checked(request: Request) -> Request:
     if made.cut is not None and not -1 <= made.cut.most <= MAX_TOKENS:
         raise wrong(f"a prompt is cut to -1 to {MAX_TOKENS} tokens, not {made.cut.most}", made.names.prompt)
     return replace(made, prompts=prompts)
+
+
+def _sent(request: Request) -> Request:
+    """Return a request as another process reads it.
+
+    Objects of a client, such as schemas, may hold whole numbers of any length: JSON can say them.
+    """
+    try:
+        return _decode(_encode(request))
+    except OverflowError:
+        plain = replace(request.sampling, logits_processors=None)
+        try:
+            _encode(replace(request, tools=None, grammar={}, template_kwargs={}, reply={}, sampling=plain))
+        except OverflowError:
+            raise _unsendable("a whole number has more than 64 bits") from None
+        return msgspec.json.decode(msgspec.json.encode(request), type=Request)
 
 
 def _fields(prompt: Prompt) -> dict[str, Any]:

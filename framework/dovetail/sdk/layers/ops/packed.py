@@ -3,7 +3,7 @@
 One row of 8-bit numbers has a kernel of its own, a few rows meet 4-bit numbers as integers, more rows of float8 go to
 the float8 tensor cores, other numbers become the model's dtype in registers, and for many rows weights are written out
 before cuBLAS multiplies them.
-`layers.packed_forms` is the reference. M rows, N outputs, K inputs.
+`sdk.quantization.forms` is the reference. M rows, N outputs, K inputs.
 """
 
 from __future__ import annotations
