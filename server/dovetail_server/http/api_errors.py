@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure
-from dovetail.processing.apis import is_below
 from dovetail_server.error_body import ErrorBody
 
 logger = logging.getLogger("dovetail.server")
@@ -23,13 +22,13 @@ class ApiErrors:
     def __init__(self, app: ASGIApp, apis: Sequence[Api]) -> None:
         """Wrap `app`, which answers with this server's own errors and `x-request-id`."""
         self.app = app
-        self._owners = [(path, api) for api in apis for path in api.owns]
+        self._owners = [(path, f"{path}/", api) for api in apis for path in api.owns]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
         if scope["type"] == "http":
-            for path, api in self._owners:
-                if is_below(scope["path"], path):
+            for path, below, api in self._owners:  # spelled out, as it is asked for every request
+                if scope["path"] == path or scope["path"].startswith(below):
                     send = _Translator(send, api)
                     break
         await self.app(scope, receive, send)

@@ -218,9 +218,9 @@ class ServingContext:
         self.check_room(len(rids), num_tokens)
         tenant = CALLER.get().tenant
         owner = tenant.owner
-        taken = next((rid for rid in rids if (owner, rid) in self.live), None)
-        if taken is not None:
-            text = f"rid {taken!r} belongs to a running request of yours; choose another or leave it out"
+        taken = [rid for rid in rids if (owner, rid) in self.live]
+        if taken:
+            text = f"rid {taken[0]!r} belongs to a running request of yours; choose another or leave it out"
             raise RequestError(text, param="rid", code="duplicate_rid", status=409)
         self.num_live += len(rids)
         self.num_live_tokens += num_tokens

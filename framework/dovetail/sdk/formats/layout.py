@@ -112,10 +112,10 @@ def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> FormatL
     texts += [] if tools is None else [tools.start, tools.end, *tools.also, *tools.starts, *tools.inner]
     texts += spec.dropped
     texts += reasoning.ended_by if reasoning is not None and tools is None else ()
-    token_ids = tuple((text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens)
+    token_ids = tuple([(text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens])
     # A marker of several tokens is matched in the text: those of them that are special give theirs.
     spelled = {text for text in texts if text not in added_tokens}
-    kept = frozenset(added_tokens[part] for text in spelled for part in added_tokens.keys() & _parts(text))
+    kept = frozenset([added_tokens[part] for text in spelled for part in added_tokens.keys() & _parts(text)])
     also = () if tools is None else (*tools.also, *tools.starts)
     of_tools = None if tools is None else (tools.start, tools.end, also, tools.bare)
     return _compile(reasoning, answer, of_tools, spec.dropped, token_ids, kept)

@@ -22,7 +22,7 @@ from dovetail.identity import token_hex
 from dovetail.sdk.formats.detokenizer import Detokenizer, TokenTables
 from dovetail.sdk.formats.layout import FormatLayout, ReplyPhase, View
 from dovetail.sdk.formats.place import Place
-from dovetail.sdk.formats.plain import Plain, plain_tokens
+from dovetail.sdk.formats.plain import Plain, plain_tables, plain_tokens
 
 _SPACE = re.compile(r"\s+")
 THINKS = frozenset([ReplyPhase.IN, ReplyPhase.ASIDE])
@@ -69,7 +69,7 @@ class IncrementalParser(ABC):
                 tokenizer, skip_special_tokens=skip_special_tokens, keep=layout.marker_ids | layout.kept
             )
             skipped = self._decoder.skipped
-            self._plain = {phase: plain_tokens(tokenizer, view, skipped) for phase, view in layout.by_ids.items()}
+            self._plain = plain_tables(tokenizer, layout.by_ids, skipped)
         self._keep_markers = keep_markers
         self._make_id = make_id
         self._num_calls = 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dovetail.sdk.formats.detokenizer import TokenTables
-from dovetail.sdk.formats.layout import View
+from dovetail.sdk.formats.layout import ReplyPhase, View
 
 MAX_TABLES = 256
 """Tables that are kept for a tokenizer."""
@@ -30,6 +32,17 @@ class Plain(dict[int, str]):
             text = ""
         self[token_id] = text
         return text
+
+
+def plain_tables(
+    tokenizer: TokenTables, views: Mapping[ReplyPhase, View], skipped: frozenset[int]
+) -> dict[ReplyPhase, Plain]:
+    """Return the tables of all phases; arguments as for `Plain`. Each reply asks for them."""
+    found, known = {}, tokenizer.plain
+    for phase, view in views.items():
+        table = known.get((view.number, skipped, ""))
+        found[phase] = plain_tokens(tokenizer, view, skipped) if table is None else table
+    return found
 
 
 def plain_tokens(tokenizer: TokenTables, view: View, skipped: frozenset[int], holds: str = "") -> Plain:
