@@ -95,6 +95,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("allowed_token_ids", sampling(allowed_token_ids=[])),
     ("bad_words", sampling(bad_words=[""])),
     ("logit_bias", sampling(logit_bias={"1": math.nan})),
+    ("logit_bias", sampling(logit_bias={"1": -math.inf})),
     ("logit_bias", sampling(logit_bias={"9" * 5000: 1.0})),
     ("cache_salt", {"cache_salt": "x" * 513}),
     (None, {"cache_salt": "\ud800"}),

@@ -73,6 +73,7 @@ OF_REQUEST: Mapping[str, tuple[float, float]] = {
 }
 OF_SAMPLING = {name: BOUNDS[name] for name in Sampling.__struct_fields__ if name in BOUNDS}
 LENGTHS = {"stop_token_ids": MAX_STOP_IDS, "allowed_token_ids": MAX_ALLOWED_IDS, "bad_words": MAX_BAD_WORDS}
+MAX_BIAS = 1e9
 _PLAIN = Sampling()
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
@@ -183,8 +184,8 @@ def _check_sampling(sampling: Sampling) -> None:
             raise wrong(f"bad_words must hold texts of 1 to {MAX_STOP_CHARS} characters", "bad_words")
     if sampling.logit_bias:
         _check_length(sampling.logit_bias, MAX_BIASES, "logit_bias")
-        if any(value != value for value in sampling.logit_bias.values()):
-            raise wrong("logit_bias holds NaN, which is no number", "logit_bias")
+        if not all(-MAX_BIAS <= value <= MAX_BIAS for value in sampling.logit_bias.values()):
+            raise wrong(f"logit_bias must hold numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}", "logit_bias")
 
 
 def _check_length(values: Collection[Any], most: int, param: str, what: str = "values") -> None:
