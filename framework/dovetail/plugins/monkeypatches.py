@@ -23,7 +23,7 @@ SHARED = (
     *("msgspec", "msgspec.json", "msgspec.msgpack", "numpy", "torch", "torch.nn.functional"),
     *("torch.nn.modules.module", "torch.nn.modules.linear", "torch.nn.modules.sparse"),
     *("hashlib", "hmac", "secrets", "uuid", "datetime", "decimal", "math", "struct", "itertools", "operator"),
-    *("collections", "contextlib", "dataclasses", "enum", "heapq", "bisect", "inspect", "weakref", "queue", "types"),
+    *("collections", "contextlib", "dataclasses", "enum", "heapq", "bisect", "weakref", "queue", "types"),
     *("importlib", "importlib.util", "importlib.metadata", "tempfile", "shutil", "stat", "select", "selectors", "ssl"),
     *(
         "urllib.parse",

@@ -74,6 +74,8 @@ OF_REQUEST: Mapping[str, tuple[float, float]] = {
 OF_SAMPLING = {name: BOUNDS[name] for name in Sampling.__struct_fields__ if name in BOUNDS}
 LENGTHS = {"stop_token_ids": MAX_STOP_IDS, "allowed_token_ids": MAX_ALLOWED_IDS, "bad_words": MAX_BAD_WORDS}
 MAX_BIAS = 1e9
+OBJECTS = ("grammar", "template_kwargs", "reply")
+"""Fields whose values may be anything that JSON can say."""
 _PLAIN = Sampling()
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
@@ -135,19 +137,38 @@ def _checked(request: Request) -> Request:
 
 
 def _sent(request: Request) -> Request:
-    """Return a request as another process reads it.
+    """Return a request as another process reads it; its objects and biases may be large, and are not copied.
 
     Objects of a client, such as schemas, may hold whole numbers of any length: JSON can say them.
     """
+    bias = request.sampling.logit_bias
+    objects = {name: getattr(request, name) for name in OBJECTS}
+    for name, value in objects.items():
+        if not isinstance(value, dict):
+            raise wrong(f"{name}: expected `object`, got `{type(value).__name__}`", name)
+    if bias is not None and not (isinstance(bias, dict) and all(map(_is_bias, bias.items()))):
+        raise wrong("logit_bias must be an object of numbers by token id", "logit_bias")
+    light = replace(
+        request, sampling=replace(request.sampling, logit_bias=None), grammar={}, template_kwargs={}, reply={}
+    )
     try:
-        return _decode(_encode(request))
+        _encode(objects)
     except OverflowError:
-        plain = replace(request.sampling, logits_processors=None)
+        msgspec.json.encode(objects)
+    try:
+        made = _decode(_encode(light))
+    except OverflowError:
+        plain = replace(light.sampling, logits_processors=None)
         try:
-            _encode(replace(request, tools=None, grammar={}, template_kwargs={}, reply={}, sampling=plain))
+            _encode(replace(light, tools=None, sampling=plain))
         except OverflowError:
             raise _unsendable("a whole number has more than 64 bits") from None
-        return msgspec.json.decode(msgspec.json.encode(request), type=Request)
+        made = msgspec.json.decode(msgspec.json.encode(light), type=Request)
+    return replace(made, sampling=replace(made.sampling, logit_bias=bias), **objects)
+
+
+def _is_bias(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str | int) and isinstance(item[1], int | float) and not isinstance(item[1], bool)
 
 
 def _fields(prompt: Prompt) -> dict[str, Any]:
