@@ -99,6 +99,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias", sampling(logit_bias={"9" * 5000: 1.0})),
     ("cache_salt", {"cache_salt": "x" * 513}),
     (None, {"cache_salt": "\ud800"}),
+    (None, {"grammar": {"json_schema": {"const": "\ud800"}}}),
+    ("grammar", {"grammar": []}),
     ("rid", {"rid": "a\nb"}),
     ("prompt", {"cut": Cut(most=-2)}),
     ("prompt", {"prompts": []}),
@@ -153,6 +155,15 @@ def test_a_right_request_stays_as_it_is() -> None:
         ),
     ):
         assert checked([request]) == [request]
+
+
+def test_an_object_of_a_client_may_hold_whole_numbers_of_any_length() -> None:
+    """JSON Schemas do, in grammars and in tools; they are passed on, not copied."""
+    schema = {"type": "integer", "maximum": 1 << 70}
+    tools = Tools(tools=[{"function": {"name": "f", "parameters": schema}}])
+    (made,) = checked([replace(ONE, grammar={"json_schema": schema}, tools=tools)])
+    assert made.grammar["json_schema"] is schema
+    assert made.tools == tools
 
 
 def test_bounds_are_those_of_the_http_api() -> None:

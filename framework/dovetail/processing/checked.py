@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.requests import Chat, JsonObject, Names, Prompt, Request, Sampling
+from dovetail.contracts.requests import Chat, JsonObject, Names, Prompt, Request, Sampling, Tools
 from dovetail.processing.bounds import (
     BOUNDS,
     MAX_ALLOWED_IDS,
@@ -55,6 +55,10 @@ class Tool(TypedDict, total=False):
 
 class _Prompts(msgspec.Struct):
     prompts: list[Prompt]
+
+
+class _Asked(msgspec.Struct):
+    tools: Tools
 
 
 class _Forms(msgspec.Struct):
@@ -112,6 +116,8 @@ def _checked(request: Request) -> Request:
         prompts = msgspec.convert({"prompts": [_fields(prompt) for prompt in request.prompts]}, _Prompts).prompts
     except msgspec.ValidationError as error:
         raise _mistyped(error, request.names) from None
+    except OverflowError:
+        raise _unsendable("a whole number has more than 64 bits") from None
     except UnicodeEncodeError:
         raise _unsendable("a text holds half of a surrogate pair") from None
     except RecursionError:
@@ -137,34 +143,26 @@ def _checked(request: Request) -> Request:
 
 
 def _sent(request: Request) -> Request:
-    """Return a request as another process reads it; its objects and biases may be large, and are not copied.
+    """Return a request as another process reads it, without copies of what may be large.
 
-    Objects of a client, such as schemas, may hold whole numbers of any length: JSON can say them.
+    A client's objects, such as schemas, may hold whole numbers of any length: they go as JSON, which can say them.
     """
-    bias = request.sampling.logit_bias
+    sampling, tools = request.sampling, request.tools
     objects = {name: getattr(request, name) for name in OBJECTS}
-    for name, value in objects.items():
+    for name, value in {**objects, "logits_processors": sampling.logits_processors or {}}.items():
         if not isinstance(value, dict):
             raise wrong(f"{name}: expected `object`, got `{type(value).__name__}`", name)
+    bias = sampling.logit_bias
     if bias is not None and not (isinstance(bias, dict) and all(map(_is_bias, bias.items()))):
         raise wrong("logit_bias must be an object of numbers by token id", "logit_bias")
-    light = replace(
-        request, sampling=replace(request.sampling, logit_bias=None), grammar={}, template_kwargs={}, reply={}
-    )
-    try:
-        _encode(objects)
-    except OverflowError:
-        msgspec.json.encode(objects)
-    try:
-        made = _decode(_encode(light))
-    except OverflowError:
-        plain = replace(light.sampling, logits_processors=None)
-        try:
-            _encode(replace(light, tools=None, sampling=plain))
-        except OverflowError:
-            raise _unsendable("a whole number has more than 64 bits") from None
-        made = msgspec.json.decode(msgspec.json.encode(light), type=Request)
-    return replace(made, sampling=replace(made.sampling, logit_bias=bias), **objects)
+    msgspec.json.encode((objects, sampling.logits_processors, tools))
+    empty = replace(sampling, logit_bias=None, logits_processors=None)
+    light = replace(request, grammar={}, template_kwargs={}, reply={}, sampling=empty, tools=None)
+    made = _decode(_encode(light))
+    if tools is not None:
+        tools = msgspec.convert({"tools": asdict(tools)}, _Asked).tools
+    whole = replace(made.sampling, logit_bias=bias, logits_processors=sampling.logits_processors)
+    return replace(made, sampling=whole, tools=tools, **objects)
 
 
 def _is_bias(item: tuple[Any, Any]) -> bool:
