@@ -26,6 +26,7 @@ from dovetail_server.ray import batch_files
 from dovetail_server.ray.batch_files import BatchFile, files_of, look_through
 
 MOST = 1 << 20
+RUNNING: list[subprocess.Popen[bytes]] = []
 
 
 def line(custom_id: str, **changes: Any) -> str:
@@ -156,9 +157,13 @@ def test_without_arguments_it_says_how_to_call_it(
 
 @pytest.fixture
 def cluster(light: None) -> Iterator[dict[str, str]]:
-    """The environment of a command whose Ray cluster is its own."""
+    """The environment of a command whose Ray cluster is its own; what runs with it is ended, and waited for."""
     temp = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     yield {**os.environ, **QUIET, "RAY_TMPDIR": temp}
+    while RUNNING:
+        running = RUNNING.pop()
+        running.kill()
+        running.wait()
     for pid in [int(path.name) for path in Path("/proc").glob("[0-9]*") if temp in environment_of(int(path.name))]:
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(temp, ignore_errors=True)
@@ -167,14 +172,15 @@ def cluster(light: None) -> Iterator[dict[str, str]]:
 def run_on_ray(environment: dict[str, str], log: Path, *arguments: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "dovetail_server", "run-batch", "--ray", *map(str, arguments), "--device", "cpu"]
     with log.open("wb") as out:
-        return subprocess.Popen([*command, "--max-total-tokens", "65536"], stdout=out, stderr=out, env=environment)
+        running = subprocess.Popen([*command, "--max-total-tokens", "65536"], stdout=out, stderr=out, env=environment)
+    RUNNING.append(running)
+    return running
 
 
 def until(is_so: Callable[[], bool], running: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 150
+    """Wait for something; only the test's own limit ends it, as a cluster starts as slowly as the machine is busy."""
     while not is_so():
         assert running.poll() is None, log.read_text()[-3000:]
-        assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.05)
 
 
@@ -191,7 +197,7 @@ def test_every_line_is_answered_once_and_in_order(tmp_path: Path, cluster: dict[
         source, [*(line(f"a-{number}") for number in range(40)), line("wrong", body={"prompt": "x", "max_tokens": -2})]
     )
     running = run_on_ray(cluster, log, "-i", source, "-o", target)
-    assert running.wait(200) == 1, log.read_text()[-3000:]
+    assert running.wait(600) == 1, log.read_text()[-3000:]
     assert "41/41" in log.read_text()
     rows = [json.loads(row) for row in target.read_text().splitlines()]
     assert [row["custom_id"] for row in rows] == [*(f"a-{number}" for number in range(40)), "wrong"]
@@ -199,7 +205,7 @@ def test_every_line_is_answered_once_and_in_order(tmp_path: Path, cluster: dict[
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_every_line_is_answered_once_whatever_ends(tmp_path: Path, cluster: dict[str, str]) -> None:
     """An actor is killed, then the command itself, and the same command goes on: all lines, once, in order."""
     inputs, outputs, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
@@ -225,7 +231,7 @@ def test_every_line_is_answered_once_whatever_ends(tmp_path: Path, cluster: dict
     kept = num_parts()
     assert 7 <= kept < 20
     running = run_on_ray(cluster, log, "-i", inputs, "-o", outputs, "--replicas", 2)
-    assert running.wait(200) == 1, log.read_text()[-3000:]  # one request was refused
+    assert running.wait(600) == 1, log.read_text()[-3000:]  # one request was refused
     shown = log.read_text().replace("\r", "\n")
     assert "5001/5001" in shown
     for name, ids in wanted.items():

@@ -62,7 +62,7 @@ class Options(Struct, forbid_unknown_fields=True, kw_only=True):
     """`options`: those that are served."""
 
     num_predict: Count | None = None
-    num_ctx: Annotated[int, Meta(ge=1)] | None = None
+    num_ctx: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
     top_p: Unit | None = None
