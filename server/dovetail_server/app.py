@@ -23,9 +23,10 @@ from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.http.addresses import Addresses, Routes
 from dovetail_server.http.api_errors import ApiErrors
-from dovetail_server.http.asgi import BodyLimitMiddleware, Holder, RequestIdMiddleware
+from dovetail_server.http.asgi import BodyLimitMiddleware, RequestIdMiddleware
 from dovetail_server.http.auth import CALLER, OPEN, Auth, Keys, open_paths
 from dovetail_server.http.fallbacks import Cors, HeadRoute, no_route
+from dovetail_server.http.held import Holder
 from dovetail_server.http.hosts import HostRules, Hosts
 from dovetail_server.http.journal import MAX_JOURNAL_BYTES, Resumable
 from dovetail_server.http.journal import PATH as RESUME_PATH
@@ -52,6 +53,7 @@ from dovetail_server.routes import (
     profile,
     render,
     rerank,
+    response_socket,
     responses,
     score,
     stored_completions,
@@ -151,6 +153,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.paths = paths
     for path, endpoint in state.hooks.routes.items():
         app.router.routes.append(PluginRoute(path, endpoint, include_in_schema=False))
+    app.router.routes.append(response_socket.route)
     app.router.routes.append(HeadRoute(app.router.routes))
     app.router.default = no_route
     upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)

@@ -126,6 +126,8 @@ def model_not_found(name: str, served: list[str]) -> RequestError:
 def no_websocket(path: str) -> RequestError:
     """A WebSocket was asked for where none is."""
     why = why_not(path) or "send an HTTP request, whose reply comes as events with stream: true"
+    if path == "/v1/responses":  # a gateway's, or that of a server without the library
+        why = f"a server with dovetail-llm[websocket] serves one, a gateway does not; {why}"
     return RequestError(f"no WebSocket is served at {shortened(path)}: {why}", code="websocket_not_served", status=404)
 
 

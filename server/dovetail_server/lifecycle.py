@@ -11,7 +11,7 @@ import struct
 import time
 from functools import partial
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Scope
@@ -91,6 +91,7 @@ class HttpServer(ForcedServer):
         state.is_leaving = True
         await self._while_connected(grace_s)
         state.is_draining = True
+        state.leaving.set()
         timeout = max(0.0, state.settings.drain_timeout - (time.monotonic() - began))
         if self.is_busy:
             logger.info("Stopping: %d requests get up to %g s to finish.", len(self.server_state.tasks), timeout)
@@ -138,6 +139,15 @@ class Served(Protocol):
         """Whether requests are served: from then on they are logged."""
 
 
+def websockets() -> Any:
+    """Return the protocol of WebSockets, "none" where the library is not installed."""
+    try:
+        from dovetail_server.http.websocket import BoundedWebSocket
+    except ImportError:
+        return "none"
+    return BoundedWebSocket
+
+
 def uvicorn_options(app: ASGIApp, state: Served) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     settings = state.settings
@@ -147,6 +157,9 @@ def uvicorn_options(app: ASGIApp, state: Served) -> uvicorn.Config:
         log_config=uvicorn_config(settings.log_level, lambda: state.has_started),
         access_log=not settings.disable_access_log,
         lifespan="on",
+        ws=websockets(),
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,  # a message of a kilobyte could be one of a megabyte
         server_header=False,
         timeout_graceful_shutdown=int(LAST_WORDS_S),
         timeout_keep_alive=settings.keep_alive_timeout,

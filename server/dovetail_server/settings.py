@@ -128,6 +128,15 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         "earlier.",
         json_schema_extra=flag("timeout-keep-alive"),
     )
+    websocket_idle_timeout: float = Field(
+        600.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds that a WebSocket at /v1/responses may go without a whole message between two responses; "
+        "0 for no limit.",
+        json_schema_extra=flag(),
+    )
     root_path: str = Field(
         "",
         pattern=r"^(/[^/?#]+)*$",

@@ -13,6 +13,7 @@ from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import State
 from dovetail.supervisor import Supervisor
+from dovetail_server.apis.responses.last import Memory
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
@@ -65,6 +66,8 @@ class ServerState(ReadingContext):
         """Bytes of request bodies in memory, …"""
         self.held_by: dict[Tenant, int] = {}
         """… and whose they are."""
+        self.remembered = Memory(settings.max_queued_bytes // 4)
+        """Last responses of WebSockets, where no store has them."""
         self.storage: LazyStorage[BatchService] = LazyStorage(settings, self.tasks, self._open_service)
         """Files and batches, opened when first needed."""
 

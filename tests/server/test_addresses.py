@@ -285,7 +285,7 @@ def test_websockets_are_refused_in_words(make_harness: Any, capfd: pytest.Captur
     """Each with its reason: the key, the name, the page, or that nothing is there; no bare 403, no error in the log."""
     harness: Harness = make_harness(api_key=[USER], allowed_hosts=["llm.example"])
     key = {"authorization": f"Bearer {USER}"}
-    for path in ("/v1/responses", "/nothing", "//v1/models"):
+    for path in ("/v1/embeddings", "/nothing", "//v1/models"):
         status, error = websocket(harness.port, path, **key)
         assert (status, error["code"]) == (404, "websocket_not_served")
         assert "stream: true" in error["message"]
@@ -303,9 +303,11 @@ def test_websockets_are_refused_in_words(make_harness: Any, capfd: pytest.Captur
 def test_a_server_without_a_library_for_websockets_says_the_same(harness: Harness) -> None:
     """It sees a GET with the headers of the handshake."""
     handshake = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version": "13"}
-    for path in ("/v1/embeddings", "/nothing"):
+    for path in ("/v1/embeddings", "/nothing", "/v1/responses"):
         status, _, body = ask(harness.port, "GET", path, **handshake)
-        assert (status, json.loads(body)["error"]["code"]) == (404, "websocket_not_served")
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (404, "websocket_not_served")
+        assert ("dovetail-llm[websocket]" in error["message"]) is (path == "/v1/responses")
 
 
 class Reply:

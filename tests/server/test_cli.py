@@ -51,7 +51,7 @@ page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout quantizatio
 data-parallel-size dp dp-size tensor-parallel-size tp tp-size
 random-seed reasoning-parser refuse-validate-only sampling-defaults schedule-policy seed served-model-name speculator
 compact-json constrained-json-disable-any-whitespace stream-interval stream-keep-alive stream-write-timeout
-strict-schema task timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
+strict-schema task timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser websocket-idle-timeout
 """
 
 

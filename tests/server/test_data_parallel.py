@@ -134,6 +134,7 @@ def test_addresses_are_read_before_keys_and_placing(served: Served) -> None:
     assert ask(port, "POST", "/%66lush_cache", {}, api_key=ADMIN)[0] == 200
     status, error = websocket(port, "/v1/responses", **{"api-key": KEY})
     assert (status, error["code"]) == (404, "websocket_not_served")
+    assert "a gateway does not" in error["message"]
     question = {"origin": "https://app.example", "access-control-request-method": "POST"}
     assert b"--allow-origins" in ask(port, "OPTIONS", "/v1/models", **question)[2]
 

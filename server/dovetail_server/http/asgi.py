@@ -12,7 +12,6 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,14 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.observers import HttpEnd, HttpStart
 from dovetail.panics import is_panic
-from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
-from dovetail_server.http.auth import CALLER
+from dovetail_server.errors import ClientGoneError, to_reply
+from dovetail_server.http.held import HeldBytes, Holder
 from dovetail_server.http.origin import DIRECT, ORIGIN, Origin
 from dovetail_server.observe.observers import Observers
-from dovetail_server.tenants.tenant import Tenant, share_of
-
-if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
 
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 HERE_S = 0.005
@@ -100,19 +95,6 @@ def route_of(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", ""))
 
 
-class Holder(Protocol):
-    """What the layers need of their server."""
-
-    num_held_bytes: int
-    """Bytes of request bodies in memory, …"""
-    held_by: dict[Tenant, int]
-    """… and whose they are."""
-
-    @property
-    def settings(self) -> ServeSettings:
-        """Its limits."""
-
-
 class BodyLimitMiddleware:
     """Bounds bodies, each and all together, and answers whatever goes wrong below."""
 
@@ -156,6 +138,7 @@ class BodyLimiter:
         """Begin; `streamed_limit` is None where the body is held in memory."""
         self.state = state
         self.is_held = streamed_limit is None
+        self._held = HeldBytes(state) if self.is_held else None
         self.limit = state.settings.max_body_bytes if streamed_limit is None else streamed_limit
         length = headers.get("content-length", "")
         self.length = int(length) if length.isdigit() else 0
@@ -163,7 +146,6 @@ class BodyLimiter:
         self.has_begun = False
         self.drains_body = False
         self._num_bytes = 0
-        self._tenant: Tenant | None = None
         self._waiting_s = 0.0
         self._receive, self._send = receive, send
 
@@ -180,8 +162,8 @@ class BodyLimiter:
             self._check(self._num_bytes, new)
             self._num_bytes += new
             self.is_unread = message.get("more_body", False)
-            if self.is_held:
-                self._hold(new)
+            if self._held is not None:
+                self._held.take(new)
         return message
 
     async def _receive_soon(self) -> Message:
@@ -246,28 +228,13 @@ class BodyLimiter:
 
     def let_go(self) -> None:
         """The request is over: its body is not held any more."""
-        if self.is_held:
-            self._hold(-self._num_bytes)
-            self._num_bytes = 0
-
-    def _hold(self, num: int) -> None:
-        """Count bytes as the caller's, who is known as soon as any are received."""
-        if self._tenant is None:
-            self._tenant = CALLER.get().tenant
-        self.state.num_held_bytes += num
-        of_tenant = self.state.held_by.get(self._tenant, 0) + num
-        self.state.held_by[self._tenant] = of_tenant
-        if not of_tenant:
-            del self.state.held_by[self._tenant]
+        if self._held is not None:
+            self._held.let_go()
 
     def _check(self, had: int, new: int) -> None:
         if had + new > self.limit:
             flag = "--max-body-bytes" if self.is_held else "--max-file-bytes"
             text = f"the request body is over {self.limit} bytes, the limit set by {flag}"
             raise RequestError(text, code="body_too_large", status=413)
-        held, most = self.state.num_held_bytes, self.state.settings.max_queued_bytes
-        if self.is_held and held + new > most and held > had:  # alone, any body within its own limit is served
-            tenant = self._tenant or CALLER.get().tenant
-            own = self.state.held_by.get(tenant, 0)
-            if own + new > share_of(tenant, self.state.held_by) * most:
-                raise queue_full_bytes(most)
+        if self._held is not None:
+            self._held.check(new)

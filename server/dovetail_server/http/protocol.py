@@ -99,10 +99,10 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
-        """Give the connection to uvicorn's protocol for WebSockets."""
+        """Give the connection to the protocol for WebSockets; it stays one of those that the server may have."""
         self._disarm()
-        self._uncount()
         super().handle_websocket_upgrade()
+        self.transport.get_protocol().on_lost = self._uncount  # type: ignore[attr-defined]  # `BoundedWebSocket`
 
     def data_received(self, data: bytes) -> None:
         """Parse, and count what does not bring the request further."""

@@ -18,6 +18,7 @@ from dovetail_server.apis.responses import compaction
 from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.items import new_response_id
 from dovetail_server.apis.responses.keeper import ResponseRecorder
+from dovetail_server.apis.responses.last import LAST, Turns
 from dovetail_server.apis.responses.objects import CompactedResponse
 from dovetail_server.apis.responses.references import NO_REPLY, Answer, references_of
 from dovetail_server.apis.responses.request import ReadItems
@@ -159,6 +160,8 @@ class Entry:
         self._request = ResponsesRequest.model_construct()
         self._store: ResponseStore | None = None
         self._conversations: ConversationStore | None = None
+        self._last = LAST.get()  # here: what reads a large body asks from a task of its own
+        self._turns: Turns | None = None
 
     async def open(self, request: ResponsesRequest, references: list[tuple[str, int]]) -> Answer:
         """Check the request, find the store if it is needed, and fetch what it refers to.
@@ -170,20 +173,21 @@ class Entry:
         self._request = request = self._adjust(request)
         self.state.check_model(request.model)
         responses.check(request)
-        store = self._store = await open_store(self.state, request, refers=bool(references))
-        turns = []
+        turns = self._turns = None if self._last is None else self._last.find(request.previous_response_id)
+        refers = bool(references) or (request.previous_response_id is not None and turns is None)
+        store = self._store = await open_store(self.state, request, refers=refers)
         if request.conversation is not None:
             self._conversations = await self.state.stored_conversations()
             before = await self._conversations.whole(self.owner, request.conversation.id, "conversation")
-            turns.append((before, NO_REPLY))
+            turns = [(before, NO_REPLY)]
         if store is None:
-            return Answer(turns=turns)
-        if request.previous_response_id is not None:
+            return Answer(turns=turns or [])
+        if request.previous_response_id is not None and turns is None:
             turns = await store.chain(self.owner, request.previous_response_id)
         items = {}
         for identifier, at in references:
             items[identifier] = msgspec.json.encode(await store.item(self.owner, identifier, f"input[{at}].id"))
-        return Answer(turns=turns, items=items)
+        return Answer(turns=turns or [], items=items)
 
     async def answer(self, question: Question) -> Answer:
         """As `open`, for a body that is read elsewhere."""
@@ -211,9 +215,19 @@ class Entry:
         request = replace(made.request, priority=asked.priority or 0, keeps=keeps)
         job = make_job(self.state, ROUTE, [request], is_rendered=True, reply_id=self.response_id)
         kept_in = store if job.reply.is_kept else None
-        if kept_in is not None or self._conversations is not None:
-            place = "" if asked.conversation is None else asked.conversation.id
-            job.keeper = ResponseRecorder(kept_in, self.owner, self.response_id, made.items, place, self._conversations)
+        is_alone = self._conversations is None and (kept_in is None or self._turns is not None)
+        last = self._last if is_alone else None
+        if kept_in is not None or self._conversations is not None or last is not None:
+            job.keeper = ResponseRecorder(
+                store=kept_in,
+                owner=self.owner,
+                response_id=self.response_id,
+                items=made.items,
+                conversation="" if asked.conversation is None else asked.conversation.id,
+                conversations=self._conversations,
+                last=last,
+                turns=self._turns or [],
+            )
         return job
 
 
@@ -223,7 +237,7 @@ async def open_store(state: ReadingContext, request: ResponsesRequest, *, refers
     Args:
         state: The server's.
         request: The request.
-        refers: Its input names stored items.
+        refers: It names stored items, or a stored response that it continues.
 
     Raises:
         RequestError: It asks to be stored, and this server stores nothing.
@@ -235,7 +249,7 @@ async def open_store(state: ReadingContext, request: ResponsesRequest, *, refers
     if is_off and (request.store or request.background):
         name = "store" if request.store else "background"
         raise errors.unsupported(name, "this server stores no responses (--max-stored-responses 0)")
-    needs = bool(request.store or request.background or request.previous_response_id or refers)
+    needs = bool(request.store or request.background or refers)
     if not needs and (is_off or request.store is False):
         return None
     try:

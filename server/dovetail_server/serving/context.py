@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -85,6 +86,8 @@ class ServingContext:
         self.is_leaving = False
         """A signal has come; new requests are still served for a while."""
         self.is_draining = False
+        self.leaving = asyncio.Event()
+        """Set with it, for connections that wait for their client."""
         self.num_live = 0
         """Engine requests submitted and not yet finished."""
         self.num_live_tokens = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dovetail_server import errors
 from dovetail_server.apis.responses.items import turn_items
+from dovetail_server.apis.responses.last import LastResponse, Turns
 
 if TYPE_CHECKING:
     from dovetail_server.apis.responses.conversations import ConversationStore
@@ -39,6 +40,8 @@ class ResponseRecorder:
         items: The request's own input, JSON.
         conversation: The identifier of the conversation, if there is one, and …
         conversations: … where it is kept.
+        last: What remembers it where `store` does not, if its client may continue it so, …
+        turns: … and what it continues.
     """
 
     store: ResponseStore | None
@@ -47,6 +50,8 @@ class ResponseRecorder:
     items: bytes
     conversation: str = ""
     conversations: ConversationStore | None = None
+    last: LastResponse | None = None
+    turns: Turns = field(default_factory=list)
 
     async def begin(self, body: bytes) -> None:
         """Write a response that will be generated.
@@ -65,7 +70,10 @@ class ResponseRecorder:
             RequestError: Its conversation is gone, so that the reply is in none.
             ServiceError: It cannot be added to its conversation now.
         """
-        if self.conversations is not None and decode_status(body).status in ("completed", "incomplete"):
+        has_output = decode_status(body).status in ("completed", "incomplete")
+        if self.last is not None and has_output:
+            self.last.remember(self.response_id, [*self.turns, (self.items, body)])
+        if self.conversations is not None and has_output:
             turn = await asyncio.to_thread(turn_items, self.items, body)
             await self.conversations.add_turn(self.owner, self.conversation, turn)
         if self.store is None:

@@ -29,8 +29,8 @@ class ResponsesWriter(Writer):
     """Writes a response.
 
     `Request.reply` has `echo`, fields of the response that repeat the request's, and may have: `summarises`, reasoning
-    goes out as a summary; `encrypts`, reasoning items carry `encrypted_content`; `calls` and `unenforced`, see
-    `ReadTools`.
+    goes out as a summary; `warms`, no output is wanted; `encrypts`, reasoning items carry `encrypted_content`; `calls`
+    and `unenforced`, see `ReadTools`.
     """
 
     response: ro.ResponseObject
@@ -119,7 +119,7 @@ class ResponsesWriter(Writer):
     def _ended(self) -> ro.ResponseObject:
         """Return the response, complete if its choice has ended."""
         if self._last is None:
-            is_cut = self._choice.finish_reason == "length"
+            is_cut = self._choice.finish_reason == "length" and not self.reply.requests[0].reply.get("warms")
             self._last = self._builder.finish("incomplete" if is_cut else "completed")
             self.response = replace(
                 self.response,

@@ -173,6 +173,11 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
     return LOGPROBS in (request.include or ())
 
 
+def only_warms(request: ResponsesRequest) -> bool:
+    """Whether the prompt is to be computed, and nothing generated."""
+    return request.generate is False or (request.prompt_cache_options or {}).get("prewarm") is True
+
+
 def summary_of(request: ResponsesRequest) -> str | None:
     """Return the summary of the reasoning that is asked for."""
     if request.reasoning is None:
@@ -202,7 +207,7 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject], tools_given: 
         rid=same_field(body, "rid", "request_id"),
         stream=bool(body.stream),
         sampling=Sampling(**{name: value for name in SAMPLED if (value := getattr(body, name)) is not None}),
-        limit=body.max_output_tokens,
+        limit=0 if only_warms(body) else body.max_output_tokens,
         clamps_by_default=True,
         logprobs=body.top_logprobs or 0 if wants_logprobs(body) else None,
         tools=tools if has_tools else None,
@@ -221,6 +226,7 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject], tools_given: 
             "calls": given.calls,
             "unenforced": given.unenforced,
             "summarises": summary_of(body) is not None,
+            "warms": only_warms(body),
             "encrypts": ENCRYPTED in (body.include or ()),
         },
     )

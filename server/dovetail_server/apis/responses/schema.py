@@ -351,6 +351,10 @@ class CompactRequest(RequestModel):
 class ResponsesRequest(ResponsePrompt):
     """Body of `POST /v1/responses`."""
 
+    type: Literal["response.create"] | None = Field(None, description="Of a WebSocket's messages.")
+    generate: bool | None = Field(
+        None, description="false computes the prompt and ends without output, so that what continues it begins sooner."
+    )
     max_tool_calls: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="Bounds calls of built-in tools, of which there are none."
     )
@@ -369,7 +373,7 @@ class ResponsesRequest(ResponsePrompt):
     service_tier: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
-    prompt_cache_options: FreeForm | None = None
+    prompt_cache_options: FreeForm | None = Field(None, description="`prewarm: true` is `generate: false`.")
     client_metadata: FreeForm | None = Field(None, description="Accepted: what the client notes for itself.")
 
     prompt: FreeForm | None = Field(None, description="Not supported.")
