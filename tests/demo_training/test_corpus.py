@@ -42,7 +42,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.sdk.formats.output import FormatParser, fold
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer as DovetailTokenizer
-from dovetail_parsers.reasoning.qwen3 import Qwen3
+from dovetail_parsers.reasoning.think_tags import Qwen3
 from dovetail_parsers.tools.hermes import Hermes
 
 SKILLS: tuple[Skill, ...] = (

@@ -171,7 +171,7 @@ def measure(names: Iterable[str] = (*REQUESTS, BATCH_LINE)) -> Costs:
 
 def parsers() -> dict[str, Any]:
     """Return the parsers of a Qwen3 model."""
-    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3
     from dovetail_parsers.tools.hermes import Hermes
 
     return {"reasoning": Qwen3(), "tools": Hermes()}

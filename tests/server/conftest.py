@@ -24,7 +24,7 @@ def plain_server(folder: Path) -> Iterator[Harness]:
 
 @pytest.fixture(scope="session")
 def thinking_server(folder: Path) -> Iterator[Harness]:
-    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3
     from dovetail_parsers.tools.hermes import Hermes
 
     running = Harness(folder, reasoning=Qwen3(), tools=Hermes())

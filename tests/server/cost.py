@@ -287,7 +287,7 @@ def cases(fields: Iterable[tuple[str, str]], shapes: Sequence[str] | None = None
 @contextmanager
 def meter_of(folder: Path) -> Iterator[Meter]:
     """Yield a server that looks at prompts of any size, with the parsers of a Qwen3 model."""
-    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3
     from dovetail_parsers.tools.hermes import Hermes
 
     harness = Harness(folder, reasoning=Qwen3(), tools=Hermes(), max_prompt_bytes=1 << 30)

@@ -41,7 +41,7 @@ SLOW += "{% endfor %}{% endfor %}{% endif %}{% endfor %}"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """A server with a long context, and a template that never ends where a message begins with "slow"."""
-    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3
     from dovetail_parsers.tools.hermes import Hermes
 
     folder = write_model(tmp_path_factory.mktemp("tiny"))

@@ -10,7 +10,7 @@ import pytest
 from exchanges import error_of, events, fold_chat
 from harness import Harness
 
-from dovetail_parsers.reasoning.qwen3 import Qwen3
+from dovetail_parsers.reasoning.think_tags import Qwen3
 
 USER = [{"role": "user", "content": "hi"}]
 THINKS = "<think>\nI see.\n</think>\n\nAnswer: ü 😀"

@@ -218,7 +218,7 @@ FAMILIES: dict[str, list[Ask]] = {
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3
     from dovetail_parsers.tools.hermes import Hermes
 
     storage = tmp_path_factory.mktemp("storage")

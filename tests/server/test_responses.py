@@ -149,7 +149,7 @@ def test_a_reply_can_be_continued_by_id_by_items_and_by_reference(thinking: Harn
 
 def test_reasoning_comes_back_from_what_was_encoded(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
     """A client that keeps only `encrypted_content` gives the model its reasoning back; anything else is refused."""
-    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3
 
     template = tmp_path / "t.jinja"
     template.write_text(

@@ -125,7 +125,7 @@ def test_a_batch_whose_lines_all_fail_is_completed_without_output(api: Api) -> N
 
 def test_parsers_run(make_harness: Callable[..., Any], tmp_path: Path) -> None:
     """Reasoning and tool calls are taken apart as over HTTP."""
-    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3
     from dovetail_parsers.tools.hermes import Hermes
 
     harness = make_harness(reasoning=Qwen3(), tools=Hermes(), file_storage_path=tmp_path, min_free_disk_bytes=0)

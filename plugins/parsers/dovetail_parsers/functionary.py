@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.contracts.output import NewCall, ToolBody
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
+from dovetail_parsers.reasoning.declared import Declared
 
 MARKS: Mapping[str, Mark] = {">>>": Mark.START, "\n": Mark.BODY}
 ALL = "all"
@@ -64,3 +65,9 @@ class FunctionaryParser(MessagesParser):
     def _names(self) -> frozenset[str]:
         body = None if self._spec.tools is None else self._spec.tools.body
         return body.names if isinstance(body, Known) else frozenset()
+
+
+class Functionary(Declared):
+    """`functionary`: models that do not think; what is sent to `all` is the answer, also of requests without tools."""
+
+    form = FormatSpec(machine=FunctionaryParser)

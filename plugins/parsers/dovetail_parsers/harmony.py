@@ -29,11 +29,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from dovetail.contracts.output import Messages, NewCall, ToolBody
+from dovetail.contracts.output import FormatSpec, Messages, NewCall, ToolBody
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
+from dovetail_parsers.reasoning.declared import Declared
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CUT_MARKER = re.compile(r"(\bto=[^\s<]+)<(?:\|[a-z]*\|?)?\Z")
@@ -146,3 +147,9 @@ def _is_word(text: str) -> bool:
 def _begins(text: str) -> bool:
     """Whether a word of the format begins with `text`: the output may end inside a header."""
     return any(word.startswith(text) for word in _WORDS)
+
+
+class GptOss(Declared):
+    """`gpt-oss`: gpt-oss-20b, gpt-oss-120b and others that write harmony; reasoning is the channel `analysis`."""
+
+    form = FormatSpec(machine=HarmonyParser, messages=MESSAGES)

@@ -18,8 +18,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
+from dovetail.contracts.output import FormatSpec
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
+from dovetail_parsers.reasoning.declared import Declared
 
 START, END = "<|im_start|>", "<|im_end|>"
 ROLE, THINKING, CALLS = "assistant", "/think", " -> tool/function_call"
@@ -56,3 +58,9 @@ class HyperClovaParser(MessagesParser):
         if role is Mark.BODY and self._between:
             return True  # a line break between two messages
         return super()._take(role, marker)
+
+
+class HyperClova(Declared):
+    """`hyperclova`: HyperCLOVA X SEED Think; the template may force thinking, or skip it, behind the role."""
+
+    form = FormatSpec(machine=HyperClovaParser)

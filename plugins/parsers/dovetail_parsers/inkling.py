@@ -23,9 +23,10 @@ import enum
 import re
 from collections.abc import Mapping
 
-from dovetail.contracts.output import Messages
+from dovetail.contracts.output import FormatSpec, Messages
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
+from dovetail_parsers.reasoning.declared import Declared
 
 _NAME = re.compile(r"\s*[\w.:/\-]+\s*")
 THINKING, CALL, TEXT = "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|content_text|>"
@@ -83,3 +84,9 @@ class InklingParser(MessagesParser):
             self._sink_closer()
             self._end_message("")
         return super()._take(role, marker)
+
+
+class Inkling(Declared):
+    """`inkling`: reasoning stands in messages of a kind of their own."""
+
+    form = FormatSpec(machine=InklingParser, messages=MESSAGES)

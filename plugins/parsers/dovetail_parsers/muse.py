@@ -31,11 +31,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from dovetail.contracts.output import Messages
+from dovetail.contracts.output import FormatSpec, Messages
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail.sdk.formats.plain import Plain
 from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
+from dovetail_parsers.reasoning.declared import Declared
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _TO = re.compile(r"to=[^\s<]*")
@@ -184,3 +185,15 @@ def _is_recipient(word: str) -> bool:
     """Whether a word is a recipient, with the beginning of a marker behind it where the output was cut there."""
     found = _TO.match(word)
     return found is not None and any(mark.startswith(word[found.end() :]) for mark in MARKS)
+
+
+class Muse(Declared):
+    """`muse`: Muse Spark; a message to nobody is reasoning."""
+
+    form = FormatSpec(machine=SparkParser, messages=SPARK)
+
+
+class MuseGlimmer(Declared):
+    """`muse-glimmer`: Muse Glimmer; a message to nobody is content."""
+
+    form = FormatSpec(machine=MuseParser, messages=MESSAGES)

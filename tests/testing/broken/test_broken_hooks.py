@@ -97,7 +97,7 @@ class Right:
 
     @hookimpl
     def dovetail_reasoning_parsers(self, registry: Any) -> Any:
-        registry.add("kit-qwen3", "dovetail_parsers.reasoning.qwen3:Qwen3")
+        registry.add("kit-qwen3", "dovetail_parsers.reasoning.think_tags:Qwen3")
 
     @hookimpl
     def dovetail_configure(self, draft: Any, facts: Any) -> Any:
@@ -159,7 +159,7 @@ def register_wrong(self: Any, registry: Any) -> Any:
 
 def register_changing(self: Any, registry: Any) -> Any:
     register_changing.count = getattr(register_changing, "count", 0) + 1  # type: ignore[attr-defined]
-    registry.add("x", f"dovetail_parsers.reasoning.qwen3:Qwen{register_changing.count}")  # type: ignore[attr-defined]
+    registry.add("x", f"dovetail_parsers.reasoning.think_tags:Qwen{register_changing.count}")  # type: ignore[attr-defined]
 
 
 def propose_without_reason(self: Any, draft: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Reasoning parsers, one file per name."""
+"""Reasoning parsers: rows of markers, and the few that look at the template or the request."""

@@ -1,4 +1,4 @@
-"""What DeepSeek's formats with `<｜tool▁calls▁begin｜>` share: one section of calls between markers."""
+"""DeepSeek's formats with `<｜tool▁calls▁begin｜>`: one section of calls between markers."""
 
 # ruff: noqa: RUF001, RUF002 - the markers are written with full-width bars
 
@@ -73,3 +73,44 @@ class DeepSeekCalls(ToolParser):
     def _read_head(self, text: str) -> Head | None:
         found = self.head.fullmatch(text)
         return None if found is None else (found[1], None)
+
+
+class DeepSeekV3(DeepSeekCalls):
+    r"""`deepseek-v3`: DeepSeek-V3, V3-0324 and R1-0528.
+
+    ```
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+    ```json
+    {"city": "Paris"}
+    ```<｜tool▁call▁end｜>
+    <｜tool▁call▁begin｜>…<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    ```
+
+    One section holds all calls. Between name and arguments stands a fence; models leave out the type or the fence
+    at times.
+
+    Defined by the `chat_template` of deepseek-ai/DeepSeek-R1-0528 and DeepSeek-V3-0324.
+    """
+
+    head = re.compile(rf"(?:\s*\w*\s*{SEPARATOR})?\s*([\w.:/\-]+)[\s`]*")
+    stop = "```json"
+    written = (f"function{SEPARATOR}", "\n```json\n", "\n```", "\n")
+    is_fenced = True
+
+
+class DeepSeekV31(DeepSeekCalls):
+    r"""`deepseek-v31`: DeepSeek-V3.1.
+
+    ```
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}
+    <｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    ```
+    (without the line break). One section holds all calls.
+
+    Defined by the `chat_template` of deepseek-ai/DeepSeek-V3.1.
+    """
+
+    head = re.compile(r"\s*([\w.:/\-]+)\s*")
+    stop = SEPARATOR
+    written = ("", SEPARATOR, "", "")
+    is_fenced = False

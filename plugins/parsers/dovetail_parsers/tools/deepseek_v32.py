@@ -68,3 +68,75 @@ class DeepSeekV32(TagSection):
     def key(self, name: str, is_string: bool) -> str:
         """Write the key and whether its value is text."""
         return f'{name}" string="{"true" if is_string else "false"}"'
+
+
+class DeepSeekV4(DeepSeekV32):
+    r"""`deepseek-v4`: DeepSeek-V4 and V4-Flash.
+
+    ```
+    <｜DSML｜tool_calls>
+    <｜DSML｜invoke name="get_weather">
+    <｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜tool_calls>
+    ```
+
+    As `deepseek-v32`, with another word for the section.
+
+    Defined by the `chat_template` of deepseek-ai/DeepSeek-V4-Flash.
+    """
+
+    section = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
+
+
+class DeepSeekV41(DeepSeekV32):
+    r"""`deepseek-v41`: DeepSeek-V4.1.
+
+    ```
+    <｜DSML｜ calls>
+    <｜DSML｜ invoke name="get_weather">
+    <｜DSML｜ parameter name="city" string="true">Paris</｜DSML｜ parameter>
+    </｜DSML｜ invoke>
+    </｜DSML｜ calls>
+    ```
+
+    As `deepseek-v32`, with a space in the tags and another word for the section.
+
+    Defined by the encoding of deepseek-ai/DeepSeek-V4.1-Flash.
+    """
+
+    section = ("<｜DSML｜ calls>", "</｜DSML｜ calls>")
+    tags = Tags(
+        call=('<｜DSML｜ invoke name="', '">'),
+        call_end="</｜DSML｜ invoke>",
+        key=('<｜DSML｜ parameter name="', ">"),
+        value_end="</｜DSML｜ parameter>",
+        read_key=read_key,
+    )
+
+
+class GigaChat35(DeepSeekV32):
+    r"""`gigachat35`: GigaChat 3.5.
+
+    ```
+    <｜GCML｜tool_calls>
+    <｜GCML｜invoke name="get_weather">
+    <｜GCML｜parameter name="city" string="true">Paris</｜GCML｜parameter>
+    </｜GCML｜invoke>
+    </｜GCML｜tool_calls>
+    ```
+
+    As `deepseek-v4`, with a word of its own in the tags.
+
+    Defined by the `chat_template` of ai-sage/GigaChat3.5.
+    """
+
+    word = "｜GCML｜"
+    section = ("<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>")
+    tags = Tags(
+        call=('<｜GCML｜invoke name="', '">'),
+        call_end="</｜GCML｜invoke>",
+        key=('<｜GCML｜parameter name="', ">"),
+        value_end="</｜GCML｜parameter>",
+        read_key=read_key,
+    )

@@ -47,3 +47,20 @@ class Gemma4(Section):
             ),
             trigger=self.start,
         )
+
+
+class FunctionGemma(Gemma4):
+    r"""`functiongemma`: FunctionGemma.
+
+    ```
+    <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
+    ```
+
+    As `gemma4`, with other markers.
+
+    Defined by the `chat_template` of google/functiongemma-270m-it.
+    """
+
+    start, end = "<start_function_call>", "<end_function_call>"
+    quote = "<escape>"
+    inner = ("<escape>",)

@@ -66,3 +66,19 @@ class Glm45(ToolParser):
             separator="\n",
             trigger=start,
         )
+
+
+class IQuestQ1(Glm45):
+    r"""`iquest-q1`: IQuest Q1.
+
+    ```
+    <iquest_tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></iquest_tool_call>
+    ```
+
+    As `glm45`, with other markers around a call.
+
+    Defined by the description of the format in SGLang's `function_call/iquest_q1_detector.py`.
+    """
+
+    markers = ("<iquest_tool_call>", "</iquest_tool_call>")
+    lines = False
