@@ -71,7 +71,7 @@ docs: $(DEV_STAMP)  ## Build the documentation into build/site; any warning or d
 	$(BIN)/python docs/site/build_site.py $(ARGS)
 
 results: $(DEV_STAMP)  ## Write the figures of README and docs; ARGS=out.json records what bench serve found first.
-	$(BIN)/python docs/site/write_results.py $(ARGS)
+	$(BIN)/python docs/site/results.py $(ARGS)
 
 release: $(DEV_STAMP)  ## Build dist/, check it, test the wheel on every Python here; ARGS=--draft before the release.
 	CONSTRAINTS=$(abspath $(CONSTRAINTS)) $(BIN)/python tests/packaging/release.py $(ARGS)

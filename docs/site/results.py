@@ -1,319 +1,142 @@
-"""What `docs/results.toml` holds, and how it becomes parts of README and docs; `write_results.py` writes them.
+"""Write the measured figures of README and docs from `docs/results.json`: `make results`, ARGS="--help" for recording.
 
-A page holds `<!-- results: NAME -->`, what was written last, and `<!-- results end -->`. What stands between them is
-made of `docs/site/results/NAME.md`, where `{run.load.figure}` is a figure of the file:
-
-    {run.load.figure:.2f}    written in a format of Python's
-    {run.load.figure.key}    of a figure with several values
-    {a / b:.2f}              a ratio
-    {a or b or -}            the first that there is; a dash if there is none
-    {conditions}             how everything above was measured, as lines and a table
-    {conditions without command, device}
-    {dates of Dovetail}      the first and the last day on which the figures of Dovetail above were measured
-
-A line of a table whose figures are all dashes is left out.
+The file holds `runs`, conditions and figures of what was measured, and `pages`, the lines of each part of a page. In
+those, `{run.load.figure}` is a figure, `{a or b or -}` the first that there is, `{a / b:.2f}` a ratio in a format of
+Python's, `{dates}` the days of Dovetail's figures so far, `{conditions}` how all of them were measured.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "docs/results.toml"
-TEMPLATES = Path(__file__).parent / "results"
-SHOWN = {
-    "of": "of",
-    "model": "model",
-    "device": "device",
-    "date": "date",
-    "prompts": "prompts",
-    "kernel_cache": "kernel cache",
-    "prefix_cache": "prefix cache",
-    "sampling": "sampling",
-    "tokens_per_event": "tokens per event",
-    "command": "command",
-}
-"""The conditions that every measurement states, and how a page calls them."""
-CONDITIONS = (*SHOWN, "load")
-OPTIONAL = ("source", "note")
-"""What a measurement may say besides: who reported a figure that is not ours, and what else a reader should know."""
-UNNAMED = frozenset({"of", "model", "device", "date", "sampling", *OPTIONAL})
-"""Conditions whose text is understood without a name before it."""
-FOUND = ("prefix_cache", "tokens_per_event")
-"""Conditions that nobody sets: what each load found."""
-NOT_RECORDED, NOT_MEANT = "not recorded", "does not apply"
-OURS = "Dovetail"
-DASH = "\N{EN DASH}"
 PART = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- results end -->)", re.DOTALL)
-FIELD = re.compile(r"\{([^{}]+)\}")
-HEADER = """\
-# Every figure of README and docs that was measured, with the conditions that it holds under. `make results` writes the
-# pages from it; `make results ARGS="out.json"` records what `dovetail bench serve --json out.json` found first.
-#
-# [run] is what measurements have in common, [run.load] one of them; what a load says holds for it instead. All state
-# the conditions that docs/site/results.py lists; what nobody wrote down is "not recorded". A list is of repeated runs.
-
-"""
-
-
-class ResultsError(ValueError):
-    """The file, a page or a template is wrong; the message says where."""
-
-
-@dataclass(slots=True)
-class Measurement:
-    """One load of one run, with all its conditions."""
-
-    run: str
-    load: str
-    conditions: dict[str, Any]
-    figures: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """As templates name it."""
-        return f"{self.run}.{self.load}"
-
-
-@dataclass(slots=True)
-class Results:
-    """All measurements by their names."""
-
-    by_name: dict[str, Measurement]
-
-    @classmethod
-    def read(cls, path: Path = FILE) -> Results:
-        """Read the file.
-
-        Raises:
-            ResultsError: A measurement lacks a condition or has no figure.
-        """
-        return cls.of(tomllib.loads(path.read_text("utf-8")))
-
-    @classmethod
-    def of(cls, runs: Mapping[str, Any]) -> Results:
-        """Take the file's runs; raises as `read`."""
-        found = {m.name: m for name, run in runs.items() for m in measurements(name, run)}
-        for measurement in found.values():
-            check(measurement)
-        return cls(found)
-
-    def figure(self, reference: str) -> tuple[Measurement, Any] | None:
-        """Return the figure or condition that `run.load.name[.key]` names, with its measurement, if there is one."""
-        run, _, rest = reference.partition(".")
-        load, *keys = rest.split(".")
-        measurement = self.by_name.get(f"{run}.{load}")
-        if measurement is None:
-            return None
-        value: Any = measurement.figures | measurement.conditions
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return None if value is None or isinstance(value, Mapping) else (measurement, value)
-
-
-def measurements(name: str, run: Mapping[str, Any]) -> Iterator[Measurement]:
-    """Yield a run's measurements, each with what they have in common."""
-    common = {key: value for key, value in run.items() if not isinstance(value, Mapping)}
-    for load, own in run.items():
-        if isinstance(own, Mapping):
-            whole = {**common, **own}
-            conditions = {key: whole[key] for key in (*CONDITIONS, *OPTIONAL) if key in whole}
-            yield Measurement(name, load, conditions, {k: v for k, v in whole.items() if k not in conditions})
-
-
-def check(measurement: Measurement) -> None:
-    """Refuse what cannot be understood.
-
-    Raises:
-        ResultsError: Naming measurement and key.
-    """
-    where, conditions = f"results.toml: {measurement.name}", measurement.conditions
-    missing = [key for key in CONDITIONS if conditions.get(key) in (None, "")]
-    if missing:
-        raise ResultsError(
-            f"{where}: says nothing of {', '.join(missing)}; write {NOT_RECORDED!r} where it is not known"
-        )
-    if conditions["of"] != OURS and not conditions.get("source"):
-        raise ResultsError(f"{where}: of {conditions['of']}; say in 'source' where the figure is from")
-    if not measurement.figures:
-        raise ResultsError(f"{where}: has no figure")
-    for key, value in measurement.figures.items():
-        values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
-        if not values or any(isinstance(one, bool) or not isinstance(one, int | float) for one in values):
-            raise ResultsError(
-                f"{where}: {key} = {value!r} is neither a condition nor a figure; a figure is of numbers"
-            )
-
-
-@dataclass(slots=True)
-class Filler:
-    """Fills one template, and keeps what it used."""
-
-    results: Results
-    name: str
-    used: dict[str, Measurement] = field(default_factory=dict)
-
-    def fill(self, template: str) -> str:
-        """Return the text with every field replaced.
-
-        Raises:
-            ResultsError: A field names no figure.
-        """
-        return FIELD.sub(self._replace, template)
-
-    def _replace(self, match: re.Match[str]) -> str:
-        inner = match[1].strip()
-        if inner.startswith("dates of "):
-            return self._dates(inner.removeprefix("dates of "))
-        if inner == "conditions" or inner.startswith("conditions without "):
-            without = inner.removeprefix("conditions").removeprefix(" without ").split(", ")
-            return conditions_of(list(self.used.values()), [name for name in without if name])
-        body, _, form = inner.partition(":")
-        options = [option.strip() for option in body.split(" or ")]
-        for option in options:
-            if option == "-" and len(options) > 1:
-                return DASH
-            found = [self.results.figure(part.strip()) for part in option.split(" / ")]
-            known = [each for each in found if each is not None]
-            if len(known) == len(found):
-                self.used |= {measurement.name: measurement for measurement, _ in known}
-                values = [value for _, value in known]
-                return write(values[0] if len(values) == 1 else ratio(*values), form)
-        raise ResultsError(f"docs/site/results/{self.name}.md: {match[0]}: no such figure in docs/results.toml")
-
-    def _dates(self, of: str) -> str:
-        """Write when the figures used so far were measured that are `of` one program."""
-        days = [m.conditions["date"] for m in self.used.values() if m.conditions["of"] == of]
-        if not days or not all(isinstance(day, date) for day in days):
-            raise ResultsError(f"docs/site/results/{self.name}.md: dates of {of}: not every figure has a day: {days}")
-        return write(days)
-
-
-def ratio(above: Any, below: Any) -> float:
-    """Return one figure over another, the means of repeated ones."""
-    top, bottom = (sum(x) / len(x) if isinstance(x, list) else x for x in (above, below))
-    return float(top / bottom)
+HOW = {"of": "{}", "device": "{}", "date": "{}", "prompts": "prompts {}", "kernel_cache": "kernel cache {}"}
+HOW |= {"command": "command `{}`", "source": "{}", "note": "{}"}
+"""The conditions that a page states; `prefix_cache`, `sampling` and `tokens_per_event` of each load are in the file."""
+NOT_MEANT = "does not apply"
+SHOWN = "output_tok_s decode_tok_s prompt_tok_s floor_tok_s of_floor since_ready_s"
+FIRST = {"first_token_ms": "p50", "first_token_p99_ms": "p99"}
+DASH = "\N{EN DASH}"
 
 
 def write(value: Any, form: str = "") -> str:
-    """Write a figure: the least and the largest of repeated ones; numbers with commas unless a format is given."""
+    """Write a figure: the least and the largest of repeated ones."""
     if isinstance(value, list):
-        least, largest = write(min(value), form), write(max(value), form)
-        return least if least == largest else f"{least} to {largest}"
-    if isinstance(value, date):
-        return f"{value.day} {value:%B %Y}"
-    return format(value, form) if form else f"{value:,}" if isinstance(value, int | float) else str(value)
+        return " to ".join(dict.fromkeys(write(end(value), form) for end in (min, max)))
+    if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        return f"{date.fromisoformat(value):%-d %B %Y}"
+    return format(value, form or ",") if isinstance(value, int | float) else str(value)
 
 
-Row = tuple[str | None, ...]
+def conditions(used: dict[str, dict[str, Any]]) -> str:
+    """Say how loads were measured, a line for each way, with its models where there are several ways."""
+    ways: dict[str, list[str]] = {}
+    loads = [name.split(".")[0] for name, one in used.items() if one["prompts"] != NOT_MEANT]
+    for name, one in used.items():
+        if one["prompts"] != NOT_MEANT or name.split(".")[0] not in loads:  # a start is told by the loads behind it
+            said = [text.format(write(one[key])) for key, text in HOW.items() if one.get(key, NOT_MEANT) != NOT_MEANT]
+            ways.setdefault("; ".join(said), []).append(one["model"])
+    lines = [f"{', '.join(dict.fromkeys(models))}: {way}." for way, models in ways.items()]
+    return f"*Measured:* {lines[0]}" if len(lines) == 1 else "*Measured:*\n\n" + "\n".join(f"- {x}" for x in lines)
 
 
-def conditions_of(used: list[Measurement], without: list[str]) -> str:
-    """Tell how measurements were made: what holds for all of them, then a line for each kind that differs."""
-    keys = [key for key in (*SHOWN, *OPTIONAL) if key not in {"model", *without}]
-    firm = [key for key in keys if key not in FOUND]
-    groups: dict[Row, list[Measurement]] = {}
-    for measurement in used:
-        groups.setdefault(tuple(shown(measurement, key) for key in firm), []).append(measurement)
-    join_silent(groups)
-    rows = [
-        {key: found(group, key) if key in FOUND else shown(group[0], key) for key in keys} for group in groups.values()
-    ]
-    said = {key: list(dict.fromkeys(row[key] for row in rows if row[key] is not None)) for key in keys}
-    common = {key: texts[0] if texts else None for key, texts in said.items() if len(texts) <= 1}
-    models = [] if "model" in without else list(dict.fromkeys(str(m.conditions["model"]) for m in used))
-    lead = [*(models if len(models) == 1 else []), *told(common)]
-    lines = [f"*Measured:* {'; '.join(lead)}."] if lead else []
-    if len(groups) > 1:
-        lines.append("")
-        for row, group in zip(rows, groups.values(), strict=True):
-            others = [m for other in groups.values() if other is not group for m in other]
-            names = labels(group, others, models)
-            differing = told({key: text for key, text in row.items() if key not in common})
-            lines.append("- " + ": ".join(filter(None, (", ".join(names), "; ".join(differing)))))
-    return "\n".join(lines)
-
-
-def found(group: list[Measurement], key: str) -> str | None:
-    """Write a condition that every load finds anew: numbers as a range, else what most found, then others by load."""
-    values = [(m.conditions[key], m.load) for m in group if m.conditions[key] != NOT_MEANT]
-    if not values:
-        return None
-    if all(isinstance(value, int | float) for value, _ in values):
-        return write([value for value, _ in values])
-    loads: dict[str, list[str]] = {}
-    for value, load in values:
-        loads.setdefault(write(value), []).append(load)
-    first, *rest = sorted(loads.items(), key=lambda item: -len(item[1]))
-    parts = [f"{' '.join(f'`{load}`' for load in dict.fromkeys(names))} {text}" for text, names in rest]
-    return ", ".join([first[0], *parts])
-
-
-def join_silent(groups: dict[Row, list[Measurement]]) -> None:
-    """Join what says nothing of some conditions, a start for instance, to what its run says otherwise."""
-    for row, group in list(groups.items()):
-        runs = {measurement.run for measurement in group}
-        for other, larger in groups.items():
-            agrees = all(cell in (None, also) for cell, also in zip(row, other, strict=True))
-            if row != other and agrees and runs <= {measurement.run for measurement in larger}:
-                larger += groups.pop(row)
-                break
-
-
-def labels(group: list[Measurement], others: list[Measurement], models: list[str]) -> list[str]:
-    """Name what a line is of: models if there are several, and loads where they tell it from other lines."""
-    split = {measurement.run for measurement in others}
-    is_start = bool(others) and all(measurement.conditions["prompts"] == NOT_MEANT for measurement in group)
-    loads: dict[str, list[str]] = {}
-    for measurement in group:
-        names = loads.setdefault(str(measurement.conditions["model"]) if len(models) > 1 else "", [])
-        tells = is_start or measurement.run in split
-        names += [f"`{measurement.load}`"] if tells and f"`{measurement.load}`" not in names else []
-    each = {" ".join(names) for names in loads.values()}
-    if len(models) > 1 and len(loads) == len(models) and len(each) == 1:
-        return [" ".join(filter(None, ("all models", each.pop())))]
-    return [label for model, names in loads.items() if (label := " ".join(filter(None, (model, *names))))]
-
-
-def told(row: Mapping[str, str | None]) -> list[str]:
-    """Write some conditions of a line; those that mean nothing are left out."""
-    pairs = [(key, text) for key, text in row.items() if text]
-    return [text if key in UNNAMED and text != NOT_RECORDED else f"{SHOWN[key]} {text}" for key, text in pairs]
-
-
-def shown(measurement: Measurement, key: str) -> str | None:
-    """Write a condition as a page shows it; None where it means nothing."""
-    text = write(measurement.conditions.get(key, ""))
-    if text == NOT_MEANT:
-        return None
-    return f"`{text}`" if key == "command" and text != NOT_RECORDED else text
-
-
-def filled(name: str, results: Results) -> str:
-    """Return what a template becomes.
+def part(name: str, runs: dict[str, Any], pages: dict[str, list[str]]) -> str:
+    """Fill one part of a page. A row of a table that has only dashes is left out.
 
     Raises:
-        ResultsError: There is no such template, or a field names no figure.
+        KeyError: A field names no figure.
     """
-    path = TEMPLATES / f"{name}.md"
-    if not path.is_file():
-        raise ResultsError(f"<!-- results: {name} -->: there is no docs/site/results/{name}.md")
-    lines = Filler(results, name).fill(path.read_text("utf-8").strip()).splitlines()
-    return "\n".join(line for line in lines if not is_empty(line))
+    used: dict[str, dict[str, Any]] = {}
+
+    def look(reference: str) -> Any:
+        run, load, *keys = reference.strip().split(".")
+        value: Any = runs.get(run, {}).get(load) and {**runs[run], **runs[run][load]}
+        if value:
+            used[f"{run}.{load}"] = value
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return None if isinstance(value, dict) else value
+
+    def fill(field: re.Match[str]) -> str:
+        body, _, form = field[1].partition(":")
+        if body == "conditions":
+            return conditions(used)
+        if body == "dates":
+            return write([one["date"] for one in used.values() if one["of"] == "Dovetail"])
+        for option in body.split(" or "):
+            parts = [DASH] if option == "-" else [look(each) for each in option.split(" / ")]
+            if None not in parts:
+                means = [sum(x) / len(x) if isinstance(x, list) else x for x in parts]
+                return write(means[0] / means[1] if len(parts) == 2 else parts[0], form)
+        raise KeyError(f"docs/results.json: page {name}: {field[0]}: no such figure")
+
+    lines = re.sub(r"\{([^{}]+)\}", fill, "\n".join(pages[name])).split("\n")
+    return "\n".join(
+        line for line in lines if not re.fullmatch(rf"\|[^|]+(\|[ {DASH}/]+)+\|", line) or DASH not in line
+    )
 
 
-def is_empty(line: str) -> bool:
-    """Whether a line of a table has nothing but dashes for figures."""
-    cells = set(line.strip().strip("|").replace(" / ", "|").replace(" ", "").split("|")[1:])
-    return line.startswith("|") and DASH in cells and cells <= {DASH, ""}
-
-
-def with_parts(text: str, results: Results, fill: Callable[[str, Results], str] = filled) -> str:
+def written(text: str, data: dict[str, Any]) -> str:
     """Return a page with all its parts written anew."""
-    return PART.sub(lambda match: f"{match[1]}\n{fill(match[2], results)}\n\n{match[4]}", text)
+    return PART.sub(lambda found: f"{found[1]}\n{part(found[2], **data)}\n\n{found[4]}", text)
+
+
+def record(runs: dict[str, Any], name: str, files: list[Path], common: dict[str, str]) -> None:
+    """Take what `dovetail bench serve --json FILE` found into a run; several files are repeated runs.
+
+    Raises:
+        ValueError: Requests failed.
+    """
+    reports = [json.loads(file.read_text("utf-8")) for file in files]
+    run = runs.setdefault(name, {**dict.fromkeys(list(HOW)[:6], "not recorded"), "of": "Dovetail"})
+    run |= {"model": Path(reports[0]["server"]["model"]).name, "date": reports[0]["time"][:10], **common}
+    for rows in zip(*(report["workloads"] for report in reports), strict=True):
+        kind = rows[0]["workload"]
+        if any(row["num_failed"] for row in rows):
+            raise ValueError(f"{kind['name']}: requests failed; measure it again")
+        found = {key: [round(row[key], 2) for row in rows] for key in SHOWN.split() if rows[0][key] is not None}
+        found |= {key: [row["ttft_ms"][p] for row in rows] for key, p in FIRST.items() if rows[0]["ttft_ms"]}
+        load = f"{kind['concurrency'] or kind['request_rate']} at once, {kind['input_len']} in"
+        run[kind["name"]] = {"load": f"{load}, {kind['output_len']} out", "sampling": rows[0]["sampling"], **found}
+
+
+def dump(value: Any, depth: int = 0) -> str:
+    """Write the file: a line for each condition, load and line of a page."""
+    if depth == 3 or not isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    rows = [f"{json.dumps(key)}: {dump(value[key], depth + 1)}" for key in value] if isinstance(value, dict) else []
+    rows, (start, end) = (rows, "{}") if rows else ([dump(row, depth + 1) for row in value], "[]")
+    return f"{start}\n" + ",\n".join(f"{' ' * (depth + 1)}{row}" for row in rows) + f"\n{' ' * depth}{end}"
+
+
+def main() -> None:
+    """Record what is given, and write every page whose figures differ."""
+    parser = argparse.ArgumentParser(description="Write the figures of README and docs from docs/results.json.")
+    parser.add_argument("files", nargs="*", type=Path, metavar="JSON", help="of `dovetail bench serve`, repeated runs")
+    parser.add_argument("--run", help="the run that they are recorded as")
+    for key in HOW:
+        parser.add_argument(f"--{key.replace('_', '-')}", help=f"a condition of the run: {key}")
+    args = vars(parser.parse_args())
+    files, run, file = args.pop("files"), args.pop("run"), ROOT / "docs/results.json"
+    if bool(files) != bool(run):
+        parser.error("give JSON files and --run NAME together")
+    data = json.loads(file.read_text("utf-8"))
+    if run:
+        record(data["runs"], run, files, {key: value for key, value in args.items() if value})
+    texts = {file: dump(data) + "\n"}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        texts[page] = written(page.read_text("utf-8"), data)
+    for path, text in texts.items():
+        if text != path.read_text("utf-8"):
+            path.write_text(text, "utf-8")
+            print(f"{path.relative_to(ROOT)}: written")
+
+
+if __name__ == "__main__":
+    main()
