@@ -1,9 +1,9 @@
 """Flags of SGLang and vLLM that are no settings here: what each means, accepted or refused.
 
-`flags.json` lists them: `why` one is refused or means nothing; `at` which values it means nothing, all where that is not
-said; whether it is a `switch`; which flags of ours it `sets`, by value, "" for a switch. A setting's own name and aliases
-go first (`settings.py`). Names are written without the dashes in front; one that ends with `*` stands for every name that
-begins so, where no longer one fits.
+`flags.json` lists them: `why` one is refused or means nothing; `at` which values it means nothing, all where that is
+not said; whether it is a `switch`; which flags of ours it `sets`, by value, "" for a switch. A setting's own name and
+aliases go first (`settings.py`). Names are written without the dashes in front; one that ends with `*` stands for every
+name that begins so, where no longer one fits.
 """
 
 from __future__ import annotations
