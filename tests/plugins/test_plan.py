@@ -194,7 +194,7 @@ def test_named_plugin_for_another_device_is_refused(registry: Registry) -> None:
         make_plan(registry, attention_backend="triton", device="cpu")
     assert str(caught.value) == (
         "--attention-backend 'triton': triton of dovetail-llm 0.1.0 cannot be used: it runs on cuda, not on cpu; "
-        "choose another, or --device cuda"
+        "choose another, or --device cuda where there is one"
     )
 
 

@@ -197,7 +197,12 @@ def test_manifest_facts_are_kept() -> None:
         }
     )
     facts = found["attention_backend", "fast"]
-    assert facts == (("quick",), ("cuda",), ("fast-kernels",), ("engine",), {"device": ("cuda",)}, (), "")
+    assert facts == (("quick",), ("cuda",), ("fast-kernels",), ("engine",), {"device": ("cuda",)}, (), "", ())
+    row = {"acme4": {"reads": ["acme4", "none"]}}
+    found = parse_manifest({"manifest": 1, "plugins": {"quantization": row}})
+    assert found["quantization", "acme4"].reads == ("acme4", "none")
+    with pytest.raises(ValueError, match="unknown fact 'reads'"):
+        parse_manifest({"manifest": 1, "plugins": {"attention_backend": row}})
 
 
 def test_clues_of_a_parser_are_kept() -> None:

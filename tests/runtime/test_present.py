@@ -33,6 +33,7 @@ def test_what_says_that_there_is_none(
         (tmp_path / "version.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr(present, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
     monkeypatch.setattr(present, "LIBRARY", library)
+    monkeypatch.delenv(present.HIDES, raising=False)
     present.check_device(EngineSettings(model_path="demo", device="cpu"))
     if said is None:
         present.check_device(EngineSettings(model_path="demo", device="cuda"))
@@ -40,6 +41,37 @@ def test_what_says_that_there_is_none(
     with pytest.raises(ConfigError) as refused:
         present.check_device(EngineSettings(model_path="demo", device="cuda"))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "library", "visible", "device"),
+    [
+        (VERSION.format("None"), "libc.so.6", None, "cpu"),
+        (VERSION.format("'13.0'"), "libnone.so.9", None, "cpu"),
+        (VERSION.format("'13.0'"), "libc.so.6", "", "cpu"),
+        (VERSION.format("'13.0'"), "libc.so.6", " -1", "cpu"),
+        (VERSION.format("'13.0'"), "libc.so.6", "1", "auto"),
+        (VERSION.format("'13.0'"), "libc.so.6", None, "auto"),
+        (VERSION.format("None").replace("hip: Optional[str] = None", "hip: Optional[str] = '7.0'"), "x", "", "auto"),
+    ],
+)
+def test_auto_is_the_cpu_only_where_that_is_sure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, library: str, visible: str | None, device: str
+) -> None:
+    """No build for CUDA, no driver, or every device hidden; a build for other devices leaves it to torch."""
+    (tmp_path / "version.py").write_text(version, encoding="utf-8")
+    monkeypatch.setattr(present, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(present, "LIBRARY", library)
+    if visible is None:
+        monkeypatch.delenv(present.HIDES, raising=False)
+    else:
+        monkeypatch.setenv(present.HIDES, visible)
+    assert present.known_device(EngineSettings(model_path="demo")) == device
+    for named in ("cpu", "cuda"):
+        assert present.known_device(EngineSettings(model_path="demo", device=named)) == named
+    if device == "cpu" and visible is not None:
+        with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES is .* and hides every device; .* --device cpu"):
+            present.check_device(EngineSettings(model_path="demo", device="cuda"))
 
 
 def test_this_torch_says_what_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -217,6 +218,36 @@ def test_startup_mistakes_exit_2_with_one_line(
         code, line = run(capsys, *argv)
         assert code == 2, line
         assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "said"),
+    [
+        ("--attention-backend", "fa3", "it runs on cuda, not on cpu; choose another"),
+        ("--decode-attention-backend", "triton", "it runs on cuda, not on cpu; choose another"),
+        ("--quantization", "awq", "it reads awq, and this checkpoint is plain; leave --quantization out"),
+    ],
+)
+def test_what_metadata_rules_out_starts_no_process(tmp_path: Path, flag: str, name: str, said: str) -> None:
+    """What cannot serve on a machine without CUDA, or not this checkpoint, is refused at once, in the first process."""
+    good = write_model(tmp_path / "good")
+    (good / "model.safetensors").write_bytes(NO_TENSORS)
+    watched = (
+        "import sys, time\n"
+        "starts = []\n"
+        "events = ('subprocess.Popen', 'os.fork', 'os.forkpty', 'os.posix_spawn', 'os.exec')\n"
+        "sys.addaudithook(lambda event, args: starts.append(event) if event in events else None)\n"
+        "from dovetail_server.cli import serve\n"
+        "code = serve.main(sys.argv[1:])\n"
+        "print(code, len(starts), 'torch' in sys.modules, time.process_time() < 2)\n"
+    )
+    command = [sys.executable, "-c", watched, str(good), "--port", "0", flag, name]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "2 0 False True\n", done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert f"{flag} '{name}': " in done.stderr
+    assert said in done.stderr
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,8 @@ from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S
 
 AUTO = "auto"
+PLAIN = "none"
+"""In a manifest's `reads`: a checkpoint without a `quant_method`."""
 OWN = "dovetail"
 """As `model_impl`: the plugin that is named as the architecture, and no other."""
 
@@ -148,6 +150,7 @@ def make_plan(
             raise TypeError(f"make_plan: {kind}={given!r}: give one name")
     model = single.get("model")
     facts = {"device": device, "architecture": model or "", "quantization": quant_method}
+    method = (quant_method or PLAIN) if model else ""
     planned: list[PlannedPlugin] = []
     for kind, row in KINDS.items():
         default = row.default if row.default and row.default in registry.names(kind) else None
@@ -161,7 +164,7 @@ def make_plan(
         if name is not None and kind == "model":
             name = model_plugin(registry, name, model_impl, device)
         if name is not None:
-            planned.append(by_name(registry, kind, name, device, options or {}))
+            planned.append(by_name(registry, kind, name, device, options or {}, method))
         for name in dict.fromkeys(lists.get(kind, ())):
             planned.append(by_name(registry, kind, name, device, options or {}))
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
@@ -236,15 +239,15 @@ def _answer_auto(
 
 
 def by_name(
-    registry: Registry, kind: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]]
+    registry: Registry, kind: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]], method: str = ""
 ) -> PlannedPlugin:
-    """Plan the plugin that is asked for by name.
+    """Plan the plugin that is asked for by name; `method` is the checkpoint's `quant_method`, "" where it is unknown.
 
     Raises:
         PluginError: It is unknown, or by what its package says cannot be used here; nothing was imported.
     """
     record = registry.resolve(kind, name)
-    why_not = _why_not(record, device)
+    why_not = _why_not(record, device) or _why_not_read(record, method)
     if why_not is not None:
         raise PluginError(
             f"{KINDS[kind].label} {name!r}: {record.name} of {record.distribution} {record.version} "
@@ -311,11 +314,22 @@ def _why_not(record: PluginRecord, device: str) -> str | None:
     """Say why the manifest's facts rule a plugin out here, with the fix, or None."""
     devices = record.facts.devices
     if devices and device not in (AUTO, *devices):
-        return f"it runs on {', '.join(devices)}, not on {device}; choose another, or --device {devices[0]}"
+        fix = f"choose another, or --device {devices[0]} where there is one"
+        return f"it runs on {', '.join(devices)}, not on {device}; {fix}"
     missing = [package for package in record.facts.packages if not _is_installed(package)]
     if missing:
         return f"it needs {', '.join(missing)}; run: pip install {' '.join(missing)}"
     return None
+
+
+def _why_not_read(record: PluginRecord, method: str) -> str | None:
+    """Say why the manifest's facts rule a quantisation out for this checkpoint, with the fix, or None."""
+    reads = record.facts.reads
+    if not reads or not method or method in reads:
+        return None
+    here = "is plain" if method == PLAIN else f"has quant_method {method!r}"
+    possible = ", ".join("plain ones" if one == PLAIN else one for one in reads)
+    return f"it reads {possible}, and this checkpoint {here}; leave --quantization out, or give such a checkpoint"
 
 
 def _is_installed(distribution: str) -> bool:

@@ -124,7 +124,7 @@ class Registry:
             distribution: The package that registers it.
             version: That package's version.
             file: The `--plugin-file` that defines it.
-            **facts: As in a manifest: `aliases`, `devices`, `packages`, `roles`, `matches`, `clues`, `opens`.
+            **facts: As in a manifest: `aliases`, `devices`, `packages`, `reads`, `roles`, `matches`, `clues`, `opens`.
 
         Raises:
             PluginError: The kind is unknown, the target is not `module:attr`, a fact is wrong, or this distribution

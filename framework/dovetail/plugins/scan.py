@@ -24,6 +24,7 @@ MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1
 _LIST_FACTS = ("aliases", "devices", "packages", "roles")
 _PARSER_FACTS = ("clues", "opens")
+_OWN_FACTS = {"quantization": ("reads",)}
 
 
 class EntryPoint(NamedTuple):
@@ -45,6 +46,7 @@ class Facts(NamedTuple):
         matches: For `auto`: patterns by fact (`device`, `architecture`, `quantization`); None: `auto` never takes it.
         clues: For `auto`, of a parser: how it knows the chat templates of its models.
         opens: Likewise: what opens its thinking, or its calls, in any model's replies; "" for nothing of its own.
+        reads: Every `quant_method` that a quantisation reads, `none` for plain checkpoints; empty: its class is asked.
     """
 
     aliases: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class Facts(NamedTuple):
     matches: dict[str, tuple[str, ...]] | None = None
     clues: tuple[Clue, ...] = ()
     opens: str = ""
+    reads: tuple[str, ...] = ()
 
 
 NO_FACTS = Facts()
@@ -266,21 +269,21 @@ def parse_facts(kind: str, facts: dict[str, Any]) -> Facts:
     Raises:
         ValueError: An unknown fact or role, a fact that other kinds have, or a value of the wrong type.
     """
-    possible = (*_LIST_FACTS, *(_PARSER_FACTS if kind in PARSERS else ()), "matches")
+    possible = (*_LIST_FACTS, *(_PARSER_FACTS if kind in PARSERS else _OWN_FACTS.get(kind, ())), "matches")
     unknown = set(facts) - {*possible}
     if unknown:
         raise ValueError(f"unknown fact {sorted(unknown)[0]!r}; possible: {', '.join(possible)}")
     matches = facts.get("matches")
     if matches is not None:
         matches = {fact: _strings(value, f"matches.{fact}") for fact, value in _object(matches, "matches").items()}
-    lists = {fact: _strings(facts[fact], fact) if fact in facts else () for fact in _LIST_FACTS}
+    lists = {fact: _strings(facts[fact], fact) if fact in facts else () for fact in (*_LIST_FACTS, "reads")}
     for role in lists["roles"]:
         if role not in ROLES:
             raise ValueError(f"unknown role {role!r}; possible: {', '.join(ROLES)}")
     clues, opens = parse_clues(facts.get("clues", ())), facts.get("opens", "")
     if not isinstance(opens, str):
         raise ValueError(f"opens: expected a string, got {opens!r}")
-    return Facts(lists["aliases"], lists["devices"], lists["packages"], lists["roles"], matches, clues, opens)
+    return Facts(**lists, matches=matches, clues=clues, opens=opens)
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

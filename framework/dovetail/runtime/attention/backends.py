@@ -19,7 +19,7 @@ from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requireme
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
 from dovetail.runtime.attention.measure import Measuring
-from dovetail.runtime.device.present import no_cuda
+from dovetail.runtime.device.present import no_cuda, without
 from dovetail.runtime.memory.checks import check_devices
 from dovetail.settings import EngineSettings
 
@@ -53,7 +53,7 @@ def kind_of(name: str) -> str:
     if name == "auto":
         name = "cuda" if found else "cpu"
     if name == "cuda" and not found:
-        raise no_cuda(torch.__version__, torch.version.cuda)
+        raise no_cuda(without(torch.__version__, torch.version.cuda))
     return name
 
 
