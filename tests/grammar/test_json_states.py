@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +29,7 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
 from dovetail_grammar import json_states, kept_masks, llguidance
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar, LlguidanceMatcher
-from dovetail_grammar.local_schemas import is_local
+from dovetail_grammar.local_schemas import Schemas, is_local
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 ROW = {
@@ -320,6 +322,45 @@ def test_a_full_memory_gives_up_masks_that_nobody_asked_for(small: Vocabulary, m
     assert backend._kept is not None
     assert len(backend._kept._owners) == 5
     assert [owner.slot for owner in backend._kept._owners] == list(range(5))
+    assert len({shared.slot for owner in backend._kept._owners if (shared := owner()) is not None}) == 5
+
+
+def test_ever_new_grammars_take_no_more_memory(small: Vocabulary) -> None:
+    """What is kept of a grammar goes with it, masks and states, and not with a round of the garbage collector."""
+    backend = LlguidanceBackend(small)
+    gc.collect()
+    gc.disable()
+    try:
+        numbers = []
+        for _ in range(4):
+            for schema in SCHEMAS:
+                grammar = made(backend, schema)
+                assert grammar is not None
+                walk(backend, grammar, random.Random(1), 40, 4)
+                del grammar
+            assert backend._kept is not None
+            numbers.append(len(backend._kept._owners))
+            assert not [owner for owner in backend._kept._owners if owner() is not None]
+            kinds = Counter(type(found) for found in gc.get_objects())
+            assert not any(kinds[kind] for kind in (json_states.Shared, json_states.State, Schemas))
+    finally:
+        gc.enable()
+    assert numbers == numbers[:1] * 4
+
+
+def test_a_slot_that_was_freed_late_is_not_given_twice(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may call back once the slot has another owner."""
+    monkeypatch.setattr(kept_masks, "MAX_BYTES", 2 * (4 * small.mask_words + kept_masks.OWNER_BYTES))
+    kept = kept_masks.KeptMasks(small.mask_words)
+    line = np.zeros(small.mask_words, dtype=np.int32)
+    owners = [json_states.Shared() for _ in range(2)]
+    for shared in owners:
+        kept.keep(shared, line)
+    kept._free += [1, 0, 1]
+    late = [json_states.Shared() for _ in range(2)]
+    for shared in late:
+        kept.keep(shared, line)
+    assert [shared.slot for shared in (*owners, *late)] == [-1, -1, 0, 1]
 
 
 def test_a_mask_is_computed_once_for_rows_in_one_state(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import PluginPlan, load
-from dovetail.plugins.options import OptionError, describe_options, make_options
+from dovetail.plugins.options import OptionError, describe_options, make_options, plain_options
 from dovetail.processing.plan import plan_plugins
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import load_settings, parse_flags
@@ -138,6 +138,19 @@ def test_a_secret_within_an_option_makes_all_of_it_secret() -> None:
         with pytest.raises(OptionError) as caught:
             make_options(Deep, {name: {"key": ["t0ps3cret"]}})
         assert "t0ps3cret" not in str(caught.value)
+
+
+def test_secrets_within_options_reach_the_plugin() -> None:
+    """As they were given, at any depth: not as the asterisks that pydantic writes for them."""
+    given = {
+        "many": ["a", "b"], "raw": "c", "number": 5, "named": {"x": ["d"], "y": None}, "plain": {"size": 4},
+        "service": {"key": "e", "next": {"url": "u", "key": "f"}}, "services": [{"key": "g"}],
+    }  # fmt: skip
+    carried = json.loads(json.dumps(plain_options(Deep, make_options(Deep, given))))
+    made = make_options(Deep, carried)
+    assert made == make_options(Deep, given)
+    assert made.many[1].get_secret_value() == "b"
+    assert made.service.next.key.get_secret_value() == "f"
 
 
 @pytest.mark.parametrize("is_admin", [False, True])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from harness import Harness
+from server_tiny import TEMPLATE, write_model
 
 from dovetail.forks import ForkServer, ForkStartError
 from dovetail_server.reading.wire import LARGE
@@ -27,8 +31,8 @@ resource.setrlimit(resource.RLIMIT_AS, (addresses + {soft}, {hard}))
 resource.setrlimit(resource.RLIMIT_CPU, (3, 3))
 if os.geteuid() == 0:
     os.setuid(65534)  # root may raise a hard limit
-fits = set_limits(Job(task="", num_bytes=1 << 20, is_line=False, cpu_s=60.0), addresses, 1)
-signal.setitimer(signal.ITIMER_PROF, 0)
+fits, has_time = set_limits(Job(task="", num_bytes=1 << 20, is_line=False, cpu_s=60.0), addresses, 1)
+assert not has_time and 0 < signal.setitimer(signal.ITIMER_PROF, 0)[0] < 3
 print(json.dumps([fits, addresses, resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)]))
 """
 
@@ -49,6 +53,42 @@ def test_a_body_s_process_only_lowers_limits(soft: int, is_hard: bool, fits: boo
     assert memory[1] == (addresses + soft if is_hard else 1 << 43)
     assert memory[0] == addresses + soft if not fits else memory[0] < addresses + soft
     assert cpu == [3, 3]
+
+
+@pytest.mark.full
+def test_a_short_limit_of_processor_time_is_not_the_client_s_fault(tmp_path: Path) -> None:
+    """What reads a request ends before the system ends it, and names the limit; what is read in time is answered."""
+    folder = write_model(tmp_path)
+    busy = (
+        '{% if messages[0].content == "busy" %}{% for i in range(99999) %}{{ range(999) | sort | length }}{% endfor %}'
+    )
+    (folder / "chat_template.jinja").write_text(f"{busy}{{% endif %}}{TEMPLATE}")
+    harness = Harness(folder, context_len=1 << 20)
+    harness.reset()
+    try:
+        assert harness.post(CHAT, BODY).status_code == 200
+        children = psutil.Process().children(recursive=True)
+        (forking,) = [child for child in children if "dovetail_server.reading.child" in child.cmdline()][:1]
+        most = int(sum(forking.cpu_times()[:2])) + 2
+        harness.state.bodies._cpu_s = most + 1.0
+        resource.prlimit(forking.pid, resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        harness.post(CHAT, BODY)  # by the copy that waited, which has no such limit
+        refused = harness.post(CHAT, {**BODY, "messages": [{"role": "user", "content": "busy"}]})
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]["code"] == "server_limits"
+        assert "ulimit -t" in refused.json()["error"]["message"]
+        assert harness.post(CHAT, BODY).status_code == 200
+    finally:
+        harness.close()
+
+
+def test_a_start_says_what_a_limit_of_processor_time_does() -> None:
+    """Nothing that the server does can keep the system from ending it then."""
+    code = "import resource; from dovetail.process_limits import cpu_notice as n; assert n() is None; "
+    code += "resource.setrlimit(resource.RLIMIT_CPU, (77, 77)); print(n())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "may use 77 s of processor time (ulimit -t, LimitCPU)" in done.stdout
+    assert done.stdout.count("\n") == 1
 
 
 def test_a_server_that_cannot_read_large_bodies_is_not_ready(

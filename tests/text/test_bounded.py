@@ -178,6 +178,49 @@ def test_a_merge_that_the_library_panics_about_is_told_in_one_line(
     assert not capfd.readouterr().err
 
 
+TEMPLATE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+@pytest.mark.parametrize("merges", [[["a", "b"]], ["a b"], [["a", "b"], ["ab", "é"]], []])
+@pytest.mark.parametrize("longest", ["é", "ab", "abé", 'ab"', "long"])
+def test_a_merge_longer_than_every_token_is_told_in_one_line(
+    longest: str, merges: list[Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library joins merges in a buffer for the longest token, and panics beyond; others load, or are refused."""
+    vocab = {piece: at for at, piece in enumerate(dict.fromkeys(["a", "b", "é", longest]))}
+    made = [merge.split() if isinstance(merge, str) else merge for merge in merges]
+    is_right = all("".join(merge) in vocab and merge[0] in vocab for merge in made)
+    file = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": vocab, "merges": merges}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    with contextlib.nullcontext() if is_right else pytest.raises(ModelError, match=r"^[^\n]+$"):
+        Tokenizer.load(tmp_path)
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 0}]}},
+        {"post_processor": TEMPLATE | {"single": [{"SpecialToken": {"id": "X", "type_id": 0}}, TEXT]}},
+        {"post_processor": TEMPLATE | {"single": [{"Sequence": {"id": "B", "type_id": 0}}]}},
+        {"post_processor": {"type": "Sequence", "processors": [
+            TEMPLATE | {"single": [{"SpecialToken": {"id": "X", "type_id": 0}}, TEXT]}]}},
+    ],
+)  # fmt: skip
+def test_a_step_that_the_library_panics_about_is_told_in_one_line(
+    part: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would at the first text: each request would fail."""
+    tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state | part))
+    with pytest.raises(ModelError, match=r"^[^\n]+; download it again$"):
+        Tokenizer.load(tmp_path)
+    assert not capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -232,6 +232,7 @@ def test_what_cannot_be_made_is_refused_with_the_way_out(tmp_path: Path) -> None
         ({"ggml.pre": "acme"}, "tokenizer.ggml.pre = 'acme' says; possible: default, llama-bpe"),
         ({"ggml.merges": ["a zzzzzz"]}, "has the merge 'a zzzzzz', and not both of its parts"),
         ({"ggml.merges": ["whole"]}, "has the merge 'whole ', and not both of its parts"),
+        ({"ggml.merges": ["Q ~"]}, "has the merge 'Q ~', and not what they make as tokens"),
     ):
         gguf = gguf_of(write(tmp_path / "t.gguf", folder_keys(MODEL_DIR, **change)))
         assert gguf is not None

@@ -190,6 +190,16 @@ def test_merges_are_not_made_up(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_merges_longer_than_every_token_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the older form, too, the library would panic, and print it."""
+    write(tmp_path / "vocab.json", {"a": 0, "b": 1})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"})
+    with pytest.raises(ModelError, match=r"^\S*merges\.txt: the merge \('a', 'b'\) [^\n]*$"):
+        Tokenizer.load(tmp_path)
+    assert not capfd.readouterr().err
+
+
 def test_decoders_of_other_families_are_read() -> None:
     """Word pieces and Metaspace vocabularies decode as the library does."""
     pieces = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2}, unk_token="[UNK]"))

@@ -131,13 +131,23 @@ def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:
 def plain_options(options: type[Any], made: Any) -> dict[str, Any]:
     """Return the values of an instance as JSON values, which a plan can carry: secrets too, as they are."""
     from pydantic import TypeAdapter
+    from pydantic_core import to_jsonable_python
 
-    values = dict(TypeAdapter(options).dump_python(made, mode="json"))
-    for option in describe_options(options):
-        secret = getattr(made, option.name) if option.is_secret else None
-        if secret is not None:
-            values[option.name] = secret.get_secret_value()
-    return values
+    adapter = TypeAdapter(options)
+    values, plain = dict(adapter.dump_python(made, mode="json")), adapter.dump_python(made)
+    secret = {option.name for option in describe_options(options) if option.is_secret}
+    return values | {name: to_jsonable_python(_told(plain[name])) for name in secret & plain.keys()}
+
+
+def _told(value: Any) -> Any:
+    """Return a value with the secrets in it as they are, at any depth."""
+    if hasattr(value, "get_secret_value"):
+        return value.get_secret_value()
+    if isinstance(value, Mapping):
+        return {name: _told(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_told(item) for item in value]
+    return value
 
 
 def _is_secret(annotation: Any, within: tuple[Any, ...] = ()) -> bool:

@@ -49,6 +49,12 @@ class CallStates(States):
         self._before = [b"", *(call.end + separator for call in calls)]
         super().__init__((-1, b""), texts.tokens)
 
+    def end(self) -> None:
+        """Release those of the arguments, too."""
+        super().end()
+        for call in self._calls:
+            call.arguments.end()
+
     def read(
         self, place: tuple[int, bytes | Place], token_id: int
     ) -> tuple[tuple[int, bytes | Place], Change | None] | None:

@@ -86,7 +86,7 @@ class Shared:
         forced: The tokens that must follow, once that was asked.
     """
 
-    __slots__ = ("bits", "forced", "is_used", "line", "slot")
+    __slots__ = ("__weakref__", "bits", "forced", "is_used", "line", "slot")
 
     def __init__(self) -> None:
         self.slot = -1
@@ -130,6 +130,17 @@ class States(ABC):
         self._num_steps = 0
         self.start = self._interned(self._first)
 
+    def end(self) -> None:
+        """Release all states: nobody reads texts by them any more.
+
+        States know each other. Without this their memory, and the masks that are kept for them, would wait for a full
+        round of the garbage collector, which an engine rarely has.
+        """
+        for state in self._states.values():
+            state.following.clear()
+        self._states.clear()
+        self._shared.clear()
+
     @property
     def num_bytes(self) -> int:
         """Memory that they take by now."""
@@ -164,6 +175,8 @@ class States(ABC):
     def _count(self) -> None:
         """Note that something more is kept."""
         if len(self._states) >= MAX_STATES or self._num_steps >= MAX_STEPS:
+            for state in self._states.values():
+                state.following.clear()
             self._begin()
         self._num_steps += 1
 
@@ -207,8 +220,14 @@ class JsonStates(States):
 
     def __init__(self, schema: Any, tokens: Tokens) -> None:
         """No mask looks further than the longest token. The schema must be `is_local`."""
-        self._root = Made(schema).of([schema])
+        self._made = Made(schema)
+        self._root = self._made.of([schema])
         super().__init__(START, tokens)
+
+    def end(self) -> None:
+        """Release what may hold at places, too."""
+        super().end()
+        self._made.end()
 
     def read(self, place: Place, token_id: int) -> tuple[Place, Change | None] | None:
         """Go on, byte by byte."""

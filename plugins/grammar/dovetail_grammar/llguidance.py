@@ -285,12 +285,17 @@ class LlguidanceGrammar:
             build: Makes another matcher like `base`, where that is known to be cheap.
             tell: Makes the states of the grammar's texts, where they may be told.
         """
+        self.states: States | None = None
         self._lanes: list[tuple[Any, WeakSet[LlguidanceMatcher]]] = [(base, WeakSet())]
         self._ends, self._build = ends, build
         self._num_source = num_source
         self._tell = tell
-        self.states: States | None = None
         self._num_turns = 0
+
+    def __del__(self) -> None:
+        """Nobody follows it any more: each of its matchers holds it."""
+        if self.states is not None:
+            self.states.end()
 
     def next_turn(self) -> int:
         """Return after how many tokens the library hears of them next time: all numbers from the half on, in turn."""

@@ -59,6 +59,11 @@ class Schemas:
             self._items = self._made.of(parts)
         return self._items
 
+    def end(self) -> None:
+        """Release those of properties and items."""
+        self._values.clear()
+        self._items = None
+
 
 class Made:
     """The `Schemas` of one document, one for the same schemas."""
@@ -71,6 +76,12 @@ class Made:
         """Return what holds where all of `nodes` may."""
         flat = _flat(nodes, self._root)
         return self._known.setdefault(frozenset(map(id, flat)), Schemas(flat, self))
+
+    def end(self) -> None:
+        """Release all `Schemas`, which know each other."""
+        for schemas in self._known.values():
+            schemas.end()
+        self._known.clear()
 
 
 def _flat(nodes: Sequence[Any], root: Any) -> list[Mapping[str, Any]]:

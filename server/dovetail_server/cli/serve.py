@@ -65,12 +65,15 @@ def serve(settings: ServeSettings) -> int:
     import asyncio
     import signal
 
+    from dovetail.process_limits import cpu_notice
     from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
     from dovetail_server.http.connections import raise_file_limit
     from dovetail_server.startup import Phases
 
     log.setup(settings.log_level, form=settings.log_format)
+    if (notice := cpu_notice()) is not None:
+        log.complain(notice)
     if settings.data_parallel_size > 1:
         return serve_several(settings)
     name_exits()

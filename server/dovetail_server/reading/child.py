@@ -49,12 +49,15 @@ MEMORY_FACTOR = 48
 """A job may have so much, and of its body so many times. A token takes a tokenizer a hundred bytes."""
 THREAD_BYTES = 130 << 20
 """Of address space, while a thread's heap and stack are laid out; it takes a few megabytes of memory."""
-GRACE_S = 0.5
-LIMITED = Refusal(
-    message="the server's own limit of address space (ulimit -v, LimitAS) leaves too little to read this request",
-    param=None,
-    code="server_limits",
-    status=503,
+GRACE_S, MIN_S = 0.5, 0.05
+LIMITED, HURRIED = (
+    Refusal(
+        message=f"the server's own limit of {what} leaves too little to read this request",
+        param=None,
+        code="server_limits",
+        status=503,
+    )
+    for what in ("address space (ulimit -v, LimitAS)", "processor time (ulimit -t, LimitCPU)")
 )
 """Not the client's fault: the operator allows less than a job is meant to have."""
 WARM_UP = "The quick brown fox jumps over the lazy dog. " * 500
@@ -117,7 +120,7 @@ class Worker:
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, Begun(pid=os.getpid()))
-        has_memory = set_limits(job, addresses, self._num_threads)
+        has_memory, has_time = set_limits(job, addresses, self._num_threads)
 
         def ask(question: Question) -> Answer:
             send(channel, question)
@@ -128,7 +131,7 @@ class Worker:
         try:
             outcome = do(job, body.pop, self._text, self._served, ask)
         except OutOfTimeError as error:
-            outcome = Outcome(refusal=too_costly("time", job.num_bytes, part_of(error)))
+            outcome = Outcome(refusal=too_costly("time", job.num_bytes, part_of(error)) if has_time else HURRIED)
         if not has_memory and is_short(outcome.refusal, job.num_bytes):
             outcome = Outcome(refusal=LIMITED)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -137,8 +140,8 @@ class Worker:
         send(channel, msgspec.structs.replace(outcome, left_out=names, cpu_s=took_s, grown_bytes=grown))
 
 
-def set_limits(job: Job, addresses: int, num_threads: int) -> bool:
-    """Bound what this process takes; return whether it may take all the memory that a job is meant to have.
+def set_limits(job: Job, addresses: int, num_threads: int) -> tuple[bool, bool]:
+    """Bound what this process takes; return whether it may take all the memory, and the time, that a job may have.
 
     Args:
         job: What it does.
@@ -148,10 +151,11 @@ def set_limits(job: Job, addresses: int, num_threads: int) -> bool:
     memory = addresses + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes + num_threads * THREAD_BYTES
     has_memory = lower(resource.RLIMIT_AS, memory)
     lower(resource.RLIMIT_CORE, 0)
-    lower(resource.RLIMIT_CPU, int(time.process_time() + job.cpu_s + GRACE_S) + 1)
+    wanted = int(time.process_time() + job.cpu_s + GRACE_S) + 1
+    has_time, most = lower(resource.RLIMIT_CPU, wanted), resource.getrlimit(resource.RLIMIT_CPU)[0]
     signal.signal(signal.SIGPROF, _out_of_time)
-    signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
-    return has_memory
+    signal.setitimer(signal.ITIMER_PROF, job.cpu_s if has_time else max(MIN_S, most - time.process_time() - GRACE_S))
+    return has_memory, has_time
 
 
 def _out_of_time(number: int, frame: FrameType | None) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 from pathlib import Path
 
 import tokenizers
@@ -14,13 +11,10 @@ from dovetail.contracts.errors import ModelError
 from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import check_is_file
 from dovetail.panics import is_panic
+from dovetail.text.tokenizer.claims import check_claims, check_merges
 from dovetail.text.tokenizer.gguf import backend_of
-from dovetail.text.tokenizer.spm import backend_of_model, check_table
+from dovetail.text.tokenizer.spm import backend_of_model
 
-_TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
-_INSIDE = frozenset(bytes([code]) for code in range(0x80, 0xC0))
-"""Bytes within a character of UTF-8."""
 CONVERTIBLE = ("vocab.json", "vocab.txt", "tekken.json")
 """What transformers converts without another library."""
 FORMATS = ("tokenizer.json", FILE, *CONVERTIBLE)
@@ -40,7 +34,7 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         pieces = spm_model(folder)
         return _convert(folder) if pieces is None else backend_of_model(folder, pieces)
-    _check_panics(path)
+    check_claims(path)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except BaseException as error:  # the library raises bare Exception, or panics
@@ -50,39 +44,6 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def _check_panics(path: Path) -> None:
-    """Refuse what the library would panic about, which prints lines before ours.
-
-    Raises:
-        ModelError: A table of characters is broken, or the second piece of a merge is shorter than its prefix.
-    """
-    try:
-        check_is_file(path)
-        raw = path.read_bytes()
-        for found in _TABLE.finditer(raw):
-            table = base64.b64decode(found[1], validate=True)
-            check_table(table)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: its precompiled_charsmap, or the file, cannot be read: {error}") from error
-    if _PREFIX.search(raw):
-        _check_merges(path, raw)
-
-
-def _check_merges(path: Path, raw: bytes) -> None:
-    """See `_check_panics`. The library cuts the prefix off the second piece of each merge, whatever it begins with."""
-    try:
-        model = json.loads(raw)["model"]
-        prefix, merges = str(model["continuing_subword_prefix"]).encode(), list(model["merges"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return  # not a BPE model, or nothing that the library reads
-    for merge in merges:
-        parts = merge.split(" ") if isinstance(merge, str) else merge
-        second = str(parts[1]).encode() if isinstance(parts, list) and len(parts) == 2 else prefix
-        if len(second) < len(prefix) or second[len(prefix) : len(prefix) + 1] in _INSIDE:
-            text = f"the second piece of the merge {merge!r} is shorter than its continuing_subword_prefix"
-            raise ModelError(f"{path}: not a tokenizer.json that can be read: {text}; download it again")
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
@@ -103,6 +64,8 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     try:
         for path in files:
             check_is_file(path)
+        if files[0].name == "vocab.json":
+            check_merges(files[0], files[-1])
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), use_fast=True, trust_remote_code=False)

@@ -55,10 +55,7 @@ def _byte_level(gguf: Gguf, vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
     pre = gguf.metadata.get(START + "pre")
     if pre not in CUTS:
         raise wrong_tokenizer(gguf, f"cuts text as tokenizer.ggml.pre = {pre!r} says; possible: {', '.join(CUTS)}")
-    merges = _merges(gguf)
-    broken = next((merge for merge in merges if not all(part in vocab for part in merge)), None)
-    if broken is not None:
-        raise wrong_tokenizer(gguf, f"has the merge {' '.join(broken)!r}, and not both of its parts as tokens")
+    merges = _merges(gguf, vocab)
     model = models.BPE(dict(vocab), merges, ignore_merges=pre in IGNORES_MERGES)
     made = tokenizers.Tokenizer(model)
     if pre in COMPOSED:
@@ -78,7 +75,7 @@ def _sentencepiece(gguf: Gguf, vocab: Mapping[str, int], types: Sequence[int]) -
         raise wrong_tokenizer(gguf, f"says that the unknown token is {unknown} of {len(tokens):,}")
     pieces = {token: index for token, index in vocab.items() if types[index] == NORMAL}
     if gguf.metadata.get(START + "merges") is not None:
-        merges = _merges(gguf)
+        merges = _merges(gguf, vocab)
     else:
         scores = gguf.numbers(START + "scores")
         if scores is None or len(scores) != len(tokens):
@@ -92,8 +89,13 @@ def _sentencepiece(gguf: Gguf, vocab: Mapping[str, int], types: Sequence[int]) -
     return pieces_backend(vocab, merges, tokens[unknown], has_prefix=has_prefix)
 
 
-def _merges(gguf: Gguf) -> list[tuple[str, str]]:
-    return [(left, right) for left, _, right in (merge.partition(" ") for merge in texts(gguf, "merges"))]
+def _merges(gguf: Gguf, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in texts(gguf, "merges"))]
+    broken = next((merge for merge in merges if not all(part in vocab for part in (*merge, "".join(merge)))), None)
+    if broken is not None:  # the library panics where it joins to more than its longest token
+        what = "what they make" if all(part in vocab for part in broken) else "both of its parts"
+        raise wrong_tokenizer(gguf, f"has the merge {' '.join(broken)!r}, and not {what} as tokens")
+    return merges
 
 
 def _around(gguf: Gguf, kind: str, tokens: Sequence[str]) -> Any:
