@@ -170,6 +170,24 @@ def test_examples_serve_together(with_examples: CleanEnv) -> None:
 
 
 @pytest.mark.full
+def test_an_examples_calls_are_enforced(with_examples: CleanEnv) -> None:
+    """Calls in a stranger's format obey the tool's schema, sampled as they are, and are read back typed."""
+    properties = {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 2, "maximum": 4}}
+    parameters = {"type": "object", "properties": properties, "required": ["city", "days"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters, "strict": True}}]
+    with serving(with_examples, "--tool-call-parser", "ledger", "--grammar-backend", "llguidance") as base:
+        for seed in range(4):
+            reply = chat(
+                base, tools=tools, tool_choice="required", parallel_tool_calls=False, temperature=1.5, seed=seed
+            )
+            [call] = reply["choices"][0]["message"]["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            assert call["function"]["name"] == "get_weather"
+            assert arguments["city"] in {"Paris", "Rome"}
+            assert arguments["days"] in {2, 3, 4}
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("config", [OLMO, TWO_WIDTHS, LATENT, RECURRENT], ids=lambda config: config["model_type"])
 def test_the_models_examples_serve(config: dict[str, Any], with_examples: CleanEnv) -> None:
     """A server runs the architectures of the examples, with random weights."""
