@@ -28,6 +28,7 @@ from dovetail.plugins.loader import import_planned
 from dovetail.plugins.monkeypatches import detect_monkeypatches, watching
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.process_state import ProcessState
+from dovetail.plugins.registrations import registrations
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "numpy", "tokenizers", "dovetail_server")
 """Nothing of these may be imported by listing what is installed."""
@@ -253,11 +254,11 @@ def _foreign(top: str) -> tuple[str, ...]:
 def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, core: list[str], report: ChildReport) -> None:
     gc.enable()
     state, output = ProcessState.now(), os.dup(1)
-    with watching() as before:
+    with watching() as before, registrations(planned.target) as registered:
         first = load(plan, role).get(planned.kind, planned.qualified)
         _make(planned, first)
     report.changed = detect_monkeypatches(before)
-    report.left = state.differences(ProcessState.now())
+    report.left = state.differences(ProcessState.now()) + registered
     if not getattr(sys.stdout, "closed", True):
         sys.stdout.flush()
     if text := _text_from(output, 0):

@@ -27,6 +27,7 @@ from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.process_state import BEGINNING, ProcessState
 from dovetail.plugins.records import State
+from dovetail.plugins.registrations import registrations
 from dovetail.plugins.scan import installed_version
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 
@@ -140,7 +141,7 @@ class LoadedPlugins:
             return
         own_module = planned.target.partition(":")[0]
         state = ProcessState.now()
-        with watching(skip=own_module) as before, one_process():
+        with watching(skip=own_module) as before, registrations(own_module) as registered, one_process():
             yield
         changed = detect_monkeypatches(before, skip=own_module)
         ours = [name for name in changed if name.partition(".")[0] in CORE]
@@ -148,7 +149,7 @@ class LoadedPlugins:
             self._note(f"{describe(planned)} changed {', '.join(ours)} of Dovetail itself")
         if others := [name for name in changed if name not in ours]:
             self._note(f"{describe(planned)} changed {', '.join(others)}, which all code of the process goes through")
-        if left := state.shared_differences(ProcessState.now()):
+        if left := state.shared_differences(ProcessState.now()) + registered:
             self._note(f"{describe(planned)} left {', '.join(left)} behind, which all code of the process shares")
 
     def _note(self, line: str) -> None:

@@ -33,13 +33,23 @@ SHARED = (
         "traceback",
         "concurrent.futures.thread",
         "concurrent.futures._base",
+        "atexit",
+        "copyreg",
+        "mimetypes",
+        "locale",
+        "gc",
     ),
     *("asyncio.events", "asyncio.tasks", "asyncio.locks", "asyncio.streams", "multiprocessing.connection"),
     *("jinja2", "jinja2.environment", "pydantic", "pydantic.main", "pluggy", "tokenizers", "starlette.responses"),
     *("starlette.requests", "starlette.routing", "safetensors", "referencing", "jsonschema"),
 )
 """Modules whose public functions and classes, and the methods of these, nobody may replace."""
-_HOOKS = frozenset({"__import__", "__build_class__", "__init__", "__new__", "__call__", "__getattr__", "__setattr__"})
+_HOOKS = frozenset(
+    {
+        *("__import__", "__build_class__", "__init__", "__new__", "__call__", "__getattr__", "__setattr__"),
+        *("_create_default_https_context", "_create_stdlib_context"),
+    }
+)
 """Names with underscores that all code goes through, too."""
 _MACHINERY = ("__pydantic_", "__msgspec_", "__warningregistry__", "__annotat", "_abc_")
 """Attributes that Python, pydantic and msgspec make themselves, when they are first needed."""

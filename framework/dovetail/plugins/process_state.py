@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import copyreg
 import faulthandler
 import gc
 import json
 import locale
 import logging
 import os
+import random
 import resource
 import signal
 import socket
@@ -32,6 +34,7 @@ class ProcessState:
         signals: What handles each signal.
         torch: Defaults of torch of which requests fail.
         python: Everything else, by what it is called in messages.
+        random: States of the generators of random numbers that all code shares, as words of MT19937, by module.
         environment: The environment variables.
     """
 
@@ -41,6 +44,7 @@ class ProcessState:
     signals: dict[str, str]
     torch: dict[str, str]
     python: dict[str, object]
+    random: dict[str, tuple[int, ...]]
     environment: dict[str, str]
 
     @classmethod
@@ -51,7 +55,9 @@ class ProcessState:
         handlers = {name.name: repr(signal.getsignal(name)) for name in signal.valid_signals() if hasattr(name, "name")}
         threads = frozenset(thread.name for thread in threading.enumerate() if not _is_ours(thread))
         python = {**_python(), **_settings()}
-        return cls(threads, frozenset(children), frozenset(own), handlers, _torch(), python, dict(os.environ))
+        return cls(
+            threads, frozenset(children), frozenset(own), handlers, _torch(), python, _random(), dict(os.environ)
+        )
 
     def differences(self, later: ProcessState) -> list[str]:
         """Say what is there that was not."""
@@ -65,6 +71,8 @@ class ProcessState:
         found += [f"a handler of {name}" for name, handler in later.signals.items() if handler != self.signals[name]]
         # A setting of a library that was imported meanwhile had no value before.
         found += [f"another {what}" for what, value in later.python.items() if value != self.python.get(what, value)]
+        states = ((name, self.random.get(name), state) for name, state in later.random.items())
+        found += [f"another seed of {name}" for name, old, new in states if old and not _is_drawn(old, new)]
         names = later.environment.keys() | self.environment.keys()
         changed = sorted(name for name in names if later.environment.get(name) != self.environment.get(name))
         found += [f"another value of the environment variable {name}" for name in changed]
@@ -114,7 +122,7 @@ def _python() -> dict[str, object]:
         "size of threads' stacks": threading.stack_size(),
         "search path of modules": tuple(sys.path),
         "hook of imports": _imports(),
-        "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), _ids(gc.callbacks)),
         "level of logging": (logging.root.level, logging.root.manager.disable, core.level, core.propagate),
         "handler of logging": (*map(id, logging.root.handlers), *map(id, core.handlers)),
         "filter of logging": [_ids(owner.filters) for owner in _logging(core)],
@@ -124,7 +132,11 @@ def _python() -> dict[str, object]:
         "handler of wrong text": [
             codecs.lookup_error(name) for name in ("strict", "ignore", "replace", "surrogateescape")
         ],
-        "rule for warnings": tuple(rule for rule in warnings.filters if rule[0] == "error"),
+        "rule for warnings": tuple(filter(_is_for_all, warnings.filters)),
+        "way of pickling": {kind: id(how) for kind, how in copyreg.dispatch_table.items() if _is_pythons(kind, how)},
+        "way of loading modules": (sys.getdlopenflags(), sys.dont_write_bytecode, sys.pycache_prefix),
+        "codec": [_codec(name) for name in ("utf-8", "ascii", "latin-1", "idna")],
+        "arithmetic of the smallest numbers": sys.float_info.min / 2 > 0,
         "policy of event loops": getattr(sys.modules.get("asyncio.events"), "_event_loop_policy", None),
     }
 
@@ -150,7 +162,10 @@ def _settings() -> dict[str, object]:
     }
     if has_torch:
         found |= {
-            "number of torch's threads": torch.get_num_threads(),
+            "number of torch's threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+            "seed of torch": torch.initial_seed(),
+            "mode of torch": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+            "kernel of torch's operators": _replaced_operators(),
             "precision of torch's products": torch.get_float32_matmul_precision(),
             "determinism of torch": torch.are_deterministic_algorithms_enabled(),
             "search for errors of torch": torch.is_anomaly_enabled(),
@@ -161,9 +176,71 @@ def _settings() -> dict[str, object]:
         found["way of decimal numbers"] = [(c.prec, c.rounding, c.Emin, c.Emax, str(c.traps)) for c in contexts]
     if (files := sys.modules.get("tempfile")) is not None and hasattr(files, "gettempdir"):
         found["folder of temporary files"] = files.gettempdir()
+    found["type of files"] = _types()
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "geterr"):
         found["way in which NumPy takes errors"] = numpy.geterr()
     return found
+
+
+DRAWN_BLOCKS = 100
+"""As many blocks of 624 words may be drawn from a generator when a plugin is loaded; httpx draws one at import."""
+_PYTHONS = frozenset({"builtins", *sys.stdlib_module_names})
+
+
+def _random() -> dict[str, tuple[int, ...]]:
+    """Return the words of the shared generators, without their position: a draw leaves a block or takes the next."""
+    found = {"random": random.getstate()[1][:-1]}
+    if hasattr(numbers := getattr(sys.modules.get("numpy"), "random", None), "get_state"):
+        found["numpy.random"] = tuple(map(int, numbers.get_state()[1]))
+    return found
+
+
+def _is_drawn(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
+    """Whether a generator can have come to a state by drawing: libraries do that at import, and nobody depends on it."""
+    generator, words = random.Random(), old
+    generator.setstate((3, (*old, len(old)), None))
+    for _ in range(DRAWN_BLOCKS):
+        if words == new:
+            return True
+        generator.getrandbits(32 * len(old))
+        words = generator.getstate()[1][:-1]
+    return False
+
+
+def _is_for_all(rule: Any) -> bool:
+    """Whether a rule for warnings is about everybody's: one that raises, or that is of no text, module or own class."""
+    action, message, category, module, line = rule
+    return action == "error" or (not (message or module or line) and category.__module__ == "builtins")
+
+
+def _is_pythons(kind: type, how: Any) -> bool:
+    """Whether a way of pickling is of a type of Python's, and not Python's own way."""
+    homes = (getattr(part, "__module__", None) or "" for part in (kind, how))
+    of_kind, of_way = (home.partition(".")[0] in _PYTHONS for home in homes)
+    return of_kind and not of_way
+
+
+def _types() -> list[dict[str, str]]:
+    """Return the types of files by suffix, once the system's tables are read: whoever asks first would read them."""
+    import mimetypes  # only here: a start without strangers need not wait for it
+
+    mimetypes.guess_type("")
+    database: Any = mimetypes._db  # type: ignore[attr-defined]
+    return [*(each.copy() for each in database.types_map), database.encodings_map.copy()]
+
+
+def _codec(name: str) -> object:
+    try:
+        return codecs.lookup(name)
+    except LookupError:
+        return None
+
+
+def _replaced_operators() -> frozenset[str]:
+    """Return those of torch's own operators that Python code computes on a device; torch itself adds meta functions."""
+    known = getattr(sys.modules.get("torch.library"), "_impls", ())
+    own = (name for name in tuple(known) if name.startswith("aten/"))
+    return frozenset(name for name in own if name.rpartition("/")[2] != "Meta")
 
 
 def _ids(objects: Iterable[object]) -> tuple[int, ...]:
@@ -236,5 +313,5 @@ def _torch() -> dict[str, str]:
     return dict(zip(TORCH, map(str, values), strict=True))
 
 
-BEGINNING = ProcessState(frozenset(), frozenset(), frozenset(), {}, {}, {}, {})
+BEGINNING = ProcessState(frozenset(), frozenset(), frozenset(), {}, {}, {}, {}, {})
 """A process of which nothing is known but how torch begins."""

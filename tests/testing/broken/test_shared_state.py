@@ -140,6 +140,24 @@ SHARED = {
     "a virtual timer": ("import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 900)", "another timer of signals"),
     "templates": ("import jinja2; jinja2.Environment.from_string = print", "Environment.from_string"),
     "requests": ("import pydantic; pydantic.BaseModel.model_validate = print", "BaseModel.model_validate"),
+    "the size of stacks": ("import threading; threading.stack_size(1 << 20)", "another size of threads' stacks"),
+    "the seed of random": ("import random; random.seed(7)", "another seed of random"),
+    "an exit handler": ("import atexit; atexit.register(print)", "(atexit.register)"),
+    "an exit handler by name": ("from atexit import register; register(lambda: None)", "(atexit.register)"),
+    "forks": ("import os; os.register_at_fork(before=int)", "(os.register_at_fork)"),
+    "an audit hook": ("import sys; sys.addaudithook(lambda *a: None)", "(sys.addaudithook)"),
+    "a search for codecs": ("import codecs; codecs.register(lambda name: None)", "(codecs.register)"),
+    "who registers exit handlers": ("import atexit; atexit.register = print", "atexit.register"),
+    "the collector's callbacks": ("import gc; gc.callbacks.append(print)", "another garbage collection"),
+    "warnings that nobody sees": ("import warnings; warnings.simplefilter('ignore')", "another rule for warnings"),
+    "rules for warnings": ("import warnings; warnings.resetwarnings()", "another rule for warnings"),
+    "pickling": ("import copyreg; copyreg.pickle(type, lambda it: 'x')", "another way of pickling"),
+    "types of files": ("import mimetypes; mimetypes.add_type('x/y', '.json')", "another type of files"),
+    "certificates": (
+        "import ssl; ssl._create_default_https_context = ssl._create_unverified_context",
+        "ssl._create_default_https_context",
+    ),
+    "an import that finds no cache": ("import sys; sys.pycache_prefix = '/'", "another way of loading modules"),
     "torch's dtype": ("import torch; torch.set_default_dtype(torch.float64)", "torch's default dtype torch.float64"),
     "torch's device": ("import torch; torch.set_default_device('meta')", "torch's default device meta"),
     "torch's gradients": ("import torch; torch.set_grad_enabled(False)", "torch's grad mode False"),
@@ -155,6 +173,22 @@ TORCH = {
     "tensors": ("import torch; torch.Tensor.float = lambda s: s", "torch.Tensor.float"),
     "torch.softmax": ("import torch; torch.softmax = print", "torch.softmax"),
     "linear layers": ("import torch; torch.nn.Linear.forward = print", "torch.nn.modules.linear.Linear.forward"),
+    "torch's threads between operators": (
+        "import torch; torch.set_num_interop_threads(3)",
+        "another number of torch's threads",
+    ),
+    "torch's seed": ("import torch; torch.manual_seed(7)", "another seed of torch"),
+    "torch's operators": (
+        "global kept; import torch, warnings; kept = torch.library.Library('aten', 'IMPL')\n"
+        "{indent}with warnings.catch_warnings(action='ignore'): kept.impl('tanh', lambda x: x, 'CPU')",
+        "another kernel of torch's operators",
+    ),
+    "a mode of torch": (
+        "import torch.utils._python_dispatch as d; d.TorchDispatchMode().__enter__()",
+        "another mode of torch",
+    ),
+    "numbers near zero": ("import torch; torch.set_flush_denormal(True)", "another arithmetic of the smallest"),
+    "NumPy's seed": ("import numpy; numpy.random.seed(7)", "another seed of numpy.random"),
     "NumPy's errors": ("import numpy; numpy.seterr(all='raise')", "another way in which NumPy takes errors"),
 }
 """What was there before, in a process that has torch; the kit refuses torch in a parser."""
@@ -169,6 +203,7 @@ PRINTS = ("print('hello')", "'hello\\n' on standard output")
 
 
 def plan_of(site: FakeSite, code: str, *, made: bool) -> PluginPlan:
+    code = code.replace("{indent}", " " * 8 * made)
     source = PARSER.format(imported="" if made else code, made=code if made else "pass")
     site.add("acme", "1.0", {GROUP: {"acme": "acme_parser:Parser"}}, {"acme_parser.py": source})
     return make_plan(Registry.scan(path=[str(site.root)]), reasoning_parser="acme")
