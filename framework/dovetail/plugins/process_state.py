@@ -190,13 +190,14 @@ _PYTHONS = frozenset({"builtins", *sys.stdlib_module_names})
 def _random() -> dict[str, tuple[int, ...]]:
     """Return the words of the shared generators, without their position: a draw leaves a block or takes the next."""
     found = {"random": random.getstate()[1][:-1]}
-    if hasattr(numbers := getattr(sys.modules.get("numpy"), "random", None), "get_state"):
+    numbers: Any = getattr(sys.modules.get("numpy"), "random", None)
+    if hasattr(numbers, "get_state"):
         found["numpy.random"] = tuple(map(int, numbers.get_state()[1]))
     return found
 
 
 def _is_drawn(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Whether a generator can have come to a state by drawing: libraries do that at import, and nobody depends on it."""
+    """Whether a generator can have come to a state by drawing, as libraries do when they are imported."""
     generator, words = random.Random(), old
     generator.setstate((3, (*old, len(old)), None))
     for _ in range(DRAWN_BLOCKS):
