@@ -95,11 +95,15 @@ Prompt = Chat | Text | Ids
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tools that the model may call, as OpenAI's chat API has them, `choice` (its `tool_choice`) included."""
+    """Tools that the model may call, as OpenAI's chat API has them, `choice` (its `tool_choice`) included.
+
+    `prefers_grammar` has calls held to the tools' schemas where something here can, also where none is strict.
+    """
 
     tools: list[JsonObject]
     choice: Any = None
     parallel: bool = True
+    prefers_grammar: bool = False
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.grammar.spec.fields import RequestedGrammar
@@ -51,6 +53,33 @@ def text_constraints(
 
 
 def chat_constraints(
+    asked: RequestedGrammar | None,
+    backend: str | None,
+    processor: Processor,
+    *,
+    tools: ToolOptions | None,
+    budget: int | None,
+    template_kwargs: Mapping[str, Any],
+    tail: str,
+) -> Constraints:
+    """As `_chat_constraints`. What is only preferred is left where it cannot be had."""
+    if tools is not None and tools.prefers_grammar and not tools.needs_grammar:
+        with suppress(RequestError):
+            return _chat_constraints(
+                asked,
+                backend,
+                processor,
+                tools=replace(tools, strict=True),
+                budget=budget,
+                template_kwargs=template_kwargs,
+                tail=tail,
+            )
+    return _chat_constraints(
+        asked, backend, processor, tools=tools, budget=budget, template_kwargs=template_kwargs, tail=tail
+    )
+
+
+def _chat_constraints(
     asked: RequestedGrammar | None,
     backend: str | None,
     processor: Processor,

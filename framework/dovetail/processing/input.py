@@ -7,6 +7,7 @@ reply is held to and how it is read. Refusals are `RequestError`, in the words o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,7 +172,8 @@ class Preparation:
             return None
         parser = self._processor.tools
         asked = names.tools, names.tool_choice
-        return tool_options(given.tools, given.choice, parser, parallel=given.parallel, names=asked)
+        found = tool_options(given.tools, given.choice, parser, parallel=given.parallel, names=asked)
+        return None if found is None else dataclasses.replace(found, prefers_grammar=given.prefers_grammar)
 
     @cached_property
     def template_kwargs(self) -> dict[str, Any]:

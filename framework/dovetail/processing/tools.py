@@ -25,6 +25,7 @@ class ToolOptions:
         parser: What reads and describes the model's calls.
         parallel: Whether several calls may be made.
         strict: Calls must conform to the tools' schemas.
+        prefers_grammar: They should, where something can see to it.
     """
 
     tools: Tools
@@ -33,6 +34,7 @@ class ToolOptions:
     parser: ToolParser
     parallel: bool
     strict: bool
+    prefers_grammar: bool = False
 
     @property
     def needs_grammar(self) -> bool:

@@ -19,6 +19,7 @@ from dovetail_server.serving.common import choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Generation
 
 if TYPE_CHECKING:
+    from dovetail.grammar.spec.route import Route as GrammarRoute
     from dovetail_server.serving.context import ServingContext
 
 
@@ -69,6 +70,7 @@ def make_job(
     if first.dropped:
         check_dropped(state, first)
     generation = make_generation(state, requests, reply_id, route.id_prefix, is_rendered=is_rendered)
+    note_unenforced(first, generation.choices[0].route)
     is_kept = first.keeps is not None and state.settings.max_stored_responses > 0
     reply = Reply(
         id=generation.request_id if route.is_named_by_client and not is_kept else reply_id,
@@ -83,6 +85,16 @@ def make_job(
         is_kept=is_kept,
     )
     return Job(generation=generation, reply=reply, writer=route.writer(reply))
+
+
+def note_unenforced(request: Request, route: GrammarRoute | None) -> None:
+    """Add to what the reply names as unenforced the preferred grammars of tools that `route` does not hold in full."""
+    lost = () if route is None else route.ways[0].ignored
+    held = () if route is None else route.tools
+    full = {tool.name for tool in held if not any(at == tool.place or at.startswith(f"{tool.place}/") for at in lost)}
+    for name, place in request.reply.get("preferred", {}).items():
+        if name not in full:
+            request.reply["unenforced"].append(place)
 
 
 def check_dropped(state: ServingContext, request: Request) -> None:

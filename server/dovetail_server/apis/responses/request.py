@@ -200,7 +200,8 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject], tools_given: 
     if text is not None and text.verbosity is not None:
         kwargs = {"verbosity": text.verbosity, **kwargs}
     has_tools = bool(given.functions) or choice is not None
-    tools = Tools(tools=given.functions, choice=choice, parallel=body.parallel_tool_calls is not False)
+    parallel, prefers = body.parallel_tool_calls is not False, bool(given.preferred)
+    tools = Tools(tools=given.functions, choice=choice, parallel=parallel, prefers_grammar=prefers)
     return Request(
         prompts=[Chat(messages=messages, drops_turns=body.truncation == "auto")],
         model=body.model,
@@ -225,6 +226,7 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject], tools_given: 
             "echo": echo(body),
             "calls": given.calls,
             "unenforced": given.unenforced,
+            "preferred": given.preferred,
             "summarises": summary_of(body) is not None,
             "warms": only_warms(body),
             "encrypts": ENCRYPTED in (body.include or ()),

@@ -41,7 +41,7 @@ class ToolText(RequestModel):
 
 
 class ToolGrammar(RequestModel):
-    """A text that matches a grammar. A regular expression is enforced; a Lark grammar is shown to the model."""
+    """A text that matches a grammar. A regular expression is enforced, a Lark grammar where that is possible."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]

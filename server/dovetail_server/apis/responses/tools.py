@@ -15,6 +15,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Dropped, JsonObject
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional
+from dovetail_server.apis.lark import MAX_CHARS, expression_of
 from dovetail_server.apis.responses import calls
 from dovetail_server.apis.responses.tool_schema import (
     CLIENT_RUN,
@@ -66,6 +67,8 @@ class ReadTools:
         calls: By a function's name what its calls become; those of others are plain function calls.
         dropped: What the server cannot run.
         unenforced: Places of grammars that the model is told of, and that nothing enforces.
+        preferred: Places of grammars that are enforced where something here can, by the functions' names.
+        num_lark: Characters of Lark grammars so far.
     """
 
     functions: list[JsonObject] = field(default_factory=list)
@@ -73,6 +76,8 @@ class ReadTools:
     calls: dict[str, JsonObject] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
     unenforced: list[str] = field(default_factory=list)
+    preferred: dict[str, str] = field(default_factory=dict)
+    num_lark: int = 0
 
     def add(self, function: JsonObject, place: str) -> None:
         """Add a function."""
@@ -151,7 +156,10 @@ def _add(made: ReadTools, tool: ResponseTool | CustomTool, place: str, namespace
 
 
 def _custom(tool: CustomTool, name: str, place: str, made: ReadTools) -> JsonObject:
-    """Return a custom tool as a function of one text. A regular expression is enforced; other grammars are told."""
+    """Return a custom tool as a function of one text.
+
+    A regular expression is enforced, or the request refused; a Lark grammar is enforced where that is possible.
+    """
     value: JsonObject = {"type": "string"}
     made_of: JsonObject = {"name": name, "parameters": _object({INPUT: value}, [INPUT])}
     about = tool.description or ""
@@ -160,9 +168,18 @@ def _custom(tool: CustomTool, name: str, place: str, made: ReadTools) -> JsonObj
         if tool.format.syntax == "regex":
             value["pattern"] = f"^(?:{tool.format.definition})$"
             made_of["strict"] = True
+        elif (found := _lark(tool.format.definition, made)) is not None:
+            value["pattern"] = f"^(?:{found})$"
+            made.preferred[name] = f"{place}.format"
         else:
             made.unenforced.append(f"{place}.format")
     return {**made_of, "description": about.strip()} if about.strip() else made_of
+
+
+def _lark(definition: str, made: ReadTools) -> str | None:
+    """Return the expression of a Lark grammar, if it has one; all of a request together may be as long as one."""
+    made.num_lark += len(definition)
+    return None if made.num_lark > MAX_CHARS else expression_of(definition)
 
 
 def _object(properties: JsonObject, required: list[str]) -> JsonObject:
