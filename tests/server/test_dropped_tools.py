@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from harness import Harness
@@ -23,6 +24,13 @@ APIS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]] = {
         {"type": "any"},
     ),
 }
+SERVED = {
+    "bash_20250124": ("bash", ["command", "restart"]),
+    "text_editor_20250124": ("str_replace_editor", ["undo_edit", "new_str"]),
+    "text_editor_20250728": ("str_replace_based_edit_tool", ["view_range", "insert_text"]),
+    "memory_20250818": ("memory", ["rename", "new_path"]),
+}
+"""Tools of Anthropic's API that the client runs: by type, the name and words of the description."""
 ROWS = [pytest.param(path, *row, id=path) for path, row in APIS.items()]
 
 
@@ -102,3 +110,43 @@ def test_responses_obey_max_tokens_beyond(make_harness: Callable[..., Harness], 
     server = make_harness(**({} if told is None else {"max_tokens_beyond": told}))
     reply = server.post("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 100_000})
     assert reply.status_code == (200 if told == "clamp" else 400)
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_what_the_client_runs_is_a_tool_by_its_type(
+    make_harness: Callable[..., Harness], kind: str, tmp_path: Path
+) -> None:
+    """The model is told of its published input, a call of it is a `tool_use`, and goes back with its result."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ messages | tojson }}")
+    server = make_harness(tools=Hermes(), context_len=8192, chat_template=str(template))
+    name, words = SERVED[kind]
+    server.text = f'<tool_call>\n{{"name": "{name}", "arguments": {{"command": "view"}}}}\n</tool_call>'
+    body: dict[str, Any] = {"messages": USER, "max_tokens": 99, "tools": [{"type": kind, "name": name}]}
+    found = server.post("/v1/messages", body).json()
+    assert found["content"][0] | {"id": ""} == {
+        "type": "tool_use", "id": "", "name": name, "input": {"command": "view"}, "caller": {"type": "direct"}
+    }  # fmt: skip
+    prompt = server.tokenizer.decode(server.engine.submits[-1].prompt_ids, skip_special_tokens=False)
+    assert all(word in prompt for word in (f'"name": "{name}"', *words))
+    result = {"type": "tool_result", "tool_use_id": found["content"][0]["id"], "content": "done"}
+    turns = [{"role": "assistant", "content": found["content"]}, {"role": "user", "content": [result]}]
+    assert server.post("/v1/messages", {**body, "messages": [*USER, *turns]}).status_code == 200
+    chosen = {
+        **body,
+        "tools": [{"type": "computer_20250124", "name": "computer", "display_width_px": 9}, *body["tools"]],
+    }
+    assert server.post("/v1/messages", chosen).headers["x-dovetail-dropped"] == "computer_20250124"
+
+
+def test_memory_takes_what_anthropics_client_reads() -> None:
+    """Each command of its helper has its fields in the tool's input."""
+    from anthropic.types.beta import BetaMemoryTool20250818Command
+
+    from dovetail_server.apis.messages.client_tools import CLIENT_TOOLS
+
+    properties = CLIENT_TOOLS["memory_20250818"]["parameters"]["properties"]
+    kinds = get_args(get_args(BetaMemoryTool20250818Command)[0])
+    assert {name for kind in kinds for name in kind.model_fields} == set(properties)
+    commands = {get_args(kind.model_fields["command"].annotation)[0] for kind in kinds}
+    assert commands == set(properties["command"]["enum"])

@@ -10,6 +10,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Sampling, Tools
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional, renamed, servable
+from dovetail_server.apis.messages.client_tools import CLIENT_TOOLS
 from dovetail_server.apis.messages.errors import NO_THREADS
 from dovetail_server.apis.messages.schema import AnthropicTool, MessagesRequest, PromptFields, Thinking, ToolChoice
 from dovetail_server.apis.messages.turns import chat_messages
@@ -163,10 +164,15 @@ def chat_tool(tool: AnthropicTool, at: int) -> JsonObject:
         RequestError: The server would have to run it, or it asks for something that nothing here does.
     """
     param = f"tools[{at}]"
-    if tool.type not in (None, "custom"):
-        why = "this server runs no tools of its own; describe it with an input_schema"
+    known = CLIENT_TOOLS.get(tool.type or "")
+    if known is None and tool.type not in (None, "custom"):
+        why = f"describe it with an input_schema, or send one of custom, {', '.join(CLIENT_TOOLS)}"
         raise unsupported(f"{param}.type {tool.type!r}", why)
-    if tool.input_schema is None:
+    if tool.max_characters is not None and not (tool.type or "").startswith("text_editor_"):
+        raise unsupported(f"{param}.max_characters", "only an editor has it")
+    if known is not None:
+        check_known(tool, known["name"], param)
+    elif tool.input_schema is None:
         text = f"{param}.input_schema is required"
         raise RequestError(text, param=f"{param}.input_schema", code="missing_required_parameter")
     if tool.defer_loading:
@@ -176,8 +182,22 @@ def chat_tool(tool: AnthropicTool, at: int) -> JsonObject:
     if tool.allowed_callers not in (None, ["direct"]):
         raise unsupported(f"{param}.allowed_callers", 'only the model calls here; send ["direct"] or nothing')
     function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    function |= known or {}
     function["strict"] = tool.strict
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def check_known(tool: AnthropicTool, name: str, param: str) -> None:
+    """Refuse to describe a tool that its type describes.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    if tool.name != name:
+        raise wrong(f"{param}.name of the type {tool.type!r} is {name!r} (given: {tool.name!r})", f"{param}.name")
+    for field in ("input_schema", "description"):
+        if getattr(tool, field) is not None:
+            raise wrong(f"{param}.{field} of the type {tool.type!r} is known; leave it out", f"{param}.{field}")
 
 
 def chat_choice(choice: ToolChoice | None) -> Any:

@@ -144,12 +144,15 @@ class AnthropicMessage(RequestModel):
     content: Text | Blocks
 
 
-SERVERS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""Beginnings of the types of tools that Anthropic's servers run, behind which stand dates."""
+SERVERS = (
+    *("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_"),
+    *("computer_2", "computer_toolset_"),
+)
+"""Beginnings of types, dates behind them: tools that Anthropic's servers run, and what shows the model pictures."""
 
 
 class ServerTool(UnservableTool):
-    """A tool that Anthropic's servers run. It is left out, or with `--unservable-tools refuse` a 400."""
+    """A tool that Anthropic's servers run, or that needs eyes. Left out, or with `--unservable-tools refuse` a 400."""
 
 
 class AnthropicTool(RequestModel):
@@ -158,7 +161,8 @@ class AnthropicTool(RequestModel):
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:\-]+$")]
     type: Annotated[str, Field(max_length=64)] | None = None
     description: Text | None = None
-    input_schema: FreeForm | None = None
+    input_schema: FreeForm | None = Field(None, description="Of a tool whose type says it: left out.")
+    max_characters: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Of an editor; the client sees to it.")
     strict: bool | None = None
     cache_control: Cached = None
     eager_input_streaming: bool | None = Field(None, description="Accepted; input is always streamed as it comes.")
