@@ -21,10 +21,13 @@ def is_there(path: Path) -> bool:
 
     Raises:
         ModelError: It is a link to a file that is not: a hub's cache has links, and its files may have been removed.
+            Or it is a folder, or a pipe, whose reader would wait for ever.
     """
     if path.is_file():
         return True
-    if path.is_symlink() and not path.exists():
+    if path.exists():
+        raise ModelError(f"{path}: is a {'folder' if path.is_dir() else 'pipe or device'}, not a file; remove it")
+    if path.is_symlink():
         raise ModelError(f"{path}: is a link to a file that is not there; download the model again")
     return False
 
@@ -33,18 +36,21 @@ def check_is_file(path: Path) -> None:
     """Refuse a file that holds nothing of its own.
 
     A clone without Git LFS has a pointer of three lines in place of every large file, and a download that broke off
-    or a full disk leaves files of no bytes.
+    or a full disk leaves files of no bytes. A hub that wants a login sends a page.
 
     Raises:
-        ModelError: It is a pointer, or empty.
+        ModelError: It is a pointer, a page, empty, or no file.
         OSError: It cannot be opened.
     """
+    is_there(path)
     with path.open("rb") as file:
         head = file.read(len(LFS_HEAD))
     if not head:
         raise ModelError(f"{path}: is empty; download it again")
     if head == LFS_HEAD:
         raise ModelError(f"{path}: is a Git LFS pointer, not the file itself; {LFS_FIX}")
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        raise ModelError(f"{path}: is a page of HTML, not the file itself; download it again, logged in if it is gated")
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:

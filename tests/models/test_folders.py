@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,17 @@ from dovetail.processing.prepare import check_model
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_models.qwen3 import Qwen3
+from dovetail_server.cli.info import info
 
 WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 15215104\n"
 READ: dict[str, Any] = {name: json.loads((MODEL_DIR / name).read_text()) for name in (CONFIG, TOKENIZER_CONFIG)}
+_RAW = (MODEL_DIR / WHOLE).read_bytes()
+_START = 8 + struct.unpack("<Q", _RAW[:8])[0]
+HEAD, BODY = json.loads(_RAW[8:_START]), _RAW[_START:]
+NAMES = sorted(HEAD.keys() - {"__metadata__"})
+PAGE = b"<!DOCTYPE html><html><body>Sign in to continue</body></html>"
 Edit = Callable[[Path], object]
 
 
@@ -41,6 +48,22 @@ def drop(*names: str) -> Edit:
 def link(name: str, target: str) -> Edit:
     """Link a file to where nothing is."""
     return lambda folder: replaced(folder, name).symlink_to(target)
+
+
+def in_place(name: str, make: Callable[[Path], object]) -> Edit:
+    """Make something in a file's place."""
+    return lambda folder: make(replaced(folder, name))
+
+
+def shard(names: Collection[str]) -> bytes:
+    """Return a file of some of the weights."""
+    head, data = {}, b""
+    for name in names:
+        begin, end = HEAD[name]["data_offsets"]
+        head[name] = {**HEAD[name], "data_offsets": [len(data), len(data) + end - begin]}
+        data += BODY[begin:end]
+    described = json.dumps(head).encode()
+    return struct.pack("<Q", len(described)) + described + data
 
 
 def both(*edits: Edit) -> Edit:
@@ -66,7 +89,11 @@ def prefixed(*names: str) -> dict[str, str]:
 
 SHARD = "model-00001-of-00002.safetensors"
 ADAPTER = put("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "acme/base"})
+OTHER = "model-00002-of-00002.safetensors"
+OVERLAP = both(drop(WHOLE), put(SHARD, shard(NAMES[:40])), put(OTHER, shard(NAMES[38:])))
+TOLD_APART = put(INDEX, {"weight_map": dict.fromkeys(NAMES[:38], SHARD) | dict.fromkeys(NAMES[38:], OTHER)})
 STALE = put(INDEX, {"weight_map": prefixed(SHARD, "model-00002-of-00002.safetensors")})
+ALL = (WHOLE, INDEX, CONFIG, TOKENIZER, TOKENIZER_CONFIG, "generation_config.json", "chat_template.jinja")
 LOADS: dict[str, tuple[Edit, str]] = {
     "as it is": (lambda folder: None, ""),
     "BOM": (put(CONFIG, b"\xef\xbb\xbf" + json.dumps(READ[CONFIG]).encode()), ""),
@@ -85,6 +112,13 @@ LOADS: dict[str, tuple[Edit, str]] = {
     "another dtype's name": (changed(CONFIG, torch_dtype="bfloat16"), ""),
     "quantisation none": (changed(CONFIG, quantization_config={"quant_method": None}), ""),
     "no generation_config": (drop("generation_config.json"), ""),
+    "tensors in two shards, told apart by the index": (both(OVERLAP, TOLD_APART), ""),
+    "a name in other letters": (put("Model.safetensors", POINTER), ""),
+    "weights of one file by their maker's name": (both(drop(WHOLE), put("consolidated.safetensors", shard(NAMES))), ""),
+    "a default of sampling that is none": (
+        put("generation_config.json", {"temperature": "hot", "eos_token_id": 4089}),
+        "temperature is 'hot', not a number: it is left out",
+    ),
     "README and others": (both(put("README.md", POINTER), put("training_args.bin", b"PK"), put("x.txt", b"")), ""),
 }
 TOLD: dict[str, tuple[Edit, str]] = {
@@ -138,6 +172,33 @@ TOLD: dict[str, tuple[Edit, str]] = {
     "no architecture": (changed(CONFIG, architectures=None), "names no architecture; add for example"),
     "more layers than weights": (changed(CONFIG, num_hidden_layers=9, layer_types=None), "the weights are of 8 layers"),
     "a list for a configuration": (put(CONFIG, [1]), "a JSON object is expected, not list"),
+    **{f"a pipe for {name}": (in_place(name, os.mkfifo), "is a pipe or device, not a file") for name in ALL},
+    **{f"a folder for {name}": (in_place(name, Path.mkdir), "is a folder, not a file") for name in ALL},
+    **{f"a loop for {name}": (link(name, name), "is a link to a file that is not there") for name in ALL},
+    "a page of HTML for weights": (put(WHOLE, PAGE), r"model\.safetensors: is a page of HTML.*logged in"),
+    "a page of HTML for a configuration": (put(CONFIG, PAGE), r"config\.json: is a page of HTML"),
+    "not a number": (
+        changed(CONFIG, rms_norm_eps=float("nan")),
+        r"rms_norm_eps is not a number \(NaN\); correct the file",
+    ),
+    "an empty object": (put(CONFIG, {}), "names no architecture; add for example"),
+    "a configuration of 9 MB": (changed(CONFIG, x="a" * 9_000_000), r"at most 8,388,608 are read"),
+    "a configuration of 5,000 levels": (put(CONFIG, b'{"a":' * 5000 + b"1" + b"}" * 5000), "cannot be read as JSON"),
+    "Latin-1": (put(CONFIG, b'{"n": "\xe9"}'), "cannot be read as text in UTF-8"),
+    "a missing shard": (
+        both(drop(WHOLE), put(SHARD, shard(NAMES[:38])), TOLD_APART),
+        "names files that are not there: model-00002",
+    ),
+    "a shard without an index": (both(drop(WHOLE), put(SHARD, shard(NAMES[:38]))), "the weights are of"),
+    "tensors in two shards": (OVERLAP, "stands in model-00001.* and in model-00002.*; remove the file that is too"),
+    "a file cut short": (put(WHOLE, _RAW[:-1000]), r"broken safetensors file .*; download it again"),
+    "GGUF by another name": (put(WHOLE, b"GGUF" + bytes(100)), "broken safetensors file"),
+    "a list for generation": (put("generation_config.json", [1]), "a JSON object is expected, not list"),
+    "an index without names": (put(INDEX, {}), "it has no 'weight_map' of file names"),
+    "index of pickles alone": (
+        both(drop(WHOLE), put("pytorch_model.bin.index.json", {"weight_map": {}})),
+        r"no \*\.safetensors; finish the download",
+    ),
     "several GGUF files": (
         both(drop(WHOLE), put("a.gguf", POINTER), put("b.gguf", POINTER)),
         "several GGUF files; give one",
@@ -162,12 +223,24 @@ def test_it_loads(name: str, folder: Path, caplog: pytest.LogCaptureFixture) -> 
     assert set(end_ids(TokenizerFiles.read(folder, folder))) == set(Tokenizer.load(folder).eos_token_ids) != set()
     assert len(caplog.records) == bool(warned)
     assert re.search(warned, caplog.text)
+    assert said_by_info(folder) is None
 
 
 @pytest.mark.parametrize("name", TOLD)
 def test_it_is_told_as_what_it_is(name: str, folder: Path) -> None:
-    """In one line with what to do, before torch is imported and a process starts."""
+    """In one line with what to do, before torch is imported and a process starts; `dovetail info` says the same."""
     edit, message = TOLD[name]
     edit(folder)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refused:
         check_model(PluginSettings(model_path=str(folder), device="cpu"))
+    assert said_by_info(folder) == str(refused.value)
+
+
+def said_by_info(folder: Path) -> str | None:
+    """Return why `dovetail info` says that a folder cannot be served."""
+    try:
+        facts = info(str(folder))
+    except ConfigError as error:
+        return str(error)
+    refused: str | None = facts["refused"] or facts["weights_lack"]
+    return refused

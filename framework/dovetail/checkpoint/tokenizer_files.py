@@ -206,7 +206,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             raise ModelError(
                 f"{folder}: chat_template must be text or a list of {{name, template}}; got {type(value).__name__}"
             ) from error
-    if (path := folder / "chat_template.jinja").is_file():
+    if is_there(path := folder / "chat_template.jinja"):
         found["default"] = read_text(path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         found[path.stem] = read_text(path)

@@ -6,12 +6,12 @@ import argparse
 import json
 import logging
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from dovetail.plugin_settings import PluginSettings
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.text.chat.template import ChatTemplate
 
@@ -53,10 +53,10 @@ def info(
     Raises:
         ConfigError: The folder, the tokenizer's files or the template cannot be read.
     """
+    from dovetail.plugin_settings import PluginSettings
     from dovetail.plugins import Registry
-    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.hub import with_folders
-    from dovetail.settings import EngineSettings
+    from dovetail.runtime.checkpoint.weight_files import is_bare
     from dovetail.text.chat.template import ChatTemplate
     from dovetail.text.detection.detect import detect
 
@@ -64,21 +64,30 @@ def info(
         from dovetail.demo import MODEL_DIR
 
         model = str(MODEL_DIR)
-    asked = {"model_path": model, "tokenizer_path": tokenizer_path, "load_format": "dummy"}
-    places = with_folders(EngineSettings.model_validate(asked))
-    folder, tokenizer_path = places.folder, places.tokenizer_path
-    read = ModelFolder(folder, Path(tokenizer_path) if tokenizer_path else None)
-    config, files = read.config, read.texts
-    said = files.tokenizer_config.get("response_template")
-    template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
-    found = detect(Registry.scan(), files, chat_template)
-    served = served_as(read if read.num_bytes else read.without_weights(), impl, template.source)
+    given = {"model_path": model, "tokenizer_path": tokenizer_path, "model_impl": impl, "load_format": "dummy"}
+    settings = with_folders(PluginSettings.model_validate(given))  # of a hub's model everything but the weights
+    with_weights = settings.model_copy(update={"load_format": "auto"})
+    read, refused = checked(with_weights)
+    lacks = None
+    if refused is not None and is_bare(settings.folder):  # what remains can be said without them
+        (read, refused), lacks = checked(settings), str(refused)
+    elif refused is None:
+        settings = with_weights
+    try:
+        config, files = read.config, read.texts
+        said = files.tokenizer_config.get("response_template")
+        template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
+        found = detect(Registry.scan(), files, chat_template)
+    except ConfigError as error:
+        raise refused or error from None
+    served = NOBODY | {"refused": str(refused)} if refused else served_as(settings, read, template.source)
     return {
         "model": model,
         "architecture": (config.get("architectures") or [None])[0],
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
         "weights_bytes": read.num_bytes,
+        "weights_lack": lacks,
         **served,
         "tokenizer": tokenizer_facts(read, served["vocab_size"]),
         "chat_template": {
@@ -100,14 +109,28 @@ def info(
     }
 
 
-def served_as(model: ModelFolder, impl: str, template: str = "") -> dict[str, Any]:
+def checked(settings: PluginSettings) -> tuple[ModelFolder, ConfigError | None]:
+    """Return what the folder says, and why `dovetail serve` refuses it before anything starts; None: it does not."""
+    from dovetail.processing.prepare import check_model
+    from dovetail.runtime.checkpoint.folder import ModelFolder
+
+    try:
+        return check_model(settings), None
+    except ConfigError as error:
+        return ModelFolder(settings.folder, settings.tokenizer_folder, weights=False), error
+
+
+NOBODY: dict[str, Any] = {"served_by": None, "refused": None, "num_params": None, "vocab_size": None}
+NOBODY |= {"tasks": [], "cache": []}
+
+
+def served_as(settings: PluginSettings, model: ModelFolder, template: str) -> dict[str, Any]:
     """Say which plugin serves the model, what it is for, and what it keeps of a token; or why none does."""
     from dovetail.contracts.cache import Recurrent
     from dovetail.contracts.errors import ModelError
     from dovetail.contracts.needs import unserved
-    from dovetail.plugins import Registry
-    from dovetail.plugins.plan import model_plugin
     from dovetail.processing.embeddings import Embedder
+    from dovetail.processing.plan import plan_plugins
     from dovetail.processing.reranker import knows_roles, says_so
     from dovetail.processing.tasks import Tasks
     from dovetail.runtime.memory.plan import group_token_bytes
@@ -116,22 +139,13 @@ def served_as(model: ModelFolder, impl: str, template: str = "") -> dict[str, An
     from dovetail_server.metrics.model_facts import config_of
 
     try:
-        registry = Registry.scan()
-        model.check()
-        model.warn()
-        served_by = registry.resolve("model", model_plugin(registry, model.architecture, impl)).qualified
-        facts = config_of(model, impl)
+        _, _, plan = plan_plugins(settings, model)
+        served_by = plan.of_kind("model")[0].qualified
+        facts = config_of(model, settings.model_impl)
         if (reason := unserved(facts)) is not None:
             raise ModelError(reason)
     except ConfigError as error:
-        return {
-            "served_by": None,
-            "refused": str(error),
-            "num_params": None,
-            "vocab_size": None,
-            "tasks": [],
-            "cache": [],
-        }
+        return NOBODY | {"refused": str(error)}
     item = ITEM_BYTES[facts.dtype]
     cache = [
         {
@@ -227,7 +241,7 @@ def table(facts: dict[str, Any]) -> str:
         f"model              {facts['model']}",
         f"architecture       {facts['architecture']}, {facts['dtype']}, context {facts['context_length']}",
         f"served by          {facts['served_by'] or 'nobody: ' + facts['refused']}",
-        f"weights            {size:,.1f} MiB in files",
+        f"weights            {facts['weights_lack'] or f'{size:,.1f} MiB in files'}",
     ]
     lines += [
         f"cache              {group['group']}: {group['layers']} layers, {group['bytes']:,} bytes a {group['per']}"

@@ -147,7 +147,7 @@ class ModelFolder:
         """Bytes of all weight files that are there, whether they are whole or not."""
         gguf = gguf_of(self.path)
         files = self.path.glob("*.safetensors") if gguf is None else gguf.files
-        return sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for file in files if file.is_file())
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -61,6 +61,14 @@ def weight_files(folder: Path) -> WeightFiles:
     return WeightFiles(files)
 
 
+def is_bare(path: Path) -> bool:
+    """Whether a model path has nothing that is, or was meant to be, weights: a folder of descriptions."""
+    if gguf_of(path) is not None:
+        return False
+    patterns = ("*.index.json", "*.safetensors", ADAPTER, *PICKLED)
+    return not any(next(path.glob(pattern), None) for pattern in patterns)
+
+
 def _why_none(folder: Path) -> str:
     others = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if is_there(folder / ADAPTER):

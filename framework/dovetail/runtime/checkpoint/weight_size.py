@@ -86,19 +86,24 @@ def headers_of(folder: Path, files: WeightFiles) -> list[TensorHeader]:
     """Return the headers of all tensors of a checkpoint's files.
 
     Raises:
-        ModelError: The checkpoint cannot be read, or a file lacks tensors that the index says it has.
+        ModelError: The checkpoint cannot be read, a file lacks tensors that the index says it has, or two have one that
+            the index does not tell apart.
     """
     if (gguf := gguf_of(folder)) is not None:
         return gguf_headers(gguf)
     found: list[TensorHeader] = []
-    present: set[tuple[str, str]] = set()
+    present: dict[str, str] = {}
     for file in files.files:
-        inside, name = headers(file), str(file.relative_to(folder))
+        name = str(file.relative_to(folder))
+        inside = [header for header in headers(file) if files.names.get(header.name, name) == name]
+        if (twice := next((header.name for header in inside if header.name in present), None)) is not None:
+            text = f"{folder}: {twice} stands in {present[twice]} and in {name}; remove the file that is too many"
+            raise ModelError(text)
         found += inside
         present.update((header.name, name) for header in inside)
         if len(found) > MAX_TENSORS:
             raise ModelError(f"{folder}: its files claim more than {MAX_TENSORS:,} tensors, which no model has")
-    lost = sorted(f"{name} ({file})" for name, file in files.names.items() if (name, file) not in present)
+    lost = sorted(f"{name} ({file})" for name, file in files.names.items() if present.get(name) != file)
     if lost:
         raise ModelError(f"{folder}: the index names tensors that their files lack: {some(lost)}; download them again")
     return found

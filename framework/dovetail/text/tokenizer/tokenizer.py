@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import logging
 import math
 import re
 import sys
@@ -24,6 +25,7 @@ from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, 
 from dovetail.text.tokenizer.fill_in import Infill
 from dovetail.text.tokenizer.vocabulary import VocabularyBytes
 
+logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 WHOLE = 4 * PIECE
@@ -349,12 +351,14 @@ def check_text(text: str, *, param: str | None = None) -> None:
 
 
 def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float | int]:
-    """Take the sampling defaults that are set and finite."""
+    """Take the sampling defaults that are set and finite; others are warned of."""
     found: dict[str, float | int] = {}
     for name in _SAMPLING_NAMES:
         value = generation.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             found[name] = value
+        elif value is not None:
+            logger.warning("generation_config.json: %s is %r, not a number: it is left out.", name, value)
     if generation.get("do_sample") is False:
         found = {name: value for name, value in found.items() if name == "repetition_penalty"}
         found["temperature"] = 0.0
