@@ -18,6 +18,7 @@ from starlette.routing import Route
 import dovetail
 from dovetail.contracts.api import Api, View
 from dovetail.contracts.errors import EngineError, PluginError, RequestError
+from dovetail.processing.apis import name_of
 from dovetail_server import errors
 from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute
@@ -122,7 +123,7 @@ def check_apis(apis: Sequence[Api]) -> None:
             taken = any(method in (one.methods or ()) and one.path_regex.match(route.path) for one in own)
             what = f"path {route.path}" if taken else f"name {route.name!r}" if route.name in names else ""
             if what:
-                raise PluginError(f"{type(api).__name__} brings the {what}, which is the server's own; give it another")
+                raise PluginError(f"{name_of(api)} brings the {what}, which is the server's own; give it another")
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -144,7 +145,6 @@ def create_app(state: ServerState) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.server = state
-    check_apis(state.apis)
     paths: list[tuple[str, set[str]]] = []
     for router in routers(state.settings, state.apis):
         app.include_router(router)
@@ -204,7 +204,12 @@ class Layered(Holder, Protocol):
 
 
 def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None:
-    """Put the layers around the routes, the innermost first."""
+    """Put the layers around the routes, the innermost first.
+
+    Raises:
+        PluginError: See `check_apis`.
+    """
+    check_apis(state.apis)
     settings = state.settings
     app.add_middleware(Auth, keys=state.keys, origins=settings.allow_origins, open_paths=open_paths(settings))
     app.add_middleware(Hosts, rules=HostRules.of(settings), exempt=OPEN)

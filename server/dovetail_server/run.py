@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dovetail import imports
 from dovetail.contracts.errors import EngineError
+from dovetail.distribution import DISTRIBUTION
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
 from dovetail.grammar.compile.memory import return_large_blocks
@@ -26,6 +27,7 @@ from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases, engine_notes
 
 if TYPE_CHECKING:
+    from dovetail.contracts.api import Api
     from dovetail.plugins import PluginPlan, Registry
     from dovetail.processing.processor import Processor
     from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -95,11 +97,12 @@ async def run(
     set_threads(num_threads())
     try:
         hooks = ApiHooks.start(plan)
+        apis = await asyncio.to_thread(load_apis, plan) if has_foreign(plan) else None
         engine = make_engine(settings.model_copy(update={"report_cache": bool(hooks.observers.cache)}), plan)
         engine.cache_watch = hooks.observers
         engine_start = tasks.start("engine start", start_engine(engine, phases), is_awaited=True)
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
-        server = await asyncio.to_thread(build_http, settings, engine, hooks, phases, tasks, plan)
+        server = await asyncio.to_thread(build_http, settings, engine, hooks, phases, tasks, plan, apis)
         server.state.registry = registry
         http = tasks.start("http", server.serve(sockets=[listener]), is_awaited=True)
         start_up = get_ready(server.state, registry, plan, model, engine_start, phases)
@@ -164,6 +167,25 @@ async def watch_engine(server: HttpServer) -> None:
         server.should_exit = True
 
 
+def has_foreign(plan: PluginPlan) -> bool:
+    """Whether packages bring APIs, which may be in each other's way."""
+    return any(planned.distribution != DISTRIBUTION for planned in plan.of_kind("api"))
+
+
+def load_apis(plan: PluginPlan) -> list[Api]:
+    """Make the APIs and hold them against each other and the server's own routes.
+
+    Raises:
+        PluginError: One cannot be made, or is in the way of another.
+    """
+    with imports.for_good():
+        from dovetail_server.apis.loaded import apis_of
+        from dovetail_server.app import check_apis
+    apis = apis_of(plan)
+    check_apis(apis)
+    return apis
+
+
 def build_http(
     settings: ServeSettings,
     engine: EngineClient,
@@ -171,15 +193,15 @@ def build_http(
     phases: Phases,
     tasks: Supervisor,
     plan: PluginPlan,
+    apis: list[Api] | None,
 ) -> HttpServer:
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         with imports.for_good():
-            from dovetail_server.apis.loaded import apis_of
             from dovetail_server.app import build_routes, create_app
             from dovetail_server.lifecycle import HttpServer
             from dovetail_server.state import ServerState
-        state = ServerState(settings, engine, hooks, tasks, apis_of(plan))
+        state = ServerState(settings, engine, hooks, tasks, load_apis(plan) if apis is None else apis)
         app = create_app(state)
         build_routes(app)
         return HttpServer(app, state)

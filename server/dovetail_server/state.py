@@ -13,8 +13,10 @@ from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import State
 from dovetail.supervisor import Supervisor
+from dovetail_server.apis.guarded import Guarded
 from dovetail_server.apis.responses.last import Memory
 from dovetail_server.apis.routes import BUILT_IN
+from dovetail_server.apis.watch import WATCH
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.observe.slow_log import SlowLog
@@ -46,6 +48,8 @@ class ServerState(ReadingContext):
         super().__init__(settings, engine, hooks, tasks)
         self.apis = apis
         """Those whose routes generate here."""
+        if any(isinstance(api, Guarded) for api in apis):
+            WATCH.start()
         self.metrics = Metrics(
             settings.metrics_style,
             self.served_names[0],

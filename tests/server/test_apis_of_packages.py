@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,7 +27,9 @@ from dovetail.processing.apis import routes_of
 from dovetail.processing.checked import OF_REQUEST, checked
 from dovetail_server.apis.chat.schema import ChatRequest
 from dovetail_server.apis.completions.schema import CompletionRequest
+from dovetail_server.apis.guarded import Guarded
 from dovetail_server.apis.routes import BUILT_IN
+from dovetail_server.apis.watch import WATCH, Watch
 from dovetail_server.app import check_apis
 
 ONE = Request(prompts=[Text(text="a")], limit=2)
@@ -297,3 +306,189 @@ def test_an_api_replaces_nothing_of_the_server(fields: dict[str, str]) -> None:
     """A path or a name that the server has itself stays the server's."""
     with pytest.raises(PluginError, match="the server's own"):
         check_apis([*BUILT_IN, with_view(**fields)])
+
+
+WHO = "api 'loose' of acme 1.0"
+
+
+class Odd(Says):
+    """Does what the test says in one of its methods."""
+
+    odd: ClassVar[dict[str, Callable[[], Any]]] = {}
+
+    def open(self) -> bytes:
+        return self.does("open", b"")
+
+    def close(self) -> bytes:
+        return self.does("close", b"data: end\n\n")
+
+    def step(self, steps: Sequence[StepView]) -> bytes:
+        return self.does("step", super().step(steps))
+
+    def whole(self) -> bytes:
+        return self.does("whole", super().whole())
+
+    @classmethod
+    def failed(cls, failure: Failure, request_id: str | None) -> bytes:
+        return cls.does("failed", super().failed(failure, request_id))
+
+    @classmethod
+    def does(cls, name: str, otherwise: bytes) -> bytes:
+        made: bytes = cls.odd[name]() if name in cls.odd else otherwise
+        return made
+
+
+class Strange(Loose):
+    """As `Loose`, with a writer of the test's; its reader calls what the test gives it."""
+
+    owns: ClassVar[tuple[str, ...]] = ()
+
+    def routes(self) -> Sequence[Route | View]:
+        def read(body: Any) -> Request:
+            made: Request = self.made() if callable(self.made) else self.made
+            return replace(made, stream=body.get("stream", False))
+
+        return (Route(name="loose_say", path="/loose/say", about="Say it.", read=read, writer=Odd),)
+
+
+@pytest.fixture
+def strange(monkeypatch: pytest.MonkeyPatch) -> Strange:
+    monkeypatch.setattr(Odd, "odd", {})
+    return Strange()
+
+
+@pytest.fixture
+def guarded(strange: Strange, make_harness: Callable[..., Harness]) -> Harness:
+    return make_harness(apis=(*BUILT_IN, Guarded(strange, WHO, routes_of(strange))))
+
+
+def raises() -> bytes:
+    raise KeyError("no words")
+
+
+def exits() -> bytes:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("name", ["open", "step", "close", "whole"])
+@pytest.mark.parametrize("made", [lambda: "text", lambda: None, raises, exits])
+def test_a_reply_that_is_no_bytes_ends_with_an_error(
+    name: str, made: Any, guarded: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets 500 or a last event, never a cut or empty reply; the log names package, route and method."""
+    Odd.odd[name] = made
+    with caplog.at_level(logging.ERROR, "dovetail.server"):
+        reply = guarded.post("/loose/say", {"stream": name != "whole"})
+    assert f"{WHO}: /loose/say: Odd.{name}()" in caplog.text or "no words" in caplog.text
+    if name in ("step", "whole", "open"):
+        assert reply.status_code == 500
+    else:
+        assert reply.text.endswith('log has the details under this id"\n\n')
+    Odd.odd.clear()
+    assert guarded.post("/loose/say", {}).status_code == 200
+    assert guarded.state.num_live == 0
+
+
+@pytest.mark.parametrize("made", [lambda: "text", lambda: None, raises])
+def test_a_stream_that_cannot_tell_of_its_end_tells_it_in_this_servers_words(
+    made: Any, guarded: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where `failed` of a writer raises or gives no bytes, the last event is the server's."""
+    Odd.odd.update(close=raises, failed=made)
+    with caplog.at_level(logging.ERROR, "dovetail.server"):
+        reply = guarded.post("/loose/say", {"stream": True})
+    last = reply.text.split("\n\n")[-2]
+    assert last.startswith("event: error\ndata: ")
+    assert json.loads(last.partition("data: ")[2])["error"]["code"] == "internal_error"
+    assert f"{WHO}: /loose/say: Odd.failed() cannot tell of an error" in caplog.text
+
+
+def test_a_whole_reply_of_nothing_is_an_error(guarded: Harness) -> None:
+    """An empty 200 is no JSON."""
+    Odd.odd["whole"] = lambda: b""
+    assert guarded.post("/loose/say", {}).status_code == 500
+
+
+def test_names_that_are_no_regular_expression_are_told(
+    strange: Strange, guarded: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the first request, also one that is served: refusals would otherwise be 500 one day."""
+    strange.made = replace(ONE, names=Names(renamed={"a(": "b"}))
+    with caplog.at_level(logging.ERROR, "dovetail.server"):
+        assert guarded.post("/loose/say", {}).status_code == 500
+    assert f"{WHO}: /loose/say: Names.renamed has 'a(', which is no regular expression" in caplog.text
+
+
+def for_ever() -> Any:
+    while True:
+        sum(range(100))
+
+
+def stubborn() -> Any:
+    """Catch the first exception that ends it."""
+    try:
+        for_ever()
+    except BaseException:
+        for_ever()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_stream"), [("read", False), ("step", True), ("whole", False), ("stubborn", False)]
+)
+def test_what_does_not_end_is_ended(
+    name: str,
+    is_stream: bool,
+    strange: Strange,
+    guarded: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A reader or a writer that loops costs its own request; the log says which, and where it stood."""
+    monkeypatch.setattr(WATCH, "limit_s", 1.0)
+    if name in ("read", "stubborn"):
+        strange.made = for_ever if name == "read" else stubborn
+    else:
+        Odd.odd[name] = for_ever
+    with caplog.at_level(logging.ERROR, "dovetail.server"):
+        reply = guarded.post("/loose/say", {"stream": is_stream})
+    assert reply.status_code == 500
+    assert "did not end within 1 s and is ended; it stood at" in caplog.text
+    assert "in for_ever" in caplog.text
+    assert WHO in caplog.text
+    strange.made = ONE
+    Odd.odd.clear()
+    assert guarded.post("/loose/say", {}).status_code == 200
+
+
+def test_what_cannot_be_ended_ends_the_process(tmp_path: Path) -> None:
+    """A call on the event loop that catches all that ends it: the process ends with a line that names it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import asyncio\n"
+        "from dovetail_server.apis.watch import WATCH\n"
+        "def stubborn():\n"
+        "    while True:\n"
+        "        try:\n"
+        "            while True: sum(range(100))\n"
+        "        except BaseException: pass\n"
+        "async def serve():\n"
+        "    WATCH.limit_s = 0.5\n"
+        "    WATCH.start()\n"
+        "    WATCH.run('api of acme: /x: read()', stubborn)\n"
+        "asyncio.run(serve())\n"
+    )
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "api of acme: /x: read() does not end, and no request is answered meanwhile: the server ends" in ended.stderr
+
+
+def test_an_exception_that_comes_late_hurts_nobody() -> None:
+    """A call that ends while it is being ended leaves none behind for its thread."""
+    watch = Watch()
+    watch.limit_s = 0.0
+    for _ in range(200):
+        with suppress(PluginError):
+            watch.run("a call", lambda: watch._end(threading.get_ident(), watch._calls[threading.get_ident()]))
+        for _ in range(100):
+            time.sleep(0)
+        assert not watch._calls

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from dovetail.contracts.api import Api, Route
 from dovetail.contracts.errors import PluginError
+from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import PluginPlan, load, make_plan
 from dovetail.plugins.loader import LoadedPlugins, describe, naming_plugin
 from dovetail.processing.apis import is_below, routes_of
+from dovetail_server.apis.guarded import Guarded
 
 if TYPE_CHECKING:
     from dovetail.plugin_settings import PluginSettings
@@ -45,7 +47,7 @@ def made(loaded: LoadedPlugins) -> list[Api]:
                 owners[key] = who
             paths.append((route.path, who))
         owned += [(path, who) for path in api.owns]
-        apis.append(api)
+        apis.append(api if planned.distribution == DISTRIBUTION else Guarded(api, who, routes))
     for path, who in owned:
         for other, owner in (*paths, *owned):
             if owner != who and is_below(other, path):

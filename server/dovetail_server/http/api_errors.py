@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure
+from dovetail.processing.apis import name_of
 from dovetail_server.error_body import ErrorBody
 
 logger = logging.getLogger("dovetail.server")
@@ -83,7 +84,7 @@ class _Translator:
                 start["status"], body = told(self.api, failure, headers.get("x-request-id"))
             except Exception:
                 # A stranger's code. The client reads this server's words rather than nothing.
-                logger.exception("%s.failed() cannot tell of an error", type(self.api).__name__)
+                logger.exception("%s.failed() cannot tell of an error", name_of(self.api))
             headers["content-length"] = str(len(body))
         await self.send(start)
         await self.send({"type": "http.response.body", "body": body})
