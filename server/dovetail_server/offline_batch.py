@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.batches.model import ENDPOINTS, same_endpoint
+from dovetail_server.apis.loaded import apis_of, of_packages
+from dovetail_server.batches.model import ENDPOINTS, endpoint_of
 from dovetail_server.batches.service import BatchService
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.run import load_text, make_engine
@@ -39,7 +40,8 @@ async def run_file(prepared: Preparation[ServeSettings], source: Path, target: P
         EngineError: The engine could not start.
     """
     settings, plan = prepared.settings, prepared.plan
-    endpoint = endpoint_of(source)
+    apis = apis_of(plan)
+    endpoint = endpoint_of_file(source, of_packages(apis))
     with tempfile.TemporaryDirectory(prefix=".dovetail-", dir=target.absolute().parent) as folder:
         changes: dict[str, Any] = {"file_storage_path": Path(folder), "database_url": None}
         if settings.max_batch_requests is None:
@@ -48,7 +50,7 @@ async def run_file(prepared: Preparation[ServeSettings], source: Path, target: P
         hooks = ApiHooks.start(plan)
         engine = make_engine(settings, plan)
         try:
-            state = ServerState(settings, engine, hooks)
+            state = ServerState(settings, engine, hooks, apis=apis)
             text = await asyncio.to_thread(load_text, settings, plan, prepared.model, Phases())
             state.ready_with(text.with_engine_limits(await engine.start(), settings))
             try:
@@ -65,8 +67,8 @@ async def run_file(prepared: Preparation[ServeSettings], source: Path, target: P
     return 0 if batch.request_counts.failed == 0 else 1
 
 
-def endpoint_of(source: Path) -> str:
-    """Return the endpoint that the file's first request names.
+def endpoint_of_file(source: Path, others: Collection[str]) -> str:
+    """Return the endpoint that the file's first request names; `others` are paths of packages' APIs.
 
     Raises:
         ConfigError: It has none that batches run.
@@ -77,9 +79,9 @@ def endpoint_of(source: Path) -> str:
         url = decode_line(first).url
     except msgspec.DecodeError as error:
         raise ConfigError(f"-i {str(source)!r}: the first request cannot be read: {error}") from None
-    found = next((endpoint for endpoint in ENDPOINTS if same_endpoint(url, endpoint)), None)
+    found = endpoint_of(url, others)
     if found is None:
-        raise ConfigError(f"-i {str(source)!r}: url {url[:128]!r} is none of {', '.join(ENDPOINTS)}")
+        raise ConfigError(f"-i {str(source)!r}: url {url[:128]!r} is none of {', '.join((*ENDPOINTS, *others))}")
     return found
 
 

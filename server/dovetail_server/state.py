@@ -14,6 +14,7 @@ from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import State
 from dovetail.supervisor import Supervisor
 from dovetail_server.apis.guarded import Guarded
+from dovetail_server.apis.loaded import of_packages
 from dovetail_server.apis.responses.last import Memory
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.apis.watch import WATCH
@@ -48,6 +49,7 @@ class ServerState(ReadingContext):
         super().__init__(settings, engine, hooks, tasks)
         self.apis = apis
         """Those whose routes generate here."""
+        self.routes = of_packages(apis)
         if any(isinstance(api, Guarded) for api in apis):
             WATCH.start()
         self.metrics = Metrics(

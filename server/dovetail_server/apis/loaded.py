@@ -12,6 +12,7 @@ from dovetail.plugins import PluginPlan, load, make_plan
 from dovetail.plugins.loader import LoadedPlugins, describe, naming_plugin
 from dovetail.processing.apis import is_below, routes_of
 from dovetail_server.apis.guarded import Guarded
+from dovetail_server.apis.routes import BUILT_IN
 
 if TYPE_CHECKING:
     from dovetail.plugin_settings import PluginSettings
@@ -59,6 +60,12 @@ def made(loaded: LoadedPlugins) -> list[Api]:
 def generating(apis: Sequence[Api]) -> list[Route]:
     """Return the routes that generate."""
     return [route for api in apis for route in api.routes() if isinstance(route, Route)]
+
+
+def of_packages(apis: Sequence[Api]) -> dict[str, Route]:
+    """Return the routes that generate and are no built-in API's, by path: batches run them, too."""
+    own = {route.path for route in generating(BUILT_IN)}
+    return {route.path: route for route in generating(apis) if route.path not in own}
 
 
 def named_apis(settings: PluginSettings) -> list[Api]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.apis.score import serve as score
 from dovetail_server.apis.score.schema import ScoreRequest
-from dovetail_server.batches.result import Result, decode_head, refusal, result_line
+from dovetail_server.batches.result import Result, Usage, decode_head, refusal, result_line
 from dovetail_server.http.auth import CALLER
 from dovetail_server.reading import responses as response_bodies
 from dovetail_server.reading import tasks
@@ -33,7 +33,7 @@ from dovetail_server.reading.request import not_beside_prompts
 from dovetail_server.reading.work import read_line
 from dovetail_server.schema.unknown import LEFT_OUT, LeftOut
 from dovetail_server.serving import run
-from dovetail_server.serving.job import make_job
+from dovetail_server.serving.job import Job, make_job
 
 if TYPE_CHECKING:
     from dovetail_server.reading.context import ReadingContext
@@ -48,7 +48,7 @@ POOLED: dict[str, tasks.Task[Any]] = {
     "/v1/score": tasks.SCORE,
     "/v1/classify": tasks.CLASSIFY,
 }
-Reply = Callable[[], Awaitable[bytes]]
+Reply = Callable[[], Awaitable[tuple[bytes, Usage]]]
 MAX_FAULTS = 3
 """A line that fails for a reason of ours is tried so often."""
 BUSY_WAIT_S = 0.25
@@ -75,12 +75,12 @@ async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: by
     except RequestError as error:
         return refusal(custom_id, error)
     try:
-        body = await reply()
+        body, usage = await reply()
     except RequestError as error:
         if error.code == "request_aborted" and state.is_draining:
             raise errors.draining() from error  # cut off by the server's end: it is run again
         return refusal(custom_id, error)
-    return Result(result_line(custom_id, 200, body), False, decode_head(body).usage.as_chat())
+    return Result(result_line(custom_id, 200, body), False, usage)
 
 
 async def run_to_end(state: ReadingContext, endpoint: str, custom_id: str, raw: bytes) -> Result:
@@ -119,7 +119,7 @@ async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> Reply:
     """
     if endpoint == "/v1/responses":
         return await prepare_response(state, raw)
-    if (route := GENERATING.get(endpoint)) is not None:
+    if (route := GENERATING.get(endpoint) or state.routes.get(endpoint)) is not None:
         return await prepare_generating(state, route, raw)
     task = POOLED[endpoint]
     if not state.bodies.takes(len(raw)):
@@ -154,7 +154,19 @@ def reply_to(state: ReadingContext, route: Route, requests: list[Request], *, is
     refuse_stream(requests[0].stream)
     background = [replace(request, priority=BACKGROUND, keeps=None) for request in requests]
     job = make_job(state, route, background, is_rendered=is_rendered)
-    return lambda: run.reply(job)
+    return lambda: generated(job)
+
+
+async def generated(job: Job) -> tuple[bytes, Usage]:
+    """Run a job to its end, and return the reply and what it counted, whatever its API shows of that."""
+    body = await run.reply(job)
+    return body, Usage.of(job.reply.tokens)
+
+
+async def pooled(work: Coroutine[Any, Any, bytes]) -> tuple[bytes, Usage]:
+    """Return a reply that generated nothing, and the tokens that it says it took."""
+    body = await work
+    return body, decode_head(body).usage
 
 
 async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:
@@ -167,7 +179,7 @@ async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:
         return asked.model_copy(update={"priority": BACKGROUND, "store": asked.store is True})
 
     job = await response_bodies.begin(state, raw, CALLER.get().owner, adjusted, is_line=True)
-    return lambda: run.reply(job)
+    return lambda: generated(job)
 
 
 def pooled_reply(state: ReadingContext, asked: Pooled, prompts: Prompts | None) -> Reply:
@@ -182,12 +194,12 @@ def pooled_reply(state: ReadingContext, asked: Pooled, prompts: Prompts | None) 
     asked = asked.model_copy(update={"priority": BACKGROUND})
     if isinstance(asked, EmbeddingRequest):
         embedding_job = embeddings.prepare(state, asked, model, prompts)
-        return lambda: embeddings.reply(embedding_job)
+        return lambda: pooled(embeddings.reply(embedding_job))
     if isinstance(asked, ScoreRequest) and not rerank.is_pair(asked):
         score_job = score.prepare(state, asked, model, prompts)
-        return lambda: score.reply(score_job)
+        return lambda: pooled(score.reply(score_job))
     pair_job = rerank.prepare(state, asked, model, prompts)
-    return lambda: rerank.reply(pair_job)
+    return lambda: pooled(rerank.reply(pair_job))
 
 
 def refuse_stream(stream: bool | None) -> None:

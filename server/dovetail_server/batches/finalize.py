@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,11 +54,14 @@ class BatchFinalizer:
         lines: LineStore,
         file_store: FileStore,
         layout: StoragePaths,
+        *,
         max_lines: int,
         max_line: int,
         keys: Keys,
+        others: Collection[str],
     ) -> None:
-        """Wrap the stores; `keys` say how many lines each owner may have."""
+        """Wrap the stores; `keys` say how many lines each owner may have, `others` are paths of packages' APIs."""
+        self.others = others
         self.keys = keys
         self.store = store
         self.lines = lines
@@ -132,7 +135,11 @@ class BatchFinalizer:
 
     def _read(self, batch_id: str, endpoint: str, left: int | None) -> Found:
         validator = Validator(
-            endpoint, self.store.served, max_lines=self.max_lines, max_line_bytes=self.max_line_bytes, left=left
+            endpoint,
+            None if endpoint in self.others else self.store.served,
+            max_lines=self.max_lines,
+            max_line_bytes=self.max_line_bytes,
+            left=left,
         )
         return validator.read(self.layout.batch(batch_id) / "input.jsonl")
 

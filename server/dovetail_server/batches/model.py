@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy.engine import RowMapping
 
 from dovetail_server.schema.batches import (
@@ -29,6 +31,16 @@ PLAIN = (
 )
 """Columns that are shown as they are."""
 WINDOW_S = {"24h": 24 * 3600}
+
+
+def endpoint_of(url: str, others: Iterable[str]) -> str | None:
+    """Return the endpoint that a line's `url` names; None for none that batches run.
+
+    Args:
+        url: As the line says.
+        others: Paths of packages' APIs.
+    """
+    return next((endpoint for endpoint in (*ENDPOINTS, *others) if same_endpoint(url, endpoint)), None)
 
 
 def same_endpoint(url: str, endpoint: str) -> bool:

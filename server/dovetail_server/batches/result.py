@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dovetail.contracts.replies import Tokens
 from dovetail_server import errors
 from dovetail_server.error_body import ErrorBody
 from dovetail_server.http.json_lines import one_line
@@ -18,42 +19,24 @@ class Cached(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class Reasoned(msgspec.Struct):
-    """Part of `usage`."""
-
-    reasoning_tokens: int = 0
-    thinking_tokens: int = 0
-
-
-class ReplyUsage(msgspec.Struct):
-    """The part of a reply's `usage` that batches sum up; responses and messages have other names for it."""
+class Usage(msgspec.Struct):
+    """What batches sum up; of replies that generate nothing, the part of `usage` that says it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     prompt_tokens_details: Cached | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_tokens_details: Cached | None = None
-    output_tokens_details: Reasoned | None = None
-    cache_read_input_tokens: int | None = None
 
-    def as_chat(self) -> ReplyUsage:
-        """Return it under the names of chat replies."""
-        cached = self.cache_read_input_tokens
-        if cached is not None:
-            thinking = 0 if self.output_tokens_details is None else self.output_tokens_details.thinking_tokens
-            return ReplyUsage(self.input_tokens + cached, self.output_tokens, thinking, Cached(cached))
-        if self.input_tokens_details is None or self.output_tokens_details is None:
-            return self
-        reasoning = self.output_tokens_details.reasoning_tokens
-        return ReplyUsage(self.input_tokens, self.output_tokens, reasoning, self.input_tokens_details)
+    @classmethod
+    def of(cls, tokens: Tokens) -> Usage:
+        """Return what a reply counted."""
+        return cls(tokens.prompt, tokens.completion, tokens.reasoning, Cached(tokens.cached))
 
 
 class ReplyHead(msgspec.Struct):
     """The part of a reply that is read back."""
 
-    usage: ReplyUsage
+    usage: Usage
 
 
 decode_head = msgspec.json.Decoder(ReplyHead).decode
@@ -66,7 +49,7 @@ class Result:
 
     text: bytes
     is_error: bool
-    usage: ReplyUsage | None = None
+    usage: Usage | None = None
 
 
 def new_request_id() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.errors import RequestError
@@ -46,6 +46,7 @@ class BatchService:
     def __init__(self, state: ReadingContext, layout: StoragePaths, database: Database) -> None:
         """Put the parts together; `start` sets them going."""
         settings = state.settings
+        self.routes = state.routes
         self.layout = layout
         self.database = database
         self.owner = ProcessLease(layout)
@@ -55,7 +56,14 @@ class BatchService:
         self.lines = LineStore(database, self.owner, self.processes)
         self.writer = Writer(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
         self.finalizer = BatchFinalizer(
-            self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes, state.keys
+            self.batches,
+            self.lines,
+            self.files,
+            layout,
+            max_lines=settings.max_batch_lines,
+            max_line=settings.max_body_bytes,
+            keys=state.keys,
+            others=state.routes,
         )
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
         self.care = Care(state, self.batches, self.finalizer, self.runner)
@@ -116,7 +124,7 @@ class BatchService:
         Raises:
             RequestError: The endpoint is none that batches have.
         """
-        check_endpoint(request.endpoint)
+        check_endpoint(request.endpoint, self.routes)
         row = await self.batches.create(owner, request, num_total)
         self.runner.wake()
         return to_batch(row)
@@ -218,15 +226,16 @@ class BatchService:
             logger.warning("What this server held is free once others see that it is gone: %s", error)
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Refuse endpoints that batches do not have.
+def check_endpoint(endpoint: str, others: Collection[str]) -> None:
+    """Refuse endpoints that batches do not have; `others` are paths of packages' APIs.
 
     Raises:
         RequestError: Naming those that they have.
     """
-    if endpoint in ENDPOINTS:
+    possible = (*ENDPOINTS, *others)
+    if endpoint in possible:
         return
     if endpoint in NOT_HERE:
-        raise errors.unsupported("endpoint", f"batches run {', '.join(ENDPOINTS)}, not {endpoint!r}")
-    text = f"endpoint must be one of {', '.join(ENDPOINTS)} (given: {endpoint!r})"
+        raise errors.unsupported("endpoint", f"batches run {', '.join(possible)}, not {endpoint!r}")
+    text = f"endpoint must be one of {', '.join(possible)} (given: {endpoint!r})"
     raise RequestError(text, param="endpoint", code="invalid_value")

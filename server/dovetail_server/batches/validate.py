@@ -42,13 +42,13 @@ class Validator:
     """Reads one file; CPU and disk work, for a worker thread."""
 
     def __init__(
-        self, endpoint: str, served: Served, *, max_lines: int, max_line_bytes: int, left: int | None = None
+        self, endpoint: str, served: Served | None, *, max_lines: int, max_line_bytes: int, left: int | None = None
     ) -> None:
         """Set what is allowed.
 
         Args:
             endpoint: The batch's.
-            served: Names that a line may ask for.
+            served: Names that a line may ask for; None where a package's API reads them.
             max_lines: Most lines of a batch.
             max_line_bytes: Most bytes of a line.
             left: Most lines that the batch's owner may have beside those of its other batches; None for any number.
@@ -127,6 +127,8 @@ class Validator:
             self._ids[custom_id] = line_no
 
     def _check_model(self, line_no: int, model: str) -> None:
+        if self.served is None:
+            return
         if not self.served.takes(model, self.tag):
             text = f"the model {model[:128]!r} does not exist here; served: {', '.join(self.served.names)}"
             self._note("model_mismatch", text, line_no, "body.model")

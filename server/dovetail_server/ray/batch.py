@@ -19,9 +19,11 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.supervisor import Supervisor
+from dovetail_server.apis.loaded import named_apis, of_packages
 from dovetail_server.batches.execute import run_to_end
+from dovetail_server.batches.model import endpoint_of
 from dovetail_server.batches.result import Result
-from dovetail_server.ray.batch_files import CHUNK_LINES, BatchFile, Chunk, endpoint_of, files_of, look_through
+from dovetail_server.ray.batch_files import CHUNK_LINES, BatchFile, Chunk, files_of, look_through
 from dovetail_server.ray.options import Model, Node, RayOptions, actor_options, cluster_nodes, replica_values
 from dovetail_server.ray.replica import Server
 from dovetail_server.schema.batches import decode_line
@@ -62,7 +64,8 @@ def run_files(
     from tqdm import tqdm
 
     pairs = files_of(source, target)
-    files = [BatchFile(one, out, look_through(one, settings.max_body_bytes)) for one, out in pairs]
+    others = of_packages(named_apis(settings))
+    files = [BatchFile(one, out, look_through(one, settings.max_body_bytes, others)) for one, out in pairs]
     model = Model(settings, RayOptions.model_validate({}))
     nodes = cluster_nodes()
     reserved, follows = actor_options(model, nodes, is_command=True)
@@ -192,7 +195,7 @@ class BatchReplica:
 
         async def one(raw: bytes) -> Result:
             line = decode_line(raw)
-            endpoint = endpoint_of(line.url)
+            endpoint = endpoint_of(line.url, server.running.routes)
             if endpoint is None:
                 raise ConfigError(f"url {line.url[:128]!r} is no endpoint of batches")
             async with room:

@@ -9,7 +9,7 @@ behind the other, in the order of the input; then the folder goes.
 from __future__ import annotations
 
 import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.batches.model import ENDPOINTS, same_endpoint
+from dovetail_server.batches.model import ENDPOINTS, endpoint_of
 from dovetail_server.batches.validate import MAX_CUSTOM_ID
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.storage.disk import open_to_read, read_at, write_whole
@@ -125,8 +125,13 @@ def pieces_of(paths: list[Path]) -> Iterator[bytes]:
                 yield piece
 
 
-def look_through(source: Path, max_line_bytes: int) -> list[Chunk]:
+def look_through(source: Path, max_line_bytes: int, others: Collection[str] = ()) -> list[Chunk]:
     """Check every line of an input, and cut it into chunks. 8 bytes a line are held.
+
+    Args:
+        source: The input.
+        max_line_bytes: Most bytes of a line.
+        others: Paths of packages' APIs.
 
     Raises:
         ConfigError: With the first mistakes.
@@ -139,7 +144,7 @@ def look_through(source: Path, max_line_bytes: int) -> list[Chunk]:
             offset += len(raw)
             if raw.strip():
                 num_lines += 1
-                custom_id, mistake = check_line(raw, max_line_bytes)
+                custom_id, mistake = check_line(raw, max_line_bytes, others)
                 if mistake is not None:
                     mistakes.append(f"line {number}: {mistake}")
                     if len(mistakes) >= SHOWN:
@@ -159,7 +164,7 @@ def look_through(source: Path, max_line_bytes: int) -> list[Chunk]:
     return chunks
 
 
-def check_line(raw: bytes, max_line_bytes: int) -> tuple[str, str | None]:
+def check_line(raw: bytes, max_line_bytes: int, others: Collection[str]) -> tuple[str, str | None]:
     """Return a line's custom_id, and what is wrong with the line, if anything is."""
     if len(raw) > max_line_bytes:
         return "", f"it is over {max_line_bytes} bytes (--max-body-bytes)"
@@ -171,14 +176,9 @@ def check_line(raw: bytes, max_line_bytes: int) -> tuple[str, str | None]:
         return "", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters"
     if line.method != "POST":
         return line.custom_id, f"method must be 'POST', not {line.method[:64]!r}"
-    if endpoint_of(line.url) is None:
-        return line.custom_id, f"url {line.url[:128]!r} is none of {', '.join(ENDPOINTS)}"
+    if endpoint_of(line.url, others) is None:
+        return line.custom_id, f"url {line.url[:128]!r} is none of {', '.join((*ENDPOINTS, *others))}"
     return line.custom_id, None
-
-
-def endpoint_of(url: str) -> str | None:
-    """Return the endpoint that a line's `url` names; it may be written without `/v1`."""
-    return next((endpoint for endpoint in ENDPOINTS if same_endpoint(url, endpoint)), None)
 
 
 def twice(source: Path, hashes: array.array[int]) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dovetail.contracts.api import Route
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
 from dovetail.text.tokenizer.threads import num_threads
@@ -37,6 +39,8 @@ class ReadingContext(ServingContext):
         """Reads large bodies, and whatever a checkpoint's template or tokenizer may take long for."""
         self.unknown_fields = UnknownFields()
         """What `--unknown-fields warn` has left out of bodies."""
+        self.routes: Mapping[str, Route] = {}
+        """Those of packages' APIs that generate, by path."""
 
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
