@@ -15,7 +15,7 @@ from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling
 from dovetail_testing import FakeSite
 
-NAMES = Names(prompt="ask", limit="most", renamed={"temperature": "heat"})
+NAMES = Names(prompt="ask", limit="most", renamed={"messages": "ask", "temperature": "heat"})
 
 
 def read(body: JsonObject) -> Request:

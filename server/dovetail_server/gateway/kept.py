@@ -44,6 +44,8 @@ class KeptStream:
 
     def __init__(self, holder: Holder, path: str, body: bytes, ends: Callable[[Exception], bytes]) -> None:
         """Begin; `path` and `body` are those of the request, `ends` writes the end of a stream that cannot go on."""
+        self.end = END
+        """Of an event."""
         self.holder = holder
         self.path = path
         self._body = body
@@ -61,9 +63,9 @@ class KeptStream:
     def take(self, piece: bytes) -> bytes:
         """Add a piece; returns the events that are whole now, without the journal's lines."""
         rest = self.rest
-        searched = max(0, len(rest) - 1)
+        searched = max(0, len(rest) + 1 - len(self.end))
         rest += piece
-        at = rest.rfind(END, searched)
+        at = rest.rfind(self.end, searched)
         if at < 0:
             if len(rest) > MAX_EVENT_BYTES:
                 self._stop_journal("one event is too large")
@@ -72,15 +74,15 @@ class KeptStream:
                 return events
             return b""
         whole = bytes(rest[:at])
-        del rest[: at + len(END)]
+        del rest[: at + len(self.end)]
         passed = []
-        for event in whole.split(END):
+        for event in whole.split(self.end):
             if event.startswith(PREFIX):
                 self._note(event[len(PREFIX) :])
                 continue
             self.num_events += not event.startswith(b":")
             passed.append(event)
-        return END.join((*passed, b"")) if passed else b""
+        return self.end.join((*passed, b"")) if passed else b""
 
     def resume_body(self) -> bytes:
         """Return the body of `/v1/resume` with which another server goes on behind what the client has."""
@@ -100,7 +102,7 @@ class KeptStream:
         from dovetail_server.errors import ServiceError
 
         error = ServiceError(f"{why}; try again", code="stream_lost", retry_after_s=1)
-        return END + self._ends(error) if self.rest else self._ends(error)
+        return self.end + self._ends(error) if self.rest else self._ends(error)
 
     def _note(self, line: bytes) -> None:
         if self.name is None:

@@ -131,8 +131,8 @@ def file_tag(reply: aiohttp.ClientResponse) -> str | None:
 
 
 def is_small(reply: aiohttp.ClientResponse) -> bool:
-    """Whether a reply can be held, as far as its head says: it comes to an end, and soon enough."""
-    return reply.content_type != "text/event-stream" and (reply.content_length or 0) <= MAX_REPLY_BYTES
+    """Whether a reply can be held, as far as its head says: a stream has no length, and may last."""
+    return reply.content_length is not None and reply.content_length <= MAX_REPLY_BYTES
 
 
 def reason(error: Exception) -> str:

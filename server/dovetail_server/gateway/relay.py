@@ -23,10 +23,9 @@ from yarl import URL
 from dovetail_server.errors import ClientGoneError, ServiceError, no_websocket, refuse_websocket
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.outlet import HOP, Outlet, UnreachableError, reason
-from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.streams import STILL, Stream
 from dovetail_server.http.addresses import ASKED
-from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER
+from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, end_of
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState
@@ -67,7 +66,7 @@ class Relay:
                 return
         except ClientDisconnect:
             raise ClientGoneError("the client left before the end of its request") from None
-        text = beginning(body) if self.state.places.has_prefix(scope["path"]) else None
+        text = self.state.places.prompt(scope["path"], body)
         outlet = Outlet(self.state, request, send, is_asked_again=True)
         async with self._placed(text) as chosen:
             await self._deliver(request, outlet, body, chosen)
@@ -189,7 +188,7 @@ class Relay:
             is_held = body is None or isinstance(body, bytes)
             if reply.status == 503 and is_held and await _is_elsewhere(reply):
                 raise UnreachableError("it says that it is stopping or starting")
-            is_stream = JOURNAL_HEADER in reply.headers and reply.content_type == "text/event-stream"
+            is_stream = JOURNAL_HEADER in reply.headers and end_of(reply.content_type) is not None
             if is_stream and isinstance(body, bytes):
                 await Stream(self.state, outlet, request, headers, body).run(worker, reply)
             elif outlet.has_begun and reply.status != (206 if outlet.num_sent else 200):

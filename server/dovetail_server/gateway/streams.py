@@ -14,7 +14,7 @@ from starlette.requests import Request
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.kept import KeptStream
 from dovetail_server.gateway.outlet import reason
-from dovetail_server.http.journal import JOURNAL_HEADER, PATH
+from dovetail_server.http.journal import END, JOURNAL_HEADER, PATH, end_of
 from dovetail_server.serving.sse import COMMENT
 
 if TYPE_CHECKING:
@@ -46,10 +46,13 @@ class Stream:
         path, request_id = request.scope["path"], request.scope["state"]["request_id"]
         self.kept = KeptStream(state, path, body, state.places.ending(path, request_id))
         self._headers = headers
+        route = state.places.route(path)
+        self._comment = COMMENT if route is None else route.writer.keep_alive
 
     async def run(self, worker: Worker, reply: aiohttp.ClientResponse) -> None:
         """Send a reply's events, and those that another worker makes where this one breaks off."""
         self.kept.name = reply.headers.get(JOURNAL_HEADER)
+        self.kept.end = end_of(reply.content_type) or END
         try:
             await self.outlet.head(reply)
             try:
@@ -94,7 +97,8 @@ class Stream:
             if (found := await self.state.fleet.wait_ready(SLICE_S)) is not None:
                 return found
             waited += SLICE_S
-            await self.outlet.body(COMMENT)
+            if self._comment:
+                await self.outlet.body(self._comment)
         return None
 
     async def _go_on(self, worker: Worker) -> None:

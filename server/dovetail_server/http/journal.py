@@ -2,7 +2,7 @@
 
 A gateway asks for a stream's journal by the header `x-dovetail-resume-key`. The reply's header `x-dovetail-journal` is
 its identity, from which identifiers and draws follow; then, before the events that come of them, lines that clients of
-server-sent events ignore:
+server-sent events ignore, and that in a stream of JSON lines are no JSON:
 
     : dovetail [0,{"handle":7,"ids":[264],"prompt_tokens":11}]
 
@@ -32,6 +32,8 @@ JOURNAL_HEADER = "x-dovetail-journal"
 PATH = "/v1/resume"
 PREFIX = b": dovetail "
 END = b"\n\n"
+ENDS = {"text/event-stream": END, "application/x-ndjson": b"\n"}
+"""What ends an event, by the media type of streams that can go on elsewhere."""
 MAX_JOURNAL_BYTES = 32 << 20
 """Of one stream."""
 SECRET_BYTES = range(16, 65)
@@ -62,6 +64,11 @@ class Envelope(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 decode = msgspec.json.Decoder(Envelope).decode
 
 
+def end_of(content_type: str) -> bytes | None:
+    """Return what ends an event of a stream; None where its events have no place for a journal."""
+    return ENDS.get(content_type.partition(";")[0].strip().lower())
+
+
 class Journal:
     """Of one stream, on the server that makes it."""
 
@@ -88,28 +95,29 @@ class Journal:
     def note(self, index: int, delta: TokenDelta) -> None:
         """Take down what the engine sent for a choice, before anything is made of it."""
         times, delta.times = delta.times, None
-        self._lines.append(PREFIX + encode((index, delta)) + END)
+        self._lines.append(PREFIX + encode((index, delta)))
         delta.times = times
 
-    def written(self, chunk: bytes) -> bytes:
+    def written(self, chunk: bytes, end: bytes = END) -> bytes:
         """Return a chunk of the stream as it is to be sent: behind its lines, and without what the client has."""
         if self._skip:
-            chunk = self._without_sent(chunk)
+            chunk = self._without_sent(chunk, end)
         if self._lines:
-            chunk = b"".join((*self._lines, chunk))
+            chunk = end.join((*self._lines, chunk))
             self._lines.clear()
         return chunk
 
-    def _without_sent(self, chunk: bytes) -> bytes:
+    def _without_sent(self, chunk: bytes, end: bytes) -> bytes:
+        *events, rest = chunk.split(end)
         left = []
-        for event in chunk.split(END)[:-1]:
+        for event in events:
             if event.startswith(b":"):
                 continue
             if self._skip:
                 self._skip -= 1
             else:
-                left.append(event + END)
-        return b"".join(left)
+                left.append(event + end)
+        return b"".join((*left, rest))
 
 
 JOURNAL: ContextVar[Journal | None] = ContextVar("dovetail_journal", default=None)

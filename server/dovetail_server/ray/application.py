@@ -131,6 +131,7 @@ def front_values(model: Model) -> dict[str, Any]:
 ADDRESS = (
     *("api_key", "admin_api_key", "keys_file", "allow_origins", "allowed_hosts", "closed_probes", "open_metrics"),
     *("max_body_bytes", "max_queued_bytes", "body_timeout", "min_body_rate", "disable_playground"),
+    *("apis", "plugin_allow", "plugin_deny", "plugins_locked", "plugin_file", "plugins_dir", "plugin_timeout"),
 )
 
 

@@ -28,12 +28,11 @@ from dovetail_server.app import add_layers, handle_error, handle_http
 from dovetail_server.gateway.kept import HeldReply, KeptStream
 from dovetail_server.gateway.outlet import HOP
 from dovetail_server.gateway.places import Places
-from dovetail_server.gateway.prompts import beginning
 from dovetail_server.gateway.streams import STILL
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.addresses import DEPLOYMENT
 from dovetail_server.http.auth import Keys
-from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, PATH
+from dovetail_server.http.journal import END, JOURNAL_HEADER, KEY_HEADER, PATH, end_of
 from dovetail_server.ray.call import Call, Head
 from dovetail_server.routes.health import answer
 from dovetail_server.schema.models import DEFAULT_MODEL
@@ -221,7 +220,7 @@ class Relay:
         except ClientDisconnect:
             raise errors.ClientGoneError("the client left before the end of its request") from None
         served = self.state.model_of(body) if request.method == "POST" else self._by_path(scope["path"])
-        prompt = beginning(body) if self.state.places.has_prefix(scope["path"]) else None
+        prompt = self.state.places.prompt(scope["path"], body)
         call = self._call(request, body, prompt=prompt)
         await self._deliver(served, call, send)
 
@@ -328,6 +327,8 @@ class Stream:
         """Send a reply's events, and those that another replica makes where this one ends."""
         names = [value.decode() for name, value in head.headers if name.decode().lower() == JOURNAL_HEADER]
         self.kept.name = names[0] if names else None
+        kinds = [value.decode("latin-1") for name, value in head.headers if name.lower() == b"content-type"]
+        self.kept.end = end_of(kinds[0]) or END if kinds else END
         await self._send(start(head))
         try:
             while True:
@@ -371,7 +372,7 @@ class Stream:
 def is_stream(head: Head) -> bool:
     """Whether a reply is a stream with a journal."""
     names = {name.decode("latin-1").lower(): value for name, value in head.headers}
-    return JOURNAL_HEADER in names and names.get("content-type", b"").startswith(b"text/event-stream")
+    return JOURNAL_HEADER in names and end_of(names.get("content-type", b"").decode("latin-1")) is not None
 
 
 def start(head: Head) -> dict[str, Any]:
@@ -393,7 +394,7 @@ async def send_whole(state: FrontState, head: Head, pieces: Pieces, send: Send, 
         await send({"type": "http.response.body", "body": piece, "more_body": more})
 
     try:
-        if is_asked_again:
+        if is_asked_again and any(is_length(name) for name, _ in head.headers):  # a stream has none, and may last
             async for piece in body:
                 if not held.add(piece):
                     break

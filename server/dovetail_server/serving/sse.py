@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from dovetail.contracts.errors import EngineDeadError
 from dovetail_server.error_body import ErrorBody
 from dovetail_server.errors import DRAINING, ClientGoneError, describe
-from dovetail_server.http.journal import JOURNAL, MovedError
+from dovetail_server.http.journal import JOURNAL, MovedError, end_of
 from dovetail_server.http.json_lines import one_line
 from dovetail_server.http.origin import DIRECT
 
@@ -172,6 +172,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._chunks = chunks
         self._comment = form.keep_alive
+        self._end = end_of(form.media_type)
         self._state = state
         self._is_writing = False
         self._moved = time.monotonic()
@@ -198,10 +199,11 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._is_writing = False
-            journal = JOURNAL.get()
+            end = self._end
+            journal = None if end is None else JOURNAL.get()
             async for events in self._chunks:
                 made = one_line(events)  # clients that split lines as Python does read whole events
-                chunk = made if journal is None else journal.written(made)
+                chunk = made if journal is None or end is None else journal.written(made, end)
                 self._moved, self._is_writing = time.monotonic(), True
                 await direct({"type": "http.response.body", "body": chunk, "more_body": True})
                 self._is_writing = False
