@@ -18,7 +18,6 @@ from starlette.routing import Route
 import dovetail
 from dovetail.contracts.api import Api, View
 from dovetail.contracts.errors import EngineError, PluginError, RequestError
-from dovetail.processing.apis import name_of
 from dovetail_server import errors
 from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute
@@ -123,7 +122,7 @@ def check_apis(apis: Sequence[Api]) -> None:
             taken = any(method in (one.methods or ()) and one.path_regex.match(route.path) for one in own)
             what = f"path {route.path}" if taken else f"name {route.name!r}" if route.name in names else ""
             if what:
-                raise PluginError(f"{name_of(api)} brings the {what}, which is the server's own; give it another")
+                raise PluginError(f"{api} brings the {what}, which is the server's own; give it another")
 
 
 def create_app(state: ServerState) -> FastAPI:

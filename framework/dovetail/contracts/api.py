@@ -144,6 +144,10 @@ class Api(Configurable, ABC):
     """Paths whose errors, and those of all paths below them, are told in this API's words: `("/api",)`. Whatever goes
     wrong there is: a missing key and a body that is too large, too. Of an API that has none they are OpenAI's."""
 
+    def __str__(self) -> str:
+        """Return what messages call it: its class."""
+        return type(self).__name__
+
     @abstractmethod
     def routes(self) -> Sequence[Route | View]:
         """Return its routes, the same each time."""

@@ -29,11 +29,6 @@ def routes_of(api: Api) -> list[Route | View]:
     return list(given)
 
 
-def name_of(api: Api) -> str:
-    """Return what messages call an API: its class, or what it says `who` it is, plugin and package."""
-    return str(getattr(api, "who", type(api).__name__))
-
-
 def is_below(path: str, owned: str) -> bool:
     """Whether a path is an owned one, or below it."""
     return path == owned or path.startswith(f"{owned}/")

@@ -41,6 +41,10 @@ class Guarded(Api):
         self._failed = api.failed
         self._routes = tuple(_route(route, f"{who}: {route.path}") for route in routes)
 
+    def __str__(self) -> str:
+        """Return plugin and package."""
+        return self.who
+
     def routes(self) -> Sequence[Route | View]:
         """Return its routes."""
         return self._routes

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure
-from dovetail.processing.apis import name_of
 from dovetail_server.error_body import ErrorBody
 
 logger = logging.getLogger("dovetail.server")
@@ -84,7 +83,7 @@ class _Translator:
                 start["status"], body = told(self.api, failure, headers.get("x-request-id"))
             except Exception:
                 # A stranger's code. The client reads this server's words rather than nothing.
-                logger.exception("%s.failed() cannot tell of an error", name_of(self.api))
+                logger.exception("%s.failed() cannot tell of an error", self.api)
             headers["content-length"] = str(len(body))
         await self.send(start)
         await self.send({"type": "http.response.body", "body": body})
