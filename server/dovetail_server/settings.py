@@ -121,7 +121,7 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         json_schema_extra=flag(),
     )
     keep_alive_timeout: int = Field(
-        5,
+        75,  # longer than clients' pools keep theirs (5 to 60 s): who sends while the server closes meets a reset
         ge=1,
         le=86400,
         description="Seconds that an idle connection is kept for another request. A gateway should give its own up "

@@ -84,6 +84,16 @@ def with_calls() -> Vocabulary:
 NUM_RANDOM = 150
 
 
+class Untouched:
+    """A matcher of the library that computes nothing."""
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+
 def made(backend: LlguidanceBackend, schema: Any) -> LlguidanceGrammar | None:
     """Compile a schema as a request would have it; None where it is refused."""
     try:
@@ -346,6 +356,28 @@ def test_ever_new_grammars_take_no_more_memory(small: Vocabulary) -> None:
     finally:
         gc.enable()
     assert numbers == numbers[:1] * 4
+
+
+@pytest.mark.parametrize("schema", SCHEMAS[:4])
+def test_the_first_mask_is_not_computed_again(small: Vocabulary, schema: Any) -> None:
+    """Compiling has computed it; a text that was taken back to its beginning has it, too."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, schema)
+    assert grammar is not None
+    masks = np.zeros((3, small.mask_words), dtype=np.int32)
+    matcher = grammar.matcher()
+    matcher.inner.unsafe_compute_mask_ptr(masks[0].ctypes.data, masks[0].nbytes)
+    assert masks[0].any()
+    token_id = ids_of(masks[0])[0]
+    assert matcher.accept([token_id]) == 1
+    matcher.fill(masks, 1)
+    assert (masks[1] != masks[0]).any()
+    matcher.rollback(1)
+    matcher.fill(masks, 1)
+    fresh = grammar.matcher()
+    fresh._inner = Untouched()
+    fresh.fill(masks, 2)
+    assert (masks[1:] == masks[0]).all()
 
 
 def test_a_slot_that_was_freed_late_is_not_given_twice(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import httpx
 import pytest
 from harness import Harness
 from wire import CHUNKED, JSON_TYPE, Wire, request, still_answers
+
+from dovetail_server.settings import ServeSettings
 
 POST = b"POST /tokenize HTTP/1.1"
 BODY = b'{"prompt":"' + b"a" * 4000 + b'"}'
@@ -58,6 +61,12 @@ def test_idle_connections_end(make_harness: Callable[..., Harness], after: bytes
         wire.send(after)
         assert wire.is_closed()
     assert still_answers(harness)
+
+
+def test_idle_connections_outlive_those_of_clients_pools() -> None:
+    """A client that sends just when the server gives a connection up meets a reset, though nothing has failed."""
+    pools_s = [httpx.Limits().keepalive_expiry or 0.0, 60.0]  # and of load balancers
+    assert ServeSettings.model_fields["keep_alive_timeout"].default > 1.2 * max(pools_s)
 
 
 def test_a_connection_in_use_is_kept(make_harness: Callable[..., Harness]) -> None:

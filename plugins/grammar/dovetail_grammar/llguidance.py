@@ -144,7 +144,7 @@ class LlguidanceBackend(GrammarBackend):
             raise RequestError(text, code="unsupported_grammar")
         build = None if took_s > MAX_BUILD_S else lambda: self._matcher(source)
         tell = (lambda: states_of(kind, told_by, self._made_texts())) if told_by else None
-        return LlguidanceGrammar(matcher, len(source), self._made_ends(), build, tell)
+        return LlguidanceGrammar(matcher, row[0], len(source), self._made_ends(), build, tell)
 
     def _matcher(self, source: str) -> Any:
         library = self._library
@@ -271,6 +271,7 @@ class LlguidanceGrammar:
     def __init__(
         self,
         base: Any,
+        first: Words,
         num_source: int,
         ends: Ends,
         build: Callable[[], Any] | None,
@@ -280,6 +281,7 @@ class LlguidanceGrammar:
 
         Args:
             base: A matcher at the start.
+            first: Its mask `[W]`, which no request computes again.
             num_source: Characters of the grammar.
             ends: The tokens that end a reply.
             build: Makes another matcher like `base`, where that is known to be cheap.
@@ -288,7 +290,7 @@ class LlguidanceGrammar:
         self.states: States | None = None
         self._lanes: list[tuple[Any, WeakSet[LlguidanceMatcher]]] = [(base, WeakSet())]
         self._ends, self._build = ends, build
-        self._num_source = num_source
+        self.first, self._num_source = first, num_source
         self._tell = tell
         self._num_turns = 0
 
@@ -312,7 +314,8 @@ class LlguidanceGrammar:
     def num_bytes(self) -> int:
         """An estimate, as the library does not say: matchers that texts have followed, and the states so far."""
         each = MATCHER_BYTES + SOURCE_BYTES * self._num_source
-        return len(self._lanes) * each + (0 if self.states is None else self.states.num_bytes)
+        states = 0 if self.states is None else self.states.num_bytes
+        return len(self._lanes) * each + self.first.nbytes + states
 
     def matcher(self) -> LlguidanceMatcher:
         """Return a matcher at the start."""
@@ -441,6 +444,9 @@ class LlguidanceMatcher(EndingMatcher):
         return bool(self.inner.is_accepting())
 
     def _fill(self, line: Words) -> None:
+        if not self._taken:
+            line[:] = self._grammar.first
+            return
         self.inner.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
         if self.error is not None:
             line[:] = 0
