@@ -102,7 +102,7 @@ CLOUDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
             matchExpressions=arr(
                 {
                     "oneOf": [
-                        obj("key operator values", key=S, operator=one("In", "NotIn"), values=arr(S, minItems=1)),
+                        obj("key operator values", key=S, operator=one("In", "Gt"), values=arr(S, minItems=1)),
                         obj("key operator", key=S, operator=one("Exists", "DoesNotExist")),
                     ]
                 }
