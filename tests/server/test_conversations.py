@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exchanges import error_of
+from exchanges import error_of, send_raw
 from harness import Harness
 from openai import OpenAI
 from replies import response_events
@@ -113,13 +113,29 @@ def test_a_turn_of_many_items(make_harness: Callable[..., Harness], tmp_path: Pa
 
 
 def test_what_fails_adds_nothing(talking: Harness) -> None:
-    """Neither a refused response, nor one whose client leaves."""
+    """A response that is refused leaves the conversation as it was."""
     conversation = begin(talking, items=[SAID])
     assert respond(talking, conversation, temperature=-1).status_code == 400
     assert error_of(respond(talking, conversation, previous_response_id="resp_1"))["param"] == "conversation"
     assert error_of(respond(talking, {"id": "conv_none"}))["code"] == "conversation_not_found"
     assert respond(talking, 7).status_code == 400
     assert texts(items_of(talking, conversation)) == ["remember 7"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_adds_nothing(talking: Harness, stream: bool) -> None:
+    """In the middle of a turn: neither its input nor a half reply; the next turn goes on as if there had been none."""
+    conversation = begin(talking, items=[SAID])
+    talking.text, talking.engine.delay_s = "word " * 400, 0.01
+    body = {"model": "tiny", "input": "lost", "conversation": conversation, "stream": stream}
+    client = send_raw(talking, "/v1/responses", body)
+    talking.eventually(lambda: talking.engine.step > 3)
+    client.close()
+    talking.eventually(lambda: talking.state.num_live == 0)
+    assert texts(items_of(talking, conversation)) == ["remember 7"]
+    talking.reset()
+    assert respond(talking, conversation, "more").status_code == 200
+    assert texts(items_of(talking, conversation)) == ["remember 7", "more", "Hello, world"]
 
 
 def test_many_at_once_lose_nothing(talking: Harness) -> None:

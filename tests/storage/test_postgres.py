@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,36 @@ def test_the_whole_way(postgres: Postgres, make_harness: Callable[..., Any], tmp
     assert api.wait(batch_id)["status"] == "cancelled"
     assert not (tmp_path / "dovetail.db").exists()
     assert "postgres@" not in api.harness.get("/get_server_info").text
+
+
+def test_conversations(postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path) -> None:
+    """Turns, pages, limits and deletion are as on SQLite; two servers see one conversation, and lose no turn."""
+    options = {"file_storage_path": tmp_path, "database_url": postgres.url, "min_free_disk_bytes": 0}
+    first, second = (make_harness(**options, max_stored_responses=3, context_len=8192) for _ in range(2))
+    said = {"type": "message", "role": "user", "content": "remember 7", "id": "msg_mine"}
+    path = f"/v1/conversations/{first.post('/v1/conversations', {'items': [said, said]}).json()['id']}"
+    body = {"model": "tiny", "conversation": path.rpartition("/")[2], "store": False}
+
+    def turn(number: int) -> int:
+        return int((first, second)[number % 2].post("/v1/responses", {**body, "input": f"q{number}"}).status_code)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(turn, range(8))) == {200}
+    page = second.get(f"{path}/items", params={"order": "asc", "limit": 100}).json()["data"]
+    texts = [item["content"][0]["text"] for item in page]
+    assert texts[:2] == ["remember 7"] * 2
+    assert len({item["id"] for item in page}) == len(page) == 18
+    assert sorted(texts[2::2]) == [f"q{number}" for number in range(8)]
+    assert set(texts[3::2]) == {"Hello, world"}
+    rest = first.get(f"{path}/items", params={"order": "asc", "limit": 2, "after": page[15]["id"]}).json()
+    assert ([item["id"] for item in rest["data"]], rest["has_more"]) == ([page[16]["id"], page[17]["id"]], False)
+    assert first.http.delete(f"{first.base}{path}/items/msg_mine", timeout=60).status_code == 200
+    assert second.get(f"{path}/items/msg_mine").status_code == 404
+    assert second.post(path, {"metadata": {"k": "v"}}).json()["metadata"] == {"k": "v"}
+    for _ in range(3):
+        second.post("/v1/conversations", {})
+    assert first.get(path).status_code == 404
+    assert not (tmp_path / "dovetail.db").exists()
 
 
 def test_two_servers_share_a_batch_and_one_is_killed(postgres: Postgres, folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.apis.responses.schema import Item
+from dovetail_server.apis.responses.item_schema import Item
 from dovetail_server.schema.common import Metadata, RequestModel
 from dovetail_server.schema.early import Plain
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.apis.responses.schema import (
+from dovetail_server.apis.responses.item_schema import (
     AdditionalToolsItem,
     ApplyPatchCallItem,
     ApplyPatchOutputItem,

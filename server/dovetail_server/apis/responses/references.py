@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.errors import RequestError
+from dovetail_server.apis.responses.item_schema import item_kind
 from dovetail_server.apis.responses.items import Item, decode_item, input_items, turn_items
-from dovetail_server.apis.responses.schema import CompactRequest, ResponsePrompt, item_kind
+from dovetail_server.apis.responses.schema import CompactRequest, ResponsePrompt
 
 NO_REPLY = b'{"output":[]}'
 """Stands for the reply of a turn that is a conversation's items."""

@@ -1,12 +1,13 @@
-"""`/v1/responses`: the request. What comes back is in `response_objects.py`."""
+"""`/v1/responses`: the request. What comes back is in `objects.py`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Field
 
 from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
+from dovetail_server.apis.responses.item_schema import ItemId, Items
 from dovetail_server.apis.responses.tool_schema import AnyTool
 from dovetail_server.schema.common import (
     Bias,
@@ -17,10 +18,7 @@ from dovetail_server.schema.common import (
     StopString,
     Text,
 )
-from dovetail_server.schema.early import Plain
 
-ItemId = Annotated[str, Field(min_length=1, max_length=128)]
-Status = Literal["in_progress", "completed", "incomplete"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Includable = Literal[
     "message.output_text.logprobs",
@@ -32,233 +30,6 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
-
-class InputPart(RequestModel):
-    """A part of a message: `input_text`, `output_text`, `text` or `refusal`; this server reads text only."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Annotated[str, Field(max_length=64)]
-    text: Text | None = None
-    refusal: Text | None = None
-
-
-Parts = Annotated[list[InputPart], Field(max_length=4096)]
-
-
-class MessageItem(RequestModel):
-    """A message. An answer of the model is one with the role `assistant`."""
-
-    type: Literal["message"] = "message"
-    id: ItemId | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Parts
-    status: Status | None = None
-    phase: Annotated[str, Field(max_length=32)] | None = Field(None, description="Accepted; no template here knows it.")
-
-
-class FunctionCallItem(RequestModel):
-    """A call that the model made. `arguments` is JSON text."""
-
-    type: Literal["function_call"]
-    id: ItemId | None = None
-    call_id: Name
-    name: Name
-    arguments: Text
-    namespace: Name | None = None
-    parsed_arguments: FreeForm | None = Field(None, description="As client libraries add them; `arguments` count.")
-    status: Status | None = None
-
-
-class FunctionCallOutputItem(RequestModel):
-    """What a call gave."""
-
-    type: Literal["function_call_output"]
-    id: ItemId | None = None
-    call_id: Name
-    output: Text | Parts
-    name: Name | None = None
-    status: Status | None = None
-
-
-class CustomCallItem(RequestModel):
-    """A call of a custom tool."""
-
-    type: Literal["custom_tool_call"]
-    id: ItemId | None = None
-    call_id: Name
-    name: Name
-    input: Text
-    namespace: Name | None = None
-    status: Status | None = None
-
-
-class CustomCallOutputItem(RequestModel):
-    """What a custom tool gave."""
-
-    type: Literal["custom_tool_call_output"]
-    id: ItemId | None = None
-    call_id: Name
-    output: Text | Parts
-    name: Name | None = None
-    status: Status | None = None
-
-
-class ShellCallItem(RequestModel):
-    """A command, or several, that the model had the client run."""
-
-    type: Literal["local_shell_call", "shell_call"]
-    id: ItemId | None = None
-    call_id: Name
-    action: FreeForm
-    status: Status | None = None
-
-
-class LocalShellOutputItem(RequestModel):
-    """What a command gave. In OpenAI's API `id` is the call's."""
-
-    type: Literal["local_shell_call_output"]
-    id: ItemId
-    call_id: Name | None = None
-    output: Text
-    status: Status | None = None
-
-
-class ShellOutputItem(RequestModel):
-    """What commands gave."""
-
-    type: Literal["shell_call_output"]
-    id: ItemId | None = None
-    call_id: Name
-    output: Annotated[list[FreeForm], Field(max_length=1024)]
-    max_output_length: int | None = Field(None, ge=0, le=MAX_TOKENS)
-    status: Status | None = None
-
-
-class ApplyPatchCallItem(RequestModel):
-    """A change that the model had the client make."""
-
-    type: Literal["apply_patch_call"]
-    id: ItemId | None = None
-    call_id: Name
-    operation: FreeForm
-    status: Status | None = None
-
-
-class ApplyPatchOutputItem(RequestModel):
-    """What became of a change."""
-
-    type: Literal["apply_patch_call_output"]
-    id: ItemId | None = None
-    call_id: Name
-    output: Text | None = None
-    status: Literal["completed", "failed"]
-
-
-class WebSearchCallItem(RequestModel):
-    """A search that another server made. The model is not told of it: the item has no results."""
-
-    type: Literal["web_search_call"]
-    id: ItemId | None = None
-    status: Annotated[str, Field(max_length=32)] | None = None
-    action: FreeForm | None = None
-
-
-class AdditionalToolsItem(RequestModel):
-    """Tools that stand in the conversation and not in `tools`; the model may call them as it may those."""
-
-    type: Literal["additional_tools"]
-    id: ItemId | None = None
-    role: Literal["developer", "system"] | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=1024)]
-    status: Status | None = None
-
-
-class ReasoningPart(RequestModel):
-    """Part of a reasoning item."""
-
-    type: Literal["reasoning_text", "summary_text"]
-    text: Text
-
-
-ReasoningParts = Annotated[list[ReasoningPart], Field(max_length=4096)]
-
-
-class ReasoningItem(RequestModel):
-    """What the model thought, as an earlier reply had it."""
-
-    type: Literal["reasoning"]
-    id: ItemId | None = None
-    summary: ReasoningParts = Field(default_factory=list)
-    content: ReasoningParts | None = None
-    encrypted_content: Text | None = Field(None, description="As this server wrote it; read where `content` is absent.")
-    status: Status | None = None
-
-
-class CompactionItem(RequestModel):
-    """What `POST /v1/responses/compact` made of an earlier part of the conversation."""
-
-    type: Literal["compaction"]
-    id: ItemId | None = None
-    encrypted_content: Text = Field(description="As this server wrote it.")
-    created_by: Name | None = None
-
-
-class ItemReference(RequestModel):
-    """An item of a stored response, by its id."""
-
-    type: Literal["item_reference"]
-    id: ItemId
-
-
-def _kind(item: Any) -> str:
-    """Return the tag of an item; a message may come without `type`, and with `null` in it an item reference."""
-    if not isinstance(item, dict):
-        return getattr(item, "type", "")
-    kind = item.get("type")
-    if kind is None:
-        return "message" if "role" in item else "item_reference"
-    return str(kind)
-
-
-ITEM_TYPES = (
-    *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-    *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call"),
-    *("apply_patch_call_output", "web_search_call", "additional_tools", "compaction", "item_reference"),
-)
-Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[CustomCallItem, Tag("custom_tool_call")]
-    | Annotated[CustomCallOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[ShellCallItem, Tag("local_shell_call")]
-    | Annotated[LocalShellOutputItem, Tag("local_shell_call_output")]
-    | Annotated[ShellCallItem, Tag("shell_call")]
-    | Annotated[ShellOutputItem, Tag("shell_call_output")]
-    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
-    | Annotated[ApplyPatchOutputItem, Tag("apply_patch_call_output")]
-    | Annotated[WebSearchCallItem, Tag("web_search_call")]
-    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[CompactionItem, Tag("compaction")]
-    | Annotated[ItemReference, Tag("item_reference")],
-    Discriminator(
-        _kind,
-        custom_error_type="item_type",
-        custom_error_message=f"has a type that is not supported; possible: {', '.join(ITEM_TYPES)}",
-    ),
-]
-
-
-Items = Annotated[list[dict[str, Any]], Plain(Item, most=65536)]
-item_model = TypeAdapter(Item).validate_python
-
-
-def item_kind(item: dict[str, Any]) -> str:
-    """Return the type of an item that has been checked."""
-    return _kind(item)
 
 
 class TextFormat(RequestModel):
