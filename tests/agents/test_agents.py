@@ -79,6 +79,22 @@ def test_codex(tmp_path: Path) -> None:
     finish(tmp_path, "Codex", program, steps(read, edit, tool="exec_command"), *free, TASK)
 
 
+def test_codex_over_a_websocket(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With `supports_websockets` of its provider: no turn is an HTTP request, of which the log would have a line."""
+    read = call("exec_command", cmd="cat greet.py")
+    edit = call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}\nEOF")
+    program = from_npm(f"@openai/codex@{version('Codex')}", "codex")
+    free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+    with serving(tmp_path, steps(read, edit, tool="exec_command")) as (server, folder):
+        given = recipe("Codex", server.base)
+        given.files["~/.codex/config.toml"] += "supports_websockets = true\n"
+        given.write(folder)
+        check(server, folder, run(program, *given.arguments, *free, TASK, folder=folder, **given.env))
+    log = "".join(capfd.readouterr())
+    assert "GET /v1/models" in log
+    assert "POST /v1/responses" not in log
+
+
 def test_claude_code(tmp_path: Path) -> None:
     """With the address and any token: it asks for a `claude-*` of its own, which the served model answers."""
     file = str(tmp_path / "task/greet.py")
