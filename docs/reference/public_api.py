@@ -30,7 +30,7 @@ OWNERS = {
     "api": "api",
     "attention": "attention_backend",
     "cache": "model",
-    "checkpoint": "model",
+    "checkpoint": "checkpoint",
     "config": "model",
     "errors": ALL_OWNER,
     "grammar": "grammar_backend",

@@ -86,9 +86,11 @@ class EngineSettings(BaseModel):
         description="Folder, or a hub's name, of the tokenizer; the model's own if not given.",
         json_schema_extra=flag("tokenizer"),
     )
-    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+    load_format: str = Field(
         "auto",
-        description="`dummy` fills the weights with small random numbers: for benchmarks without a checkpoint.",
+        min_length=1,
+        description="Format of the checkpoint by plugin name: `auto` what claims the files; `safetensors` a folder as "
+        "transformers writes it; `dummy` fills the weights with small random numbers, for benchmarks.",
         json_schema_extra=flag(),
     )
     model_impl: Annotated[str, BeforeValidator(none_word)] = Field(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dovetail_testing.conformance.api import ApiConformance
     from dovetail_testing.conformance.attention import AttentionBackendConformance
+    from dovetail_testing.conformance.checkpoint import CheckpointConformance
     from dovetail_testing.conformance.grammar import GrammarBackendConformance
     from dovetail_testing.conformance.hooks import HooksConformance
     from dovetail_testing.conformance.logits import LogitsProcessorConformance
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ApiConformance",
     "AttentionBackendConformance",
+    "CheckpointConformance",
     "FakeSite",
     "GrammarBackendConformance",
     "GrammarSample",
@@ -56,6 +58,7 @@ __all__ = [
 _HOME = {
     "ApiConformance": "conformance.api",
     "AttentionBackendConformance": "conformance.attention",
+    "CheckpointConformance": "conformance.checkpoint",
     "GrammarBackendConformance": "conformance.grammar",
     "HooksConformance": "conformance.hooks",
     "LogitsProcessorConformance": "conformance.logits",

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dovetail.checkpoint.formats import Formats
 from dovetail.client.inprocess import InProcessClient
 from dovetail.client.launch import make_engine
 from dovetail.contracts.scheduling import SchedulePolicy
@@ -31,7 +32,8 @@ def make_plans(
     defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8192}
     defaults["disable_compile_ahead"] = True
     settings = EngineSettings(model_path=str(folder), **{**defaults, **changes})
-    model = ModelFolder(folder, weights=False)
+    formats = Formats.installed(settings.load_format)
+    model = ModelFolder(folder, weights=False, formats=formats)
     plan = make_plan(
         Registry.scan(),
         model=model.architecture,
@@ -39,6 +41,7 @@ def make_plans(
         decode_attention_backend=settings.decode_attention_backend,
         grammar_backend=grammar_backend,
         logits_processor=logits_processors,
+        checkpoint=formats.used(folder, settings.tokenizer_folder),
         **{kind: getattr(settings, name) for kind, name in NAMED.items() if name in EngineSettings.model_fields},
         quant_method=quant_method(model.config),
         model_impl=settings.model_impl,

@@ -74,7 +74,13 @@ class Engine:
 
     def __init__(self, case: Case, model_impl: str = "auto") -> None:
         hf = json.loads((case.folder / "config.json").read_text())
-        plan = make_plan(Registry.scan(), model=hf["architectures"][0], attention_backend="auto", model_impl=model_impl)
+        plan = make_plan(
+            Registry.scan(),
+            model=hf["architectures"][0],
+            attention_backend="auto",
+            model_impl=model_impl,
+            checkpoint="dummy" if case.dummy else None,
+        )
         settings = EngineSettings(
             model_path=str(case.folder),
             load_format="dummy" if case.dummy else "auto",

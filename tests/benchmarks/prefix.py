@@ -59,7 +59,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 async def measure(folder: Path, prefix_len: int, rounds: int, device: str) -> list[tuple[float, float]]:
     """Return (cold, warm) seconds to the first token of each round."""
     hf = json.loads((folder / "config.json").read_text())
-    plan = make_plan(Registry.scan(), model=hf["architectures"][0], attention_backend="auto", device=device)
+    plan = make_plan(
+        Registry.scan(), model=hf["architectures"][0], attention_backend="auto", device=device, checkpoint="dummy"
+    )
     settings = EngineSettings(model_path=str(folder), load_format="dummy", device=device)  # type: ignore[arg-type]
     client = ProcessClient(settings, plan, log_level="warning")
     await client.start()

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.gguf.blocks import BY_NAME
 from dovetail.runtime.checkpoint import files
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.sdk.quantization import forms as packed_forms
+from dovetail_backends.gguf.blocks import BY_NAME
 from dovetail_backends.quantization import fp4, fp8, gguf, modules
 
 E, N, K = 5, 24, 192

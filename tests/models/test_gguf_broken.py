@@ -15,11 +15,11 @@ from families import make_checkpoint
 from quantised_models import TARGET, plugin_of
 
 from dovetail.contracts.errors import ConfigError, ModelError
-from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import converted
 from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
 from dovetail.text.tokenizer.backend import load_backend
+from dovetail_backends.gguf.reader import read_files
 
 pytest.importorskip("gguf", reason="it writes the files")
 from gguf_files import write_gguf
@@ -38,8 +38,8 @@ def read_all(file: Path) -> None:
     """Do what a start does before weights are read."""
     folder = ModelFolder.read(file)
     hf = folder.config
-    load_backend(file)
-    assert folder.texts.folder == file
+    load_backend(file, folder.stored)
+    assert folder.texts.folder == file.parent
     model, blocks = plugin_of("model", str(hf["architectures"][0])), plugin_of("quantization", "gguf")
     if (reason := blocks.why_not(hf["quantization_config"])) is not None:
         raise ModelError(reason)
@@ -90,7 +90,7 @@ def test_a_file_cut_anywhere_is_named(whole: bytes, tmp_path: Path) -> None:
     for length in lengths:
         file.write_bytes(whole[:length])
         with pytest.raises(ModelError, match=r"cut\.gguf"):
-            gguf_of(file)
+            read_files((file,))
 
 
 def test_a_file_of_wrong_bytes_is_read_or_refused(whole: bytes, tmp_path: Path) -> None:
@@ -236,5 +236,5 @@ def test_parts_and_choices_are_named(whole: bytes, tmp_path: Path) -> None:
         read_config(tmp_path)
     text = tmp_path / "notes.txt"
     text.write_text("hello")
-    with pytest.raises(ModelError, match="is a file, and no GGUF"):
+    with pytest.raises(ModelError, match="is a file that no installed format reads"):
         read_config(text)

@@ -89,7 +89,7 @@ def memory_of(folder: Path) -> int:
     )
     made = make_plan(
         Registry.scan(), model=architecture(hf, folder), attention_backend="auto", device="cpu", quantization="auto",
-        quant_method=quant_method(hf),
+        quant_method=quant_method(hf), checkpoint="dummy",
     )  # fmt: skip
     plugins = load(made, "engine")
     chosen, model = choose_quantization(plugins, hf), plugins.get("model", architecture(hf, folder))

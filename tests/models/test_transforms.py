@@ -10,9 +10,9 @@ from plain_transforms import BLOCKS, numbers, of_table, unpacked
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.gguf.blocks import BY_NAME
 from dovetail.sdk.quantization.forms import E2M1, Int4, Mxfp4, Scaled
 from dovetail.sdk.quantization.words import ORDER
+from dovetail_backends.gguf.blocks import BY_NAME
 from dovetail_backends.quantization import awq, bitsandbytes, fp4, gguf_blocks, gptq, modules
 from dovetail_backends.quantization.compressed_tensors import pack_quantized
 

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "framework/dovetail": ["engine", "test_*.py"],
     "framework/dovetail/client": ["engine"],
     "framework/dovetail/contracts": ["testing"],
-    "framework/dovetail/gguf": ["models"],
+    "plugins/backends/dovetail_backends/gguf": ["models", "text"],
     "framework/dovetail/messages": ["engine"],
     "framework/dovetail/processing": ["server"],
     "framework/dovetail/runtime/attention": ["backends"],

@@ -7,14 +7,16 @@ import subprocess
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
 from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, free_port
+from safetensors.torch import load_file
 
 import dovetail
 from dovetail.demo import MODEL_DIR
@@ -199,6 +201,19 @@ def test_the_models_examples_serve(config: dict[str, Any], with_examples: CleanE
     with serving(with_examples, str(model), "--load-format", "dummy") as base:
         assert chat(base, max_tokens=4)["usage"]["completion_tokens"] >= 1
         assert states(base)["model", config["architectures"][0]] == "active"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["plain", "compressed"])
+def test_the_format_example_serves(save: Callable[..., None], with_examples: CleanEnv, tmp_path: Path) -> None:
+    """A server finds the format by the files at the path, and answers as the checkpoint that they were made from."""
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / file).write_bytes((MODEL_DIR / file).read_bytes())
+    tensors = load_file(MODEL_DIR / "model.safetensors")
+    save(tmp_path / "model.npz", **{name: tensor.float().numpy() for name, tensor in tensors.items()})
+    with serving(with_examples, str(tmp_path)) as base:
+        assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
+        assert states(base)["checkpoint", "npz"] == "active"
 
 
 @pytest.mark.full

@@ -51,6 +51,16 @@ def samples(rows: list[Any]) -> list[Sample]:
     return [Sample(row.text, row.reasoning, row.content, row.calls, prompt_tail=row.tail) for row in rows[:1]]
 
 
+def gguf_file(folder: Path) -> dict[str, Any]:
+    """Write a GGUF file; its tensors."""
+    from safetensors.torch import load_file
+
+    plain = folder.with_name(f"{folder.name}-plain")
+    FAMILIES.make_checkpoint(plain, "llama")
+    beside("gguf_files", "models/gguf_files.py").write_gguf(plain, folder / "tiny.gguf")
+    return load_file(plain / "model.safetensors")
+
+
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}<why>{{ m.reasoning_content }}</why>{% endif %}"
     "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
@@ -121,6 +131,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
     },
+    ("checkpoint", "gguf"): {"write": lambda self, folder: gguf_file(folder), "place": "tiny.gguf"},
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},
     ("model", "transformers"): {"architecture": "Qwen3ForCausalLM", "configs": [{}, {"tie_word_embeddings": True}]},

@@ -20,8 +20,8 @@ from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer import tokenizer
 from dovetail.text.tokenizer.bounded import SHORT, judged
 from dovetail.text.tokenizer.expressions import is_linear
-from dovetail.text.tokenizer.gguf_cuts import CUTS
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_backends.gguf.cuts import CUTS
 
 ORDINARY = [
     *sorted({source for sources in CUTS.values() for source in sources}),

@@ -13,11 +13,11 @@ import pytest
 
 from dovetail.contracts.errors import ModelError
 from dovetail.demo import MODEL_DIR
-from dovetail.gguf.reader import gguf_of
+from dovetail.sdk.pieces import merges_of
 from dovetail.text.chat.template import ChatTemplate
-from dovetail.text.tokenizer.gguf import backend_of
-from dovetail.text.tokenizer.spm import merges_of
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_backends.gguf.reader import read_files
+from dovetail_backends.gguf.tokenizer import backend_of
 
 TEXTS = (
     "Hello world",
@@ -234,7 +234,7 @@ def test_what_cannot_be_made_is_refused_with_the_way_out(tmp_path: Path) -> None
         ({"ggml.merges": ["whole"]}, "has the merge 'whole ', and not both of its parts"),
         ({"ggml.merges": ["Q ~"]}, "has the merge 'Q ~', and not what they make as tokens"),
     ):
-        gguf = gguf_of(write(tmp_path / "t.gguf", folder_keys(MODEL_DIR, **change)))
+        gguf = read_files((write(tmp_path / "t.gguf", folder_keys(MODEL_DIR, **change)),))
         assert gguf is not None
         with pytest.raises(ModelError, match=match) as error:
             backend_of(gguf)

@@ -8,7 +8,7 @@
 | `generation_config.json`, `config.json` | end-of-sequence ids, sampling defaults |
 | `chat_template.jinja`, `chat_template.json`, `additional_chat_templates/*.jinja` | chat templates |
 
-A GGUF file has all of it in its metadata.
+A format of the plugin kind may say any of it itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from typing import Any
 
 import msgspec
 
+from dovetail.checkpoint.formats import Formats, Stored
 from dovetail.checkpoint.spm_model import spm_model
 from dovetail.contracts.errors import ModelError
-from dovetail.gguf.config import generation_config
-from dovetail.gguf.reader import gguf_of
-from dovetail.gguf.texts import chat_templates, special_tokens
 from dovetail.model_files import MAX_ID, check_is_file, is_there, object_if_there, read_text
 
 TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
@@ -53,6 +51,7 @@ class TokenizerFiles:
         generation_config: The model's `generation_config.json`.
         model_config: Its `config.json`.
         chat_templates: Sources by name; the model's own is `default`.
+        stored: What a format reads there; None: the usual files.
     """
 
     folder: Path | None = None
@@ -61,39 +60,62 @@ class TokenizerFiles:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     model_config: Mapping[str, Any] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    stored: Stored | None = None
 
     @classmethod
-    def read(cls, folder: Path, model: Path | None = None, config: Mapping[str, Any] | None = None) -> TokenizerFiles:
+    def read(cls, folder: Path, model: Path | None = None) -> TokenizerFiles:
+        """Read whatever is there, by whichever installed format; see `of`."""
+        own = Formats.installed().at(folder, is_model=False)
+        if model is None or model == folder:
+            return cls.of(folder, own, folder, own)
+        return cls.of(folder, own, model, Formats.installed().at(model))
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        stored: Stored | None,
+        model: Path,
+        model_stored: Stored | None,
+        config: Mapping[str, Any] | None = None,
+    ) -> TokenizerFiles:
         """Read whatever is there.
 
         Args:
             folder: The tokenizer's.
-            model: The model's, with its configuration; None: the same.
+            stored: What a format reads of it.
+            model: The model's, with its configuration; mostly the same.
+            model_stored: What a format reads of that.
             config: That configuration, where it has been read.
 
         Raises:
             ModelError: A file is not the JSON object, or the text, that it should be.
         """
-        generation, described = _of_model(folder if model is None else model, config)
-        if (gguf := gguf_of(folder)) is not None:
+        generation, described = _of_model(model, model_stored, config)
+        own = None if stored is None else stored.ask("tokenizer_config")
+        templates = None if stored is None else stored.ask("chat_templates")
+        folder = folder if stored is None else stored.folder
+        if own is not None:
             return cls(
                 folder=folder,
-                tokenizer_config=special_tokens(gguf),
+                tokenizer_config=own,
                 generation_config=generation,
                 model_config=described,
-                chat_templates=chat_templates(gguf),
+                chat_templates=templates or {},
+                stored=stored,
             )
         if is_there(folder / "tokenizer.json"):
             check_is_file(folder / "tokenizer.json")  # so that this is told before a process starts
         given = object_if_there(folder / "tokenizer_config.json")
-        own = {**_of_older(folder), **{name: each for name, each in given.items() if each is not None}}
+        said = {**_of_older(folder), **{name: each for name, each in given.items() if each is not None}}
         return cls(
             folder=folder,
-            tokenizer_config=own,
+            tokenizer_config=said,
             special_tokens_map=object_if_there(folder / "special_tokens_map.json"),
             generation_config=generation,
             model_config=described,
-            chat_templates=_read_templates(folder, own),
+            chat_templates=_read_templates(folder, said) if templates is None else templates,
+            stored=stored,
         )
 
     def special_tokens(self) -> dict[str, str]:
@@ -152,8 +174,8 @@ class TokenizerFiles:
         """
         if self.folder is None:
             return None
-        if (gguf := gguf_of(self.folder)) is not None:
-            return gguf.token_id("eos")
+        if self.stored is not None and (end := self.stored.ask("end_id")) is not None:
+            return int(end)
         path = self.folder / "tokenizer.json"
         try:
             listed = msgspec.json.decode(path.read_bytes(), type=_Listed).added_tokens if path.is_file() else []
@@ -188,10 +210,14 @@ def _of_older(folder: Path) -> Mapping[str, Any]:
     return {"added_tokens_decoder": added, **pieces.special_tokens()}
 
 
-def _of_model(model: Path, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _of_model(
+    model: Path, stored: Stored | None, config: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return what a model says of generation and of itself."""
-    if (gguf := gguf_of(model)) is not None:
-        return generation_config(gguf), {}
+    if stored is not None:
+        if (own := stored.ask("generation_config")) is not None:
+            return own, {}
+        model = stored.folder
     described = object_if_there(model / "config.json") if config is None else config
     return object_if_there(model / "generation_config.json"), described
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 
+from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
 from dovetail.engine.standstill import EARLY
@@ -16,6 +17,7 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer.ends import end_ids
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +34,14 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     Raises:
         ConfigError: The settings, the model or a plugin is at fault.
     """
-    tokenizer = EarlyTokenizer(settings.tokenizer_folder) if plugins.plan.of_kind("grammar_backend") else None
+    formats = Formats.of_plan(plugins, settings.load_format)
+    folder = ModelFolder(settings.folder, settings.tokenizer_folder, formats=formats)
+    tokenizer = None
+    if plugins.plan.of_kind("grammar_backend"):
+        path, texts = settings.tokenizer_folder, folder.texts
+        tokenizer = EarlyTokenizer(path, lambda: Tokenizer.of_files(path, texts), lists=texts.stored is None)
     _preload_grammars(plugins)
-    ends = end_ids(ModelFolder(settings.folder, settings.tokenizer_folder).texts)
+    ends = end_ids(folder.texts)
     executor: GroupExecutor | LocalExecutor
     if settings.tensor_parallel_size > 1:
         limit_s = STEP_S if hang_s is None else EARLY * hang_s

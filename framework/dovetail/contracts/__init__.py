@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StateStore,
     )
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
-    from dovetail.contracts.checkpoint import TensorHeader
+    from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeader
     from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
     from dovetail.contracts.errors import (
         ConfigError,
@@ -137,6 +137,8 @@ __all__ = [
     "CacheTensor",
     "CallView",
     "CausalLM",
+    "CheckpointFormat",
+    "Listing",
     "Chat",
     "ChoiceTimes",
     "ChoiceView",
@@ -273,6 +275,8 @@ _HOME = {
     "EngineDeadError": "errors",
     "DovetailError": "errors",
     "ConfigError": "errors",
+    "CheckpointFormat": "checkpoint",
+    "Listing": "checkpoint",
     "TensorHeader": "checkpoint",
     "hookimpl": "hooks",
     "RouteSet": "hooks",

@@ -168,6 +168,17 @@ KINDS: dict[str, PluginKind] = {
             minor=3,
         ),
         PluginKind(
+            name="checkpoint",
+            group="dovetail.checkpoints",
+            roles=("api", *_IN_ENGINE),
+            contract="dovetail.contracts.checkpoint:CheckpointFormat",
+            label="--load-format",
+            kit=f"{_KIT}.checkpoint:CheckpointConformance",
+            about="Lets Dovetail load checkpoints in the format {name}",
+            many=True,
+            hook="dovetail_checkpoints",
+        ),
+        PluginKind(
             name="schedule_policy",
             group="dovetail.schedule_policies",
             roles=("engine",),

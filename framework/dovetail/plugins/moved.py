@@ -12,6 +12,9 @@ _MISSING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 MODULES = {
     "dovetail.cache.quantized": "dovetail.sdk.cache",
     "dovetail.errors": "dovetail.contracts.errors",
+    "dovetail.gguf.blocks": "dovetail_backends.gguf.blocks",
+    "dovetail.gguf.config": "dovetail_backends.gguf.config",
+    "dovetail.gguf.reader": "dovetail_backends.gguf.reader",
     "dovetail.grammar.bits": "dovetail.sdk.masks",
     "dovetail.grammar.spec.expressions": "dovetail.sdk.expressions",
     "dovetail.grammar.spec.formats": "dovetail.sdk.schemas.formats",
@@ -33,6 +36,7 @@ MODULES = {
     "dovetail.text.parsing.sections": "dovetail.sdk.formats.sections",
     "dovetail.text.parsing.stop_regex": "dovetail.sdk.formats.stop_regex",
     "dovetail.text.parsing.without": "dovetail.sdk.formats.without",
+    "dovetail.text.tokenizer.gguf": "dovetail_backends.gguf.tokenizer",
     "dovetail.text.tool_calls.brace_calls": "dovetail_parsers.families.brace_calls",
     "dovetail.text.tool_calls.call_grammar": "dovetail.sdk.formats.call_grammar",
     "dovetail.text.tool_calls.headed_calls": "dovetail_parsers.families.headed_calls",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,19 +38,37 @@ NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
 S = TypeVar("S", bound=PluginSettings)
 
 
-def plan_plugins(settings: S, model: ModelFolder, classes: Classes | None = None) -> tuple[S, Registry, PluginPlan]:
+Scanned = tuple[Registry, HookManager]
+
+
+def scan_once(settings: PluginSettings) -> Callable[[], Scanned]:
+    """Return what `scan`s at its first call, and gives the same from then on."""
+    found: list[Scanned] = []
+
+    def scanned() -> Scanned:
+        if not found:
+            found.append(scan(settings))
+        return found[0]
+
+    return scanned
+
+
+def plan_plugins(
+    settings: S, model: ModelFolder, classes: Classes | None = None, scanned: Callable[[], Scanned] | None = None
+) -> tuple[S, Registry, PluginPlan]:
     """Choose the plugins; enabled hook plugins may register more and propose defaults first.
 
     Args:
         settings: Names, rules and options.
         model: What the model's folder says.
         classes: Classes in place of names, by setting; for a plan that stays in this process.
+        scanned: What is installed, where it has been read.
 
     Raises:
         PluginError: One that was asked for is unknown or cannot be used, or an option is wrong.
     """
     try:
-        registry, manager = scan(settings)
+        registry, manager = (scanned or scan_once(settings))()
         if classes:
             settings = settings.model_copy(update=register_classes(registry, classes))
         facts = {"architecture": model.architecture, "device": settings.device, "model_path": settings.model_path}
@@ -60,6 +78,7 @@ def plan_plugins(settings: S, model: ModelFolder, classes: Classes | None = None
             registry,
             model=model.architecture,
             **{kind: getattr(settings, name) for kind, name in NAMED.items()},
+            checkpoint=model.formats.used(model.path, settings.tokenizer_folder),
             prefill_attention_backend=settings.prefill_attention_backend,
             decode_attention_backend=settings.decode_attention_backend,
             hooks=[planned.qualified for planned in manager.planned],

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.config import ranks_for
 from dovetail.contracts.errors import ModelError
-from dovetail.gguf.reader import gguf_file
 from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.processing.classes import Classes
-from dovetail.processing.plan import plan_plugins
+from dovetail.processing.plan import plan_plugins, scan_once
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.device.present import check_device
@@ -54,15 +54,21 @@ def prepare(settings: S, classes: Classes | None = None) -> Preparation[S]:
         ConfigError: Settings do not go together.
         PluginError: A plugin that was asked for cannot be used.
     """
-    settings = with_folders(settings)
-    model = check_model(settings)
-    settings, registry, plan = plan_plugins(settings, model, classes)
+    scanned = scan_once(settings)
+    formats = Formats.of_registry(lambda: scanned()[0], settings.load_format)
+    settings = with_folders(settings, weights=lambda: not formats.is_filled)
+    model = check_model(settings, formats)
+    settings, registry, plan = plan_plugins(settings, model, classes, scanned)
     model = model.without_weights().with_tokenizer(settings.tokenizer_folder)
     return Preparation(settings=settings, registry=registry, plan=plan, model=model)
 
 
-def check_model(settings: PluginSettings) -> ModelFolder:
+def check_model(settings: PluginSettings, formats: Formats | None = None) -> ModelFolder:
     """Return what the model's folder says; what is odd about it is warned of.
+
+    Args:
+        settings: With folders, no names on a hub.
+        formats: That may read it; None: all that are installed.
 
     Raises:
         ModelError: The folder cannot be served, with the reason and the fix.
@@ -71,12 +77,13 @@ def check_model(settings: PluginSettings) -> ModelFolder:
     """
     folder = settings.folder
     check_device(settings)
-    model = ModelFolder.read(folder, settings.tokenizer_folder, weights=settings.load_format != "dummy")
+    formats = formats or Formats.installed(settings.load_format)
+    model = ModelFolder.read(folder, settings.tokenizer_folder, weights=not formats.is_filled, formats=formats)
     model.warn()
     check_ranks(model.config, settings.tensor_parallel_size)
     check_memory_settings(settings, None if settings.device == "auto" else settings.device)
     tokenizer = None if settings.tokenizer_path is None else Path(settings.tokenizer_path)
-    if tokenizer is not None and not tokenizer.is_dir() and gguf_file(tokenizer) is None:
+    if tokenizer is not None and not tokenizer.is_dir() and formats.at(tokenizer, is_model=False) is None:
         raise ModelError(f"--tokenizer-path {settings.tokenizer_path!r}: no such folder; give one with tokenizer.json")
     if settings.chat_template is not None:
         from dovetail.text.chat.templates import template_path

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.checkpoint.formats import AUTO, Formats
 from dovetail.contracts.output import TemplateView
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
@@ -29,7 +30,7 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer.tokenizer import Tokenizer, check_text
 
-ELSEWHERE = ("reasoning_parser", "tool_parser", "api")
+ELSEWHERE = ("reasoning_parser", "tool_parser", "api", "checkpoint")
 """Kinds of plugins that another process which reads bodies needs, too."""
 BYTES_PER_TOKEN = 32
 """No tokenizer packs ordinary text so tightly: a prompt of more bytes per token of context cannot fit."""
@@ -53,13 +54,15 @@ class ProcessorSetup(msgspec.Struct, frozen=True, kw_only=True):
         folder: The tokenizer's.
         model: The model's, whose configuration holds.
         chat_template: As `--chat-template`.
-        plan: The parsers of the plugin plan.
+        plan: The parsers of the plugin plan, and the formats that read the model.
+        load_format: As `--load-format`.
     """
 
     folder: str
     model: str
     chat_template: str | None = None
     plan: PluginPlan = PluginPlan()
+    load_format: str = AUTO
 
 
 class ProcessorStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +154,7 @@ class Processor:
                 model=str(model.path),
                 chat_template=settings.chat_template,
                 plan=msgspec.structs.replace(plan, plugins=parsers),
+                load_format=model.formats.named,
             ),
             plugins,
             model,
@@ -165,8 +169,10 @@ class Processor:
         Raises:
             ConfigError: See `load`.
         """
-        model = ModelFolder(Path(start.setup.model), Path(start.setup.folder), weights=False)
-        made = cls._of(start.setup, load(start.setup.plan, "api"), model)
+        setup, plugins = start.setup, load(start.setup.plan, "api")
+        formats = Formats.of_plan(plugins, setup.load_format)
+        model = ModelFolder(Path(setup.model), Path(setup.folder), weights=False, formats=formats)
+        made = cls._of(setup, plugins, model)
         made.limits = start.limits
         made.template.limits = FULL
         made._template_defaults = start.template_defaults

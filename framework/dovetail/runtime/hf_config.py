@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.checkpoint.formats import Formats, Stored
 from dovetail.contracts.errors import ModelError
-from dovetail.gguf.config import model_config
-from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import is_there, object_if_there, read_json, read_object
 
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -18,23 +17,32 @@ ADAPTER = "adapter_config.json"
 """What peft writes beside the weights of an adapter."""
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of what stands at a path, whichever installed format reads it; see `config_of`."""
+    return config_of(path, Formats.installed().at(path))
+
+
+def config_of(path: Path, stored: Stored | None) -> dict[str, Any]:
     """Parse `config.json` of a model folder; what stands beside it of quantisation becomes a key of it.
 
-    A GGUF file, or a folder with one, gives what the file says, in the same words.
+    Args:
+        path: The folder.
+        stored: What is read by a format of the plugin kind, which may say the same in the same words.
 
     Raises:
         ModelError: No such folder, no `config.json`, or it is not a JSON object; with the way out.
     """
-    if (gguf := gguf_of(folder)) is not None:
-        try:
-            return model_config(gguf)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ModelError(f"{folder}: a value of its head cannot be read ({error}); get the file again") from None
-    where = f"model path {str(folder)!r}"
+    if stored is not None:
+        if (given := stored.ask("config")) is not None:
+            return dict(given)
+        path = stored.folder
+    folder, where = path, f"model path {str(path)!r}"
     if not folder.is_dir():
         if folder.is_file():
-            raise ModelError(f"{where}: is a file, and no GGUF; give the folder with config.json and *.safetensors")
+            raise ModelError(
+                f"{where}: is a file that no installed format reads; give the folder with config.json and "
+                "*.safetensors, or install the plugin of its format"
+            )
         hint = "give a folder with config.json, *.safetensors and tokenizer.json"
         raise ModelError(f"{where}: no such folder; {hint}")
     path = folder / "config.json"

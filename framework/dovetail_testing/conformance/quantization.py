@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel, Part, Stream
 from dovetail.contracts.model import WeightRule
 from dovetail.contracts.quantization import Quantization, Stored, Target
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_tensors
-from dovetail.runtime.checkpoint.weights import fill_dummy, load_weights
+from dovetail.runtime.checkpoint.weights import fill, load_weights
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_testing.checks import check, fail, raised
@@ -197,7 +198,10 @@ class QuantizationConformance(Conformance):
         made = self.plugin()(self.config, Stored({}, is_known=False)).factory(PLAIN)
         ctx = BuildContext(device=CPU, dtype=torch.float32, factory=made)
         holder = Holder(ctx, lambda at: at.linear("m", 64, PARTS))
-        fill_dummy(holder)
+        filler = Formats.installed("dummy").filler()
+        if filler is None:
+            fail("dummy makes no weights up")
+        fill(holder, filler)
         y = holder.m(torch.randn(4, 64))
         check(tuple(y.shape) == (4, 160), f"a matrix [160, 64] gives {tuple(y.shape)} for 4 tokens")
         check(bool(y.isfinite().all()), "a dummy matrix gives numbers that are not finite")

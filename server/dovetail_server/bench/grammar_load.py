@@ -55,7 +55,9 @@ WARM_S = 4.0
 def make_engine(folder: Path, num_rows: int) -> tuple[EngineCore, LoadedPlugins]:
     """Load a model of the folder's shapes with random weights, on the device that the engine chooses."""
     model = ModelFolder.read(folder, weights=False).architecture
-    plugins = load(make_plan(Registry.scan(), model=model, attention_backend="auto", grammar_backend="auto"), "engine")
+    registry, auto = Registry.scan(), "auto"
+    plan = make_plan(registry, model=model, attention_backend=auto, grammar_backend=auto, checkpoint="dummy")
+    plugins = load(plan, "engine")
     wanted = {
         "model_path": str(folder),
         "load_format": "dummy",

@@ -49,9 +49,10 @@ class Vocabulary:
         Raises:
             ConfigError: There is no tokenizer that can be read.
         """
+        from dovetail.checkpoint.formats import Formats
         from dovetail.text.tokenizer.backend import load_backend
 
-        backend = load_backend(folder)
+        backend = load_backend(folder, Formats.installed().at(folder))
         special = backend.get_added_tokens_decoder()
         ids = [i for i in range(backend.get_vocab_size(with_added_tokens=False)) if i not in special]
         if readable:

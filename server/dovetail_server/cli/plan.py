@@ -173,7 +173,7 @@ def as_read(settings: ServeSettings, folder: ModelFolder, config: ModelConfig, d
     chosen = choose_quantization(plugins, hf)
     model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
     quantization = None if chosen is None else chosen[1]
-    is_read = settings.load_format != "dummy"
+    is_read = not folder.formats.is_filled
     checkpoint = converted(quantization, folder, model, config, Target(dtype, device)) if is_read else None
     if ranks == 1 and (is_read or quantization is None):
         return Reading(checkpoint)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dovetail.text.tokenizer.gguf_cuts import CUTS
+from dovetail_backends.gguf.cuts import CUTS
 from hostile_files.texts import folder, tokenizer_json, tokenizer_state
 from hostile_files.texts import read as read
 

@@ -12,7 +12,9 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,9 +33,16 @@ LIST_S = 60.0
 class EarlyTokenizer:
     """A tokenizer that is being read."""
 
-    def __init__(self, folder: Path) -> None:
-        """Begin to read, in a thread."""
-        self._folder = folder
+    def __init__(self, folder: Path, load: Callable[[], Tokenizer] | None = None, *, lists: bool = True) -> None:
+        """Begin to read, in a thread.
+
+        Args:
+            folder: The tokenizer's.
+            load: Loads it; None: whichever installed format reads the folder.
+            lists: Another process may list the tokens: it is the tokenizer of the usual files.
+        """
+        self._lists = lists
+        self._folder, self._load = folder, load or partial(Tokenizer.load, folder)
         self._found: Future[tuple[Tokenizer, list[bytes] | None]] = Future()
         threading.Thread(target=self._read, name="dovetail-tokenizer", daemon=True).start()
 
@@ -48,8 +57,8 @@ class EarlyTokenizer:
 
     def _read(self) -> None:
         try:
-            listing = _listing(self._folder)
-            tokenizer = Tokenizer.load(self._folder)
+            listing = _listing(self._folder) if self._lists else None
+            tokenizer = self._load()
             self._found.set_result((tokenizer, None if listing is None else _tokens(listing, tokenizer.vocab_size)))
         except BaseException as error:
             self._found.set_exception(error)  # whoever asks for a grammar is told

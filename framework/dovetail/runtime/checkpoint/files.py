@@ -12,12 +12,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dovetail.checkpoint.formats import Stored
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.quantization import Conversion, FileTensor
-from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.gguf import GgufTensors
 from dovetail.runtime.checkpoint.mapped import MappedFiles
 from dovetail.sdk.checkpoint import NAMES, dtype_name
 from dovetail.sdk.config import some
@@ -44,8 +43,20 @@ class Checkpoint:
         notes: What is converted, in words, each once.
     """
 
-    def __init__(self, folder: Path, headers: Iterable[TensorHeader], conversions: Iterable[Conversion] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        headers: Iterable[TensorHeader],
+        conversions: Iterable[Conversion] = (),
+        stored: Stored | None = None,
+    ) -> None:
         """Say what there is; nothing is read.
+
+        Args:
+            folder: The model's.
+            headers: Of its tensors, as they stand.
+            conversions: What a quantisation makes of them.
+            stored: What reads them; None: they stand as safetensors has them.
 
         Raises:
             PluginError: Conversions name what is not there, or one tensor twice, or divide what has no experts.
@@ -55,8 +66,7 @@ class Checkpoint:
         self._made: dict[str, Conversion] = {}
         self._left: dict[str, Tensor] = {}
         self._files = MappedFiles()
-        gguf = gguf_of(folder)
-        self._gguf = None if gguf is None else GgufTensors(gguf, self._files)
+        self.stored = stored
         by_source: dict[str, Conversion] = {}
         conversions = tuple(conversions)
         for conversion in conversions:
@@ -80,7 +90,7 @@ class Checkpoint:
         """
         if folder.headers is None:
             raise ValueError(f"{folder.path}: a folder that is read without weights has no checkpoint")
-        return cls(folder.path, folder.headers)
+        return cls(folder.path, folder.headers, stored=folder.stored)
 
     def _headers(self, headers: Iterable[TensorHeader], by_source: Mapping[str, Conversion]) -> Iterator[TensorHeader]:
         """A conversion's results stand where its first source does."""
@@ -170,18 +180,21 @@ class Checkpoint:
                 sources = conversion.sources if experts is None else conversion.by_expert
             for source in sources:
                 header = self._stands[source]
-                whole = (header.file, header.start, header.num_bytes)
-                file, start, num = whole if self._gguf is None else self._gguf.range(source)
+                start, num = header.start, header.stored_bytes
                 if experts is not None:
                     num //= header.shape[0]
                     start, num = start + experts.start * num, len(experts) * num
-                self._files.release(file, start, num)
+                self._files.release(header.file, start, num)
 
     def _stored(self, name: str, experts: range | None = None) -> Tensor:
-        if self._gguf is not None:
-            whole = self._gguf.read(name)
+        header = self._stands[name]
+        if self.stored is not None:
+            data = self._files.numbers(header.file, header.start, header.stored_bytes, torch.uint8)
+            whole = self.stored.ask("tensor", header, data)
+            wanted = DTYPES.get(header.dtype, torch.uint8)
+            if not isinstance(whole, Tensor) or (whole.shape, whole.dtype) != (header.shape, wanted):
+                raise PluginError(f"--load-format: {self.stored.name} makes {name} another tensor than its header says")
         else:
-            header = self._stands[name]
             if (dtype := DTYPES.get(header.dtype)) is None:
                 raise ModelError(f"{header.file}: {name} is {header.dtype}; possible: {', '.join(sorted(DTYPES))}")
             whole = self._files.numbers(header.file, header.start, prod(header.shape), dtype).view(header.shape)

@@ -9,16 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dovetail.checkpoint.formats import Formats, Stored
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
-from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import object_if_there, read_object
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
 from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
-from dovetail.runtime.checkpoint.weight_size import has_own_head, headers_of
-from dovetail.runtime.hf_config import architecture, modules_of, quant_method, read_config
+from dovetail.runtime.checkpoint.weight_size import has_own_head, headers_of, stored_headers
+from dovetail.runtime.hf_config import architecture, config_of, modules_of, quant_method
 from dovetail.sdk.checkpoint import dense_numel
 from dovetail.sdk.config import dense_config
 
@@ -56,35 +56,50 @@ class ModelFolder:
     """What a model folder says. Each file is read once, when it is first asked for; `check` holds them together.
 
     Attributes:
-        path: The folder, or a GGUF file.
+        path: The folder, or a file that a format reads.
         tokenizer_path: Where its tokenizer is, mostly the same.
     """
 
-    def __init__(self, path: Path, tokenizer: Path | None = None, *, weights: bool = True) -> None:
+    def __init__(
+        self, path: Path, tokenizer: Path | None = None, *, weights: bool = True, formats: Formats | None = None
+    ) -> None:
         """Say where it is; nothing is read.
 
         Args:
-            path: The folder, or a GGUF file.
+            path: The folder, or a file that a format reads.
             tokenizer: The tokenizer's, if it is another one.
-            weights: Whether it needs weights. Dummy weights do not.
+            weights: Whether it needs weights. A format that makes them up does not.
+            formats: Those that may read it; None: all that are installed.
         """
         self.path, self.tokenizer_path, self._has_weights = path, tokenizer or path, weights
+        self.formats = formats or Formats.installed()
 
     @classmethod
-    def read(cls, path: Path, tokenizer: Path | None = None, *, weights: bool = True) -> ModelFolder:
+    def read(
+        cls, path: Path, tokenizer: Path | None = None, *, weights: bool = True, formats: Formats | None = None
+    ) -> ModelFolder:
         """Read and check a folder. Arguments and errors are those of `__init__` and `check`."""
-        folder = cls(path, tokenizer, weights=weights)
+        folder = cls(path, tokenizer, weights=weights, formats=formats)
         folder.check()
         return folder
 
     @cached_property
+    def stored(self) -> Stored | None:
+        """What a format of the plugin kind reads of it; None: it is a folder as transformers writes them.
+
+        Raises:
+            ModelError: Several formats claim it, or the one that `--load-format` names does not.
+        """
+        return self.formats.at(self.path)
+
+    @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The parsed `config.json`, or what a GGUF file says in the same words; `check` looks at its numbers.
+        """The parsed `config.json`, or what a format says in the same words; `check` looks at its numbers.
 
         Raises:
             ModelError: It is missing or broken.
         """
-        return read_config(self.path)
+        return config_of(self.path, self.stored)
 
     @cached_property
     def architecture(self) -> str:
@@ -102,7 +117,9 @@ class ModelFolder:
         Raises:
             ModelError: One is broken.
         """
-        return TokenizerFiles.read(self.tokenizer_path, self.path, self.config)
+        same = self.tokenizer_path == self.path
+        own = self.stored if same else self.formats.at(self.tokenizer_path, is_model=False)
+        return TokenizerFiles.of(self.tokenizer_path, own, self.path, self.stored, self.config)
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
@@ -124,7 +141,7 @@ class ModelFolder:
 
     @cached_property
     def _files(self) -> WeightFiles | None:
-        return weight_files(self.path) if self._has_weights else None
+        return weight_files(self.path) if self._has_weights and self.stored is None else None
 
     @cached_property
     def headers(self) -> tuple[TensorHeader, ...] | None:
@@ -133,6 +150,10 @@ class ModelFolder:
         Raises:
             ModelError: A file is missing or broken.
         """
+        if not self._has_weights:
+            return None
+        if self.stored is not None:
+            return tuple(stored_headers(self.stored))
         return None if self._files is None else tuple(headers_of(self.path, self._files))
 
     @cached_property
@@ -140,13 +161,12 @@ class ModelFolder:
         """What the weight files hold, summed up; None: they are not read."""
         if self.headers is None:
             return None
-        return held_by(self.path, self.headers, is_packed=bool(quant_method(self.config)))
+        return held_by(self.headers, is_packed=bool(quant_method(self.config)))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all weight files that are there, whether they are whole or not."""
-        gguf = gguf_of(self.path)
-        files = self.path.glob("*.safetensors") if gguf is None else gguf.files
+        files = self.path.glob("*.safetensors") if self.stored is None else self.stored.files
         return sum(file.stat().st_size for file in files if file.is_file())
 
     @property
@@ -175,7 +195,7 @@ class ModelFolder:
         return self._copy(self.tokenizer_path, ("_files", "headers", "_held", "_claims"), weights=False)
 
     def _copy(self, tokenizer: Path, unread: Collection[str], *, weights: bool) -> ModelFolder:
-        made = ModelFolder(self.path, tokenizer, weights=weights)
+        made = ModelFolder(self.path, tokenizer, weights=weights, formats=self.formats)
         vars(made).update({name: value for name, value in vars(self).items() if name not in (*vars(made), *unread)})
         return made
 
@@ -220,20 +240,17 @@ class ModelFolder:
         return config
 
 
-def held_by(path: Path, headers: Iterable[TensorHeader], *, is_packed: bool) -> Held:
+def held_by(headers: Iterable[TensorHeader], *, is_packed: bool) -> Held:
     """Return what the weight files of a model folder hold.
 
     Args:
-        path: The folder, or a GGUF file.
         headers: Of its tensors.
         is_packed: Several quantised numbers may share an item, of whatever dtype: bitsandbytes stores nf4 in bfloat16.
-
-    Raises:
-        ModelError: One is missing or broken.
     """
-    if (gguf := gguf_of(path)) is not None:
-        return held((place.name, place.shape, 1) for place in gguf.tensors.values())
-    return held((header.name, header.shape, _numbers(header, is_packed)) for header in headers)
+    return held(
+        (header.name, header.numbers or header.shape, 1 if header.numbers else _numbers(header, is_packed))
+        for header in headers
+    )
 
 
 def _numbers(header: TensorHeader, is_packed: bool) -> int:

@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import ModelError
 from dovetail.settings import EngineSettings
 
@@ -127,18 +128,24 @@ def _is_name(name: str) -> bool:
 S = TypeVar("S", bound=EngineSettings)
 
 
-def with_folders(settings: S) -> S:
+def with_folders(settings: S, *, weights: Callable[[], bool] | None = None) -> S:
     """Return the settings with the folders of what they name on a hub.
+
+    Args:
+        settings: That may name a model there.
+        weights: Says whether its weights are needed, where it has to be fetched; None: unless `--load-format` makes
+            them up.
 
     Raises:
         ModelError: See `fetch`.
     """
+    needed = weights or (lambda: not Formats.installed(settings.load_format).is_filled)
     changes: dict[str, str] = {}
     for name, flag in (("model_path", "model"), ("tokenizer_path", "tokenizer")):
         given = getattr(settings, name)
         if given is None or not is_name(given):
             continue
-        wants_weights = name == "model_path" and settings.load_format != "dummy"
+        wants_weights = name == "model_path" and needed()
         revision = settings.revision if name == "model_path" else None
         folder = fetch(given, revision=revision, cache=settings.download_dir, weights=wants_weights, flag=flag)
         changes[name] = str(folder)

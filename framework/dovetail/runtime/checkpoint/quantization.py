@@ -107,7 +107,7 @@ def convert(
     """
     tensors = file_tensors(plain, rules, widths)
     with _reading(chosen.__name__):
-        return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
+        return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target), plain.stored)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import ModelError
-from dovetail.gguf.reader import gguf_of
 from dovetail.model_files import is_there, object_if_there, read_object
 from dovetail.runtime.hf_config import ADAPTER, adapter_alone, inside
 from dovetail.sdk.config import some
@@ -33,13 +33,11 @@ class WeightFiles(NamedTuple):
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """List the files of a checkpoint: GGUF's, or those the index names, else `model.safetensors`, else all such.
+    """List the files of a checkpoint: those the index names, else `model.safetensors`, else all such.
 
     Raises:
         ModelError: None is there, or the index names a file that is not and no whole file stands beside it.
     """
-    if (gguf := gguf_of(folder)) is not None:
-        return WeightFiles(list(gguf.files))
     index, whole, note = index_of(folder), folder / WHOLE, ""
     if index:
         names = sorted(set(index.values()))
@@ -63,7 +61,7 @@ def weight_files(folder: Path) -> WeightFiles:
 
 def is_bare(path: Path) -> bool:
     """Whether a model path has nothing that is, or was meant to be, weights: a folder of descriptions."""
-    if gguf_of(path) is not None:
+    if Formats.installed().at(path) is not None:
         return False
     patterns = ("*.index.json", "*.safetensors", ADAPTER, *PICKLED)
     return not any(next(path.glob(pattern), None) for pattern in patterns)

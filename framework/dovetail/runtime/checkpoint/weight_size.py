@@ -9,12 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dovetail.checkpoint.formats import Stored
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.errors import ModelError
-from dovetail.gguf.blocks import PLAIN
-from dovetail.gguf.names import named_tensors
-from dovetail.gguf.reader import Gguf, gguf_of
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.model_files import check_is_file
 from dovetail.runtime.checkpoint.weight_files import WeightFiles
 from dovetail.sdk.checkpoint import dense_numel
@@ -28,6 +26,7 @@ HEAD = re.compile(r"(?:language_model\.)?lm_head\..+")
 """What an output head of its own is called."""
 MAX_TENSORS = 1 << 19
 """Of a checkpoint: twice as many as models of 400 experts in 60 layers have, with the scales of each."""
+MAX_AXES = 8
 MAX_HEADER_BYTES = 64 << 20
 """Of a file: some 400,000 tensors."""
 COMPARED_BYTES = 4 << 20
@@ -89,8 +88,6 @@ def headers_of(folder: Path, files: WeightFiles) -> list[TensorHeader]:
         ModelError: The checkpoint cannot be read, a file lacks tensors that the index says it has, or two have one that
             the index does not tell apart.
     """
-    if (gguf := gguf_of(folder)) is not None:
-        return gguf_headers(gguf)
     found: list[TensorHeader] = []
     present: dict[str, str] = {}
     for file in files.files:
@@ -169,19 +166,33 @@ def headers(file: Path) -> list[TensorHeader]:
     return sorted(found, key=lambda header: header.start)
 
 
-def gguf_headers(gguf: Gguf) -> list[TensorHeader]:
-    """Return the headers of a GGUF file's tensors, under transformers' names; the shape of blocks is that of bytes.
+def stored_headers(stored: Stored) -> list[TensorHeader]:
+    """Return the headers that a format of the plugin kind reads, held against its files.
 
     Raises:
-        ModelError: Rows of queries or keys are no pairs in heads, or a norm is in blocks.
+        ModelError: A tensor lies outside of its file, is there twice, or has no possible shape; there are too many, or
+            they take more bytes than there are.
+        PluginError: The format fails, or gives something else than headers.
     """
-    found = []
-    for named in named_tensors(gguf):
-        place = named.place
-        if named.heads and named.shape[0] % (2 * named.heads):
-            raise ModelError(f"{place.file}: {place.name} has {named.shape[0]} rows, no pairs in {named.heads} heads")
-        if named.offset and place.kind not in PLAIN:
-            raise ModelError(f"{place.file}: {place.name} is {place.kind}; a norm is F32, F16 or BF16")
-        shape = named.shape if place.kind in PLAIN else (*named.shape[:-1], place.row_bytes)
-        found.append(TensorHeader(named.name, place.file, shape, place.kind))
-    return found
+    sizes = {file: file.stat().st_size for file in stored.files}
+    left, found = dict(sizes), dict[str, TensorHeader]()
+    for header in stored.each("headers"):
+        if not isinstance(header, TensorHeader) or header.file not in sizes:
+            raise PluginError(f"--load-format: {stored.name} gives {header!r}, no header of a tensor in its files")
+        where = f"{header.file}: the tensor {header.name}"
+        if header.name in found:
+            raise ModelError(f"{where} is there twice; get the file again")
+        if len(found) >= MAX_TENSORS:
+            raise ModelError(f"{stored.folder}: its files claim more than {MAX_TENSORS:,} tensors, which no model has")
+        axes = (*header.shape, *header.numbers, header.start, header.stored_bytes)
+        if len(header.shape) > MAX_AXES or not all(type(size) is int and size >= 0 for size in axes):
+            raise ModelError(f"{where} has the shape {some([str(size) for size in header.shape])}; get the file again")
+        end = header.start + header.stored_bytes
+        if end > sizes[header.file]:
+            raise ModelError(f"{where} ends at byte {end:,} of {sizes[header.file]:,}; get the file again")
+        found[header.name] = header
+        left[header.file] -= header.stored_bytes
+    for file, size in left.items():
+        if size < 0:
+            raise ModelError(f"{file}: its tensors take {-size:,} bytes more than it has: they lie on one another")
+    return list(found.values())

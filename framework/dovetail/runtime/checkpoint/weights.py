@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from dovetail.contracts.checkpoint import CheckpointFormat
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.model import SelfLoading, WeightRule
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
@@ -174,26 +175,13 @@ def _place(layer: Layer, move: Move, checkpoint: Checkpoint, device: torch.devic
     return finite
 
 
-def fill_dummy(model: nn.Module, seed: int = 0) -> None:
-    """Fill with small random numbers and finalise: for benchmarks without a checkpoint."""
-    layers = model_layers(model)
+def fill(model: nn.Module, filler: CheckpointFormat, seed: int = 0) -> None:
+    """Let a format make up every parameter, and finalise the layers: for benchmarks without a checkpoint."""
     params = list(model.named_parameters())
-    device = params[0][1].device
-    generator = torch.Generator(device=device).manual_seed(seed)
-    for name, param in tqdm(params, desc="Filling dummy weights", unit="tensor", leave=False):
-        if param.dtype == torch.uint8 and name.endswith("_scale"):
-            param.random_(117, 121, generator=generator)  # powers of two, the exponent's bias being 127
-        elif not param.is_floating_point():
-            low = max(torch.iinfo(param.dtype).min, -128)
-            param.random_(low, low + 256, generator=generator)  # bytes may hold several numbers
-        elif param.dim() == 1 and not name.endswith("bias"):  # biases of one sign would make all tokens alike
-            param.fill_(1.0)
-        elif param.element_size() == 1:  # torch draws no numbers of 8 bits
-            wide = torch.empty(param.shape, device=device).normal_(0.0, 0.02, generator=generator)
-            param.copy_(wide)
-        else:
-            param.normal_(0.0, 0.02, generator=generator)
-    finalize(layers.values())
+    generator = torch.Generator(device=params[0][1].device).manual_seed(seed)
+    for name, param in tqdm(params, desc="Filling weights", unit="tensor", leave=False):
+        filler.fill(name, param, generator)
+    finalize(model_layers(model).values())
 
 
 def finalize(layers: Iterable[Layer]) -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dovetail.checkpoint.formats import KIND, Formats
 from dovetail.contracts.cache import Recurrent
+from dovetail.contracts.checkpoint import CheckpointFormat
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.layers import LayerFactory
@@ -51,7 +53,8 @@ class Checked:
         quantization: Name of the quantisation, "" for none.
         factory: Makes the model's matrices.
         chosen: What attends.
-        checkpoint: What is loaded; None: weights are dummies.
+        checkpoint: What is loaded; None: weights are made up.
+        filler: What makes them up then.
         memory: What the device has, and how it would be divided.
         kernels: Compiles kernels while the model is loaded; None: there are none.
     """
@@ -68,6 +71,7 @@ class Checked:
     factory: LayerFactory
     chosen: Chosen
     checkpoint: Checkpoint | None
+    filler: CheckpointFormat | None
     memory: DeviceMemory
     kernels: CompiledAhead | None
 
@@ -79,7 +83,9 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
         ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
     """
     device = find_device(settings, rank.parallel.rank)
-    folder = ModelFolder.read(settings.folder, weights=settings.load_format != "dummy")
+    formats = Formats.of_plan(plugins, settings.load_format)
+    filler = formats.filler()
+    folder = ModelFolder.read(settings.folder, weights=filler is None, formats=formats)
     hf = folder.config
     kernels = _kernels(device, settings, folder, plugins)
     plugin = _model_plugin(plugins)
@@ -94,7 +100,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     chosen = _choose_attention(plugins, local, device, dtype, settings, rank)
     _check_speculator(plugins, config)
     checkpoint = None
-    if settings.load_format != "dummy":
+    if filler is None:
         target = Target(str(dtype).removeprefix("torch."), device.type)
         checkpoint = converted(method, folder, plugin, config, target)
     headers = None if checkpoint is None else checkpoint.headers
@@ -104,7 +110,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     memory = DeviceMemory(settings, config, device, dtype, rank, checkpoint, built)
     return Checked(
         settings=settings, plugins=plugins, rank=rank, device=device, dtype=dtype, plugin=plugin, config=config,
-        local=local, quantization=quantization, factory=factory, chosen=chosen, checkpoint=checkpoint,
+        local=local, quantization=quantization, factory=factory, chosen=chosen, checkpoint=checkpoint, filler=filler,
         memory=memory, kernels=kernels,
     )  # fmt: skip
 
@@ -120,7 +126,8 @@ def _kernels(
     told = {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
     if not quant_method(folder.config) and settings.quantization in (None, "auto"):
         told.add("load_format")  # plain weights and dummies launch the same
-    return CompiledAhead([settings.model_dump(mode="json", exclude=told), folder.config, plugins.states()])
+    loaded = [state for state in plugins.states() if state[0] != KIND]  # `load_format` says what counts of these
+    return CompiledAhead([settings.model_dump(mode="json", exclude=told), folder.config, loaded])
 
 
 def _choose_attention(

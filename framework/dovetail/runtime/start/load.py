@@ -11,7 +11,7 @@ from torch import nn
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM
-from dovetail.runtime.checkpoint.weights import fill_dummy, load_checkpoint
+from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
 from dovetail.runtime.start.check import Checked
 
 CACHED_PRIMITIVES = "128"
@@ -52,9 +52,9 @@ def load(checked: Checked) -> Loaded:
         model.eval()
         checked.memory.built()
         size = sum(p.numel() * p.element_size() for p in model.parameters())
-        if checked.checkpoint is None:
-            fill_dummy(model)
-        else:
+        if checked.filler is not None:
+            fill(model, checked.filler)
+        elif checked.checkpoint is not None:
             load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
     if is_cpu:
         torch.set_num_threads(checked.settings.num_threads or useful_threads(size, parallel.size))

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import tokenizers
 
+from dovetail.checkpoint.formats import Stored
 from dovetail.checkpoint.spm_model import FILE, FIX, spm_model
-from dovetail.contracts.errors import ModelError
-from dovetail.gguf.reader import gguf_of
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.model_files import check_is_file
 from dovetail.panics import is_panic
 from dovetail.text.tokenizer.claims import check_claims, check_merges
-from dovetail.text.tokenizer.gguf import backend_of
 from dovetail.text.tokenizer.spm import backend_of_model
 
 CONVERTIBLE = ("vocab.json", "vocab.txt", "tekken.json")
@@ -22,14 +21,21 @@ OTHERS = ("*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece.bpe.mod
 """What does not hold all that is needed: a class in code of the model's says how text is cut, or ids are moved."""
 
 
-def load_backend(folder: Path) -> tokenizers.Tokenizer:
-    """Load tokenizer.json or what a GGUF file has, or convert an older format through transformers.
+def load_backend(folder: Path, stored: Stored | None = None) -> tokenizers.Tokenizer:
+    """Load what a format has, or tokenizer.json, or convert an older file through transformers.
+
+    Args:
+        folder: Where the files are.
+        stored: What a format of the plugin kind reads there.
 
     Raises:
         ModelError: There is no tokenizer, or it cannot be read or converted.
+        PluginError: The format gives something else.
     """
-    if (gguf := gguf_of(folder)) is not None:
-        return backend_of(gguf)
+    if stored is not None and (made := stored.ask("tokenizer")) is not None:
+        if not isinstance(made, tokenizers.Tokenizer):
+            raise PluginError(f"--load-format: tokenizer() of {stored.name} gives no tokenizers.Tokenizer")
+        return made
     path = folder / "tokenizer.json"
     if not path.is_file():
         pieces = spm_model(folder)

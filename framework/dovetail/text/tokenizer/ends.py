@@ -20,7 +20,8 @@ def end_ids(files: TokenizerFiles) -> tuple[int, ...]:
 
         if (found := files.listed_id(token)) is not None or files.folder is None:
             return found
-        folder = files.folder
-        return load_backend(folder).token_to_id(token) if any((folder / name).is_file() for name in FORMATS) else None
+        folder, stored = files.folder, files.stored
+        is_known = stored is not None or any((folder / name).is_file() for name in FORMATS)
+        return load_backend(folder, stored).token_to_id(token) if is_known else None
 
     return files.end_ids(id_of)

@@ -157,7 +157,7 @@ class Tokenizer:
         Raises:
             ModelError: As `load`.
         """
-        backend = load_backend(folder)
+        backend = load_backend(files.folder or folder, files.stored)
         try:
             return cls(backend, files)
         except DovetailError:

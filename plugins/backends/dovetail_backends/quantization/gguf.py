@@ -1,6 +1,6 @@
 """`gguf`: the tensors of a GGUF file, which come in blocks.
 
-The reader of such files (`runtime/checkpoint/gguf.py`) has given tensors transformers' names; a matrix `[N, K]` in
+The reader of such files (`gguf/format.py`) has given tensors transformers' names; a matrix `[N, K]` in
 blocks is uint8 `[N, bytes of a row]`, and its dtype is called as llama.cpp calls it. Q4_0 is what `Int4` holds with
 groups of 32 and stays packed; all others are written out. Q8_0 has 32 scales where torch's product takes one for a row,
 and the K types have minima that are no multiples of their scales.
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.gguf.blocks import BY_NAME
-from dovetail.gguf.blocks import PLAIN as PLAIN_TYPES
-from dovetail.gguf.config import METHOD
 from dovetail.sdk.quantization.forms import Form, in_chunks, stays_packed
 from dovetail.sdk.quantization.words import exchange, swap
+from dovetail_backends.gguf.blocks import BY_NAME
+from dovetail_backends.gguf.blocks import PLAIN as PLAIN_TYPES
+from dovetail_backends.gguf.config import METHOD
 from dovetail_backends.quantization.gguf_blocks import READERS, halves, numbers
 from dovetail_backends.quantization.keys import known
 from dovetail_backends.quantization.modules import NAMES, Packed, Reads, by_expert

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.gguf.blocks import BY_NAME
 from dovetail.sdk.quantization.forms import by_rows
+from dovetail_backends.gguf.blocks import BY_NAME
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the nibbles of IQ4 stand for: closer to each other around zero, where most weights are."""

@@ -17,10 +17,10 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from dovetail.gguf.reader import Gguf
-from dovetail.gguf.texts import START, special_tokens, texts, wrong_tokenizer
-from dovetail.text.tokenizer.gguf_cuts import ADDS_BOS, COMPOSED, CUTS, IGNORES_MERGES
-from dovetail.text.tokenizer.spm import NORMAL, add_pieces, around, merges_of, pieces_backend
+from dovetail.sdk.pieces import NORMAL, add_pieces, around, merges_of, pieces_backend
+from dovetail_backends.gguf.cuts import ADDS_BOS, COMPOSED, CUTS, IGNORES_MERGES
+from dovetail_backends.gguf.reader import Gguf
+from dovetail_backends.gguf.texts import START, special_tokens, texts, wrong_tokenizer
 
 
 def backend_of(gguf: Gguf) -> tokenizers.Tokenizer:

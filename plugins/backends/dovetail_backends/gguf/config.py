@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.contracts.errors import ModelError
-from dovetail.gguf.blocks import PLAIN
-from dovetail.gguf.reader import Gguf, LazyArray
+from dovetail_backends.gguf.blocks import PLAIN
+from dovetail_backends.gguf.reader import Gguf, LazyArray
 
 METHOD = "gguf"
 """The `quant_method` of all such files."""

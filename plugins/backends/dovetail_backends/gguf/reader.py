@@ -17,7 +17,6 @@ Source: ggml's `docs/gguf.md`, read November 2026.
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail.contracts.errors import ModelError
-from dovetail.gguf.blocks import TYPES
-from dovetail.model_files import check_is_file
+from dovetail_backends.gguf.blocks import TYPES
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -48,8 +46,6 @@ MAX_ITEM = 1 << 12
 """Bytes of a text in one: a token, or the two of a merge."""
 MAX_AXES = 4
 MAX_ALIGNMENT = 1 << 20
-DIVIDED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-"""How files of a divided model are called."""
 
 
 class TensorPlace(NamedTuple):
@@ -156,62 +152,17 @@ class Gguf:
         return value
 
 
-def gguf_of(path: Path) -> Gguf | None:
-    """Return what a model path's GGUF file says, None where the path is none, or a folder of another checkpoint.
-
-    Args:
-        path: A file, the first of a divided model's, or a folder that holds one model and no safetensors.
+def read_files(files: tuple[Path, ...]) -> Gguf:
+    """Return what the heads of a model's files say; read once for as long as the files are the same.
 
     Raises:
-        ModelError: The file is broken, a part of it is missing, or there are several to choose from.
+        ModelError: One is broken, or they do not go together.
     """
-    file = gguf_file(path)
-    if file is None:
-        return None
-    files = _parts(file)
-    stamps = tuple((one.stat().st_size, one.stat().st_mtime_ns) for one in files)
+    try:
+        stamps = tuple((one.stat().st_size, one.stat().st_mtime_ns) for one in files)
+    except OSError as error:
+        raise ModelError(f"{files[0]}: cannot be read as GGUF: {error}") from None
     return _read(files, stamps)
-
-
-def gguf_file(path: Path) -> Path | None:
-    """Return the first file of a model path's GGUF, None where it has none; see `gguf_of`.
-
-    Raises:
-        ModelError: There are several to choose from.
-    """
-    if path.is_file():
-        return path if path.suffix == ".gguf" or _begins(path) else None
-    if not path.is_dir() or any(path.glob("*.safetensors")):
-        return None
-    found = [file for file in sorted(path.glob("*.gguf")) if not file.name.startswith("mmproj")]
-    models = [file for file in found if (part := DIVIDED.fullmatch(file.name)) is None or int(part[2]) == 1]
-    if len(models) > 1:
-        names = ", ".join(file.name for file in models[:8]) + (" and others" if len(models) > 8 else "")
-        raise ModelError(f"model path {str(path)!r}: several GGUF files; give one of them as the path: {names}")
-    return next(iter(models or found), None)
-
-
-def _begins(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-def _parts(file: Path) -> tuple[Path, ...]:
-    """Return all files of a model, whichever of them was given.
-
-    Raises:
-        ModelError: One is not there.
-    """
-    divided = DIVIDED.fullmatch(file.name)
-    if divided is None:
-        return (file,)
-    num = int(divided[3])
-    files = tuple(file.with_name(f"{divided[1]}-{index:05}-of-{num:05}.gguf") for index in range(1, num + 1))
-    lost = [one.name for one in files if not one.is_file()]
-    if lost:
-        more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
-        raise ModelError(f"{file}: of the {num} files of this model {', '.join(lost[:4])}{more} are missing; get them")
-    return files
 
 
 @lru_cache(maxsize=4)
@@ -254,7 +205,6 @@ class Head:
 
     def __enter__(self) -> Head:
         try:
-            check_is_file(self.file)
             with self.file.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped

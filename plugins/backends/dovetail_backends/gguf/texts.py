@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.contracts.errors import ModelError
-from dovetail.gguf.reader import Gguf
+from dovetail_backends.gguf.reader import Gguf
 
 NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"} | {
     "seperator": "sep_token",  # codespell:ignore seperator - llama.cpp spells it so

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dovetail.gguf.config import ARCHITECTURES, Architecture, architecture_of
-from dovetail.gguf.reader import Gguf, TensorPlace
+from dovetail_backends.gguf.config import ARCHITECTURES, Architecture, architecture_of
+from dovetail_backends.gguf.reader import Gguf, TensorPlace
 
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
