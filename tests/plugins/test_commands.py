@@ -191,6 +191,20 @@ def test_check_runs_the_kit(
     assert "loading it changed the core: dovetail.contracts.errors.ModelError" in out
 
 
+def test_a_name_of_two_packages_is_checked_by_package(
+    site: FakeSite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`check` asks which one is meant, and takes the qualified name."""
+    monkeypatch.setenv("PYTHONPATH", str(site.root))
+    add(site)
+    add(site, "zeta", before="raise ValueError('zeta is broken')", **{"acme-r2": "zeta_parser:Parser"})
+    said = run(capsys, "check", "acme-r2", code=2)
+    assert "'acme-r2': provided by 2 packages; choose one: acme:acme-r2 or zeta:acme-r2" in said
+    assert "0 failed" not in (out := run(capsys, "check", "acme:acme-r2"))
+    assert "passed" in out
+    assert "zeta is broken" in run(capsys, "check", "zeta:acme-r2", code=1)
+
+
 KIT = """
 from dovetail_testing import ReasoningParserConformance, Sample, ToolParserConformance
 
