@@ -201,6 +201,7 @@ def test_a_merge_longer_than_every_token_is_told_in_one_line(
 @pytest.mark.parametrize(
     "part",
     [
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": ""}]}},
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 0}]}},
         {"post_processor": TEMPLATE | {"single": [{"SpecialToken": {"id": "X", "type_id": 0}}, TEXT]}},

@@ -22,7 +22,7 @@ from dovetail.text.tokenizer.spm import check_table
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _INSIDE = frozenset(bytes([code]) for code in range(0x80, 0xC0))
 """Bytes within a character of UTF-8."""
-_LISTS = ("pretokenizers", "processors")
+_LISTS = ("normalizers", "pretokenizers", "processors")
 
 
 class _Model(msgspec.Struct):
@@ -37,6 +37,7 @@ class _File(msgspec.Struct):
     """What is asked of the file."""
 
     model: _Model
+    normalizer: Any = None
     pre_tokenizer: Any = None
     post_processor: Any = None
 
@@ -46,7 +47,8 @@ def check_claims(path: Path) -> None:
 
     Raises:
         ModelError: The file cannot be read, its table of characters is broken, a merge is longer than every token or
-            shorter than its prefix, or a step of its pre-tokenizer or post-processor has an impossible value.
+            shorter than its prefix, or a step of its normalizer, pre-tokenizer or post-processor has an impossible
+            value.
     """
     try:
         check_is_file(path)
@@ -59,7 +61,7 @@ def check_claims(path: Path) -> None:
         file = msgspec.json.decode(raw, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return  # of another form: the library says what is wrong with it, and does not panic
-    steps = [*_flat(file.pre_tokenizer), *_flat(file.post_processor)]
+    steps = [*_flat(file.normalizer), *_flat(file.pre_tokenizer), *_flat(file.post_processor)]
     wrong = _wrong_merge(file.model) or next(filter(None, map(_wrong_step, steps)), None)
     if wrong is not None:
         raise ModelError(f"{path}: not a tokenizer.json that can be read: {wrong}; download it again")
@@ -140,6 +142,8 @@ def _flat(part: Any) -> Iterator[dict[str, Any]]:
 def _wrong_step(step: dict[str, Any]) -> str | None:
     """Say what the library cannot do of a step."""
     kind = step.get("type")
+    if kind == "Prepend" and step.get("prepend") == "":
+        return "its normalizer Prepend puts nothing in front"
     if kind == "FixedLength" and step.get("length") == 0:
         return "its pre-tokenizer FixedLength has length 0"
     if kind == "TemplateProcessing":
