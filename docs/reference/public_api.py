@@ -32,6 +32,7 @@ OWNERS = {
     "cache": "model",
     "checkpoint": "checkpoint",
     "config": "model",
+    "device": ALL_OWNER,
     "errors": ALL_OWNER,
     "grammar": "grammar_backend",
     "hooks": "hooks",

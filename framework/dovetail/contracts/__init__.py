@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
     from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeader
     from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
+    from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph
     from dovetail.contracts.errors import (
         ConfigError,
         DovetailError,
@@ -154,6 +155,9 @@ __all__ = [
     "Conversion",
     "Cut",
     "DovetailError",
+    "Device",
+    "DeviceEvent",
+    "DeviceGraph",
     "DraftRequest",
     "Dropped",
     "EngineDeadError",
@@ -306,6 +310,9 @@ _HOME = {
     "ModelConfig": "config",
     "RopeConfig": "config",
     "RoutedExperts": "config",
+    "Device": "device",
+    "DeviceEvent": "device",
+    "DeviceGraph": "device",
     "RequestError": "errors",
     "CompiledGrammar": "grammar",
     "GrammarBackend": "grammar",

@@ -121,7 +121,7 @@ class GroupExecutor:
             if isinstance(answer, Built):
                 check_same(mine, answer, rank)
                 free.append((answer.device, answer.free))
-        if device.kind == "cuda":
+        if device.kind != "cpu":
             check_equal(free)
 
     def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:

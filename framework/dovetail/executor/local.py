@@ -24,6 +24,7 @@ from dovetail.messages.step import (
     StepOutput,
 )
 from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.plan import chunk_size
 from dovetail.runtime.profiling import TorchProfile
 from dovetail.runtime.ranks import ALONE, Rank
@@ -45,7 +46,7 @@ class LocalExecutor:
         """
         self.runner = ModelRunner(settings, plugins, rank)
         self.stepper = self.runner.stepper
-        self._chunk_size = chunk_size(settings, self.runner.device.type, self.runner.weight_bytes)
+        self._chunk_size = chunk_size(settings, device_of(self.runner.device).kind, self.runner.weight_bytes)
         self._in_flight: deque[InFlightStep] = deque()
         self._rank = rank.parallel.rank
         self._profile: TorchProfile | None = None
@@ -102,7 +103,7 @@ class LocalExecutor:
 
     def is_computing(self) -> bool:
         """See `Executor`. The step's logits are the last that was sent to the device."""
-        return self.runner.device.type == "cuda" and not torch.cuda.current_stream(self.runner.device).query()
+        return not device_of(self.runner.device).is_idle()
 
     def is_readable(self) -> bool:
         """Whether the device has computed the oldest step that has not been read."""
@@ -131,9 +132,7 @@ class LocalExecutor:
 
     def device_memory(self) -> tuple[int, int]:
         """See `Executor`."""
-        if self.runner.device.type != "cuda":
-            return 0, 0
-        free, total = torch.cuda.mem_get_info(self.runner.device)
+        free, total = device_of(self.runner.device).memory() or (0, 0)
         return total - free, total
 
     def start_profile(self, spec: ProfileSpec) -> None:
@@ -174,13 +173,13 @@ def step_error(error: Exception, device: torch.device) -> StepError:
     is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-        except RuntimeError:
-            raise error from None
-        if is_memory:
-            torch.cuda.empty_cache()
+    found = device_of(device)
+    try:
+        found.synchronize()
+    except RuntimeError:
+        raise error from None
+    if is_memory:
+        found.trim()
     if not is_memory:
         logger.error("A step failed; its requests are tried again.", exc_info=error)
     return StepError.of(error, is_memory=is_memory)

@@ -7,6 +7,7 @@ import torch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.model import ModelPlugin
+from dovetail.runtime.device.devices import device_of
 from dovetail.settings import EngineSettings
 
 
@@ -34,9 +35,10 @@ def check_model(
         reasons.append(f"the model {config.architecture} ({plugin.__name__}) does not say that it is batch-invariant")
     if quantization:
         reasons.append(f"products of {quantization} weights choose their kernels by rows; use a plain checkpoint")
-    if device.type != "cpu" and config.experts is not None:
-        reasons.append(f"experts on {device.type} choose their kernels by rows; --device cpu works")
-    if device.type != "cpu" and settings.tensor_parallel_size > 1:
-        reasons.append(f"sums of ranks on {device.type} choose their kernels by rows; use --tensor-parallel-size 1")
+    found = device_of(device)
+    if "experts" in found.by_rows and config.experts is not None:
+        reasons.append(f"experts on {found.kind} choose their kernels by rows; --device cpu works")
+    if "sums" in found.by_rows and settings.tensor_parallel_size > 1:
+        reasons.append(f"sums of ranks on {found.kind} choose their kernels by rows; use --tensor-parallel-size 1")
     if reasons:
         raise ConfigError(f"--batch-invariant: {'; '.join(reasons)}")

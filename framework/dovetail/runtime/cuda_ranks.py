@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.contracts.layers import FusedSums
+from dovetail.runtime.device.devices import device_of
 from dovetail.sdk.layers.ops.peer_sum import PeerBuffers, peer_sum
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class CudaCommunicator:
         self._group, self._rehearsed = dist.group.WORLD, None
         dist.all_reduce(torch.zeros(1, device=self._device))  # NCCL connects with the first one
         self._peers = self._meet_in_memory()
-        torch.cuda.synchronize(self._device)
+        device_of(self._device).synchronize()
 
     def _meet_in_memory(self) -> PeerBuffers | None:
         """Return memory that all ranks see, or None where some rank has none."""
@@ -92,7 +93,7 @@ class CudaCommunicator:
         own = symmetric.empty(num_bytes, dtype=torch.uint8, device=self._device)
         own.zero_()
         handle = symmetric.rendezvous(own, self._group)
-        torch.cuda.synchronize(self._device)
+        device_of(self._device).synchronize()
         dist.barrier()  # no rank signals to one that has yet to write its zeros
         pointers = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=self._device)
         return PeerBuffers.make(self.rank, self._size, MAX_ROWS, MAX_WIDTH, own, pointers, handle)
@@ -158,10 +159,8 @@ class CudaCommunicator:
 
 def _is_idle_within(device: torch.device, limit_s: float) -> bool:
     """Whether the device comes to the end of what was sent to it, in so many seconds."""
-    if device.type == "cpu":
-        return True
-    stream, until = torch.cuda.current_stream(device), time.monotonic() + limit_s
-    while not stream.query():
+    found, until = device_of(device), time.monotonic() + limit_s
+    while not found.is_idle():
         if time.monotonic() > until:
             return False
         time.sleep(POLL_S)

@@ -14,6 +14,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.weight_size import weight_size
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.checks import gib
 from dovetail.runtime.memory.host import host_bytes, resident_bytes
 from dovetail.runtime.memory.plan import NUM_SPARE, DeviceBytes, MemoryPlan, plan_memory
@@ -50,13 +51,13 @@ class DeviceMemory:
         self._num_ranks, self._meeting, self._is_first = rank.parallel.size, rank.meeting, rank.parallel.rank == 0
         self._config = config.of_rank(self._num_ranks)
         self._bytes = self._measure()
-        self._process_bytes = resident_bytes() if device.type == "cpu" else None
+        self._process_bytes = resident_bytes() if device_of(device).is_host else None
         name = str(dtype).removeprefix("torch.")
         self._weights = weight_size(
             None if checkpoint is None else checkpoint.headers,
             config,
             name,
-            device.type,
+            device_of(device).kind,
             built=built,
             num_ranks=self._num_ranks,
         )
@@ -93,8 +94,7 @@ class DeviceMemory:
         Raises:
             ConfigError: There is no memory for a KV pool.
         """
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what loading left in torch's hands is free for the pool
+        device_of(self._device).trim()  # what loading left in torch's hands is free for the pool
         meeting, left = self._meeting, self._measure().free
         own = weight_bytes + self._weights.repacked_bytes
         self.plan = (
@@ -133,8 +133,8 @@ class DeviceMemory:
                 f"more; --chunked-prefill-size {max_prefill_tokens} says the same."
             )
             self.plan = dataclasses.replace(self.plan, notes=(*self.plan.notes, note))
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if not device_of(self._device).is_host:
+            device_of(self._device).synchronize()
             left = self._bytes.left or self._bytes.free
             measured = left - self.plan.kv_bytes - device_bytes(self._device).free
             self.plan = dataclasses.replace(self.plan, measured_bytes=max(0, measured))
@@ -153,7 +153,7 @@ class DeviceMemory:
         return self._make_plan(weight_bytes)
 
     def _make_plan(self, weight_bytes: int) -> MemoryPlan:
-        has_graphs = self._device.type == "cuda" and not self._settings.disable_cuda_graph
+        has_graphs = device_of(self._device).captures and not self._settings.disable_cuda_graph
         name = str(self._dtype).removeprefix("torch.")
         plan = plan_memory(self._settings, self._config, name, self._bytes, weight_bytes, has_graphs=has_graphs)
         return dataclasses.replace(plan, weight_notes=self._notes)
@@ -161,8 +161,8 @@ class DeviceMemory:
 
 def device_bytes(device: torch.device) -> DeviceBytes:
     """Measure a device."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        name = f"{device} {torch.cuda.get_device_name(device)}"
-        return DeviceBytes(kind="cuda", name=name, total=total, free=free)
-    return host_bytes()
+    found = device_of(device)
+    if (own := found.memory()) is None:
+        return host_bytes()
+    free, total = own
+    return DeviceBytes(kind=found.kind, name=f"{device} {found.model}", total=total, free=free)

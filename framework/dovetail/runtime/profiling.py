@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dovetail.messages import ProfileSpec
 from dovetail.messages.executor import ProfileError
+from dovetail.runtime.device.devices import device_of
 
 TAIL_BYTES = 64
 
@@ -26,9 +27,11 @@ class TorchProfile:
         """
         self.path = Path(spec.folder) / f"{spec.name}-TP-{rank}.trace.json"
         kinds = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
-        wanted = spec.activities or (("CPU", "GPU") if device.type == "cuda" else ("CPU",))
-        if "GPU" in wanted and device.type != "cuda":
-            raise ProfileError(f"activities: this engine runs on {device.type}; possible: CPU")
+        found = device_of(device)
+        wanted = spec.activities or found.activities
+        if not {*wanted} <= {*found.activities}:
+            possible = ", ".join(found.activities)
+            raise ProfileError(f"activities: this engine runs on {found.kind}; possible: {possible}")
         self._profile = profile(
             activities=[kinds[name] for name in wanted],
             record_shapes=spec.record_shapes,

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from dovetail.contracts.device import Device, DeviceEvent
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.repeats import outermost_lists
 
 LONG = 1024
@@ -18,23 +20,22 @@ LONG = 1024
 class LayerEvents:
     """Events behind the layers of one step, in order."""
 
-    def __init__(self, count: Callable[[], object]) -> None:
+    def __init__(self, device: Device, count: Callable[[], object]) -> None:
         """None is recorded yet; `count` is called for each that the device passes."""
-        self._events: deque[torch.cuda.Event] = deque()
-        self._count = count
+        self._events: deque[DeviceEvent] = deque()
+        self._device, self._count = device, count
 
     def record(self, *_: object) -> None:
         """Put an event behind what was launched so far."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._events.append(event)
+        if (event := self._device.mark()) is not None:
+            self._events.append(event)
 
     def passed(self, *, wait: bool) -> None:
         """Count what the device has passed by now, or `wait` and count all."""
         while self._events:
             if wait:
                 self._events[0].synchronize()
-            elif not self._events[0].query():  # type: ignore[no-untyped-call]
+            elif not self._events[0].query():
                 return
             self._events.popleft()
             self._count()
@@ -54,8 +55,8 @@ class LayerProgress:
         """Watch a model; one that is no module of torch has no layers."""
         self.num = 0
         self._layers = layers_of(model) if isinstance(model, nn.Module) else []
-        self._is_cpu = device.type == "cpu"
-        for layer in self._layers if self._is_cpu else ():
+        self._device = device_of(device)
+        for layer in self._layers if self._device.is_host else ():
             layer.register_forward_hook(self.count)
 
     def count(self, *_: object) -> None:
@@ -65,10 +66,10 @@ class LayerProgress:
     @contextmanager
     def recording(self, num_tokens: int) -> Iterator[LayerEvents | None]:
         """Inside, the layers of a step of so many new tokens are launched; yields the events of one that has some."""
-        if self._is_cpu or num_tokens < LONG:
+        if self._device.is_host or num_tokens < LONG:
             yield None
             return
-        events = LayerEvents(self.count)
+        events = LayerEvents(self._device, self.count)
         hooks = [layer.register_forward_hook(events.record) for layer in self._layers]
         try:
             yield events

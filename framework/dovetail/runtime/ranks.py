@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.contracts.layers import FusedSums, Parallel
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.settings import EngineSettings
 
@@ -166,7 +167,7 @@ class GlooCommunicator:
 
 def communicator(settings: EngineSettings, rank: int, device: torch.device) -> Communicator:
     """Return what ranks on devices of this kind exchange tensors by."""
-    if device.type != "cuda":
+    if not device_of(device).reads_peers:
         return GlooCommunicator(rank, settings.tensor_parallel_size)
     from dovetail.runtime.cuda_ranks import CudaCommunicator  # imports Triton
 

@@ -13,8 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dovetail.contracts.device import DeviceEvent
 from dovetail.messages import TokenLogprob
 from dovetail.messages.step import Floats, StepInput, StepOutput
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.device.row_params import SampleRow
 from dovetail.runtime.device.upload import to_host
 from dovetail.runtime.graphs.batch import place_in_row
@@ -87,7 +89,7 @@ class InFlightStep:
     layers: LayerEvents | None = None
     _host: Tensor | None = None
     _pooled: Tensor | None = None
-    _copied: torch.cuda.Event | None = None
+    _copied: DeviceEvent | None = None
 
     def add_silent(self, at: npt.NDArray[np.int64], non_finite: Tensor) -> None:
         """Note rows that get no token; `non_finite` `[S]` bool may be overwritten by the next step."""
@@ -101,16 +103,14 @@ class InFlightStep:
             self._host = to_host(chosen[0] if len(chosen) == 1 else torch.cat(chosen))
         if self.pooled:
             self._pooled = to_host(torch.stack([state for _, state in self.pooled]))
-        if device.type != "cpu":
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+        self._copied = device_of(device).mark()
 
     @property
     def is_computed(self) -> bool:
         """Whether the device has come to the end of it."""
         if self.layers is not None:
             self.layers.passed(wait=False)
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+        return self._copied is None or bool(self._copied.query())
 
     def wait(self) -> npt.NDArray[np.int64]:
         """Wait for the device; return what `start_copy` sent."""

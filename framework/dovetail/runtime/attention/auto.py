@@ -36,6 +36,7 @@ from dovetail.runtime.attention.measure import (
     remember,
     remembered,
 )
+from dovetail.runtime.device.devices import device_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,7 @@ class Requirements:
             logger.debug("making %s failed", backend.__name__, exc_info=True)
             return f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())}"
         finally:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            device_of(self.device).trim()
         return None
 
 
@@ -222,7 +222,7 @@ class Auto:
             [
                 [[planned[name].qualified, planned[name].version, each.library()] for name, each in loaded.items()],
                 sorted({repr(dataclasses.replace(spec, index=0)) for spec in wanted.config.layers}),
-                [str(wanted.dtype), wanted.page_size, _device_name(wanted.device)],
+                [str(wanted.dtype), wanted.page_size, device_of(wanted.device).model],
                 [_installed(DISTRIBUTION), torch.__version__, _installed("triton")],
             ]
         )
@@ -245,10 +245,6 @@ class Auto:
 
 def _told(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _installed(name: str) -> Any:

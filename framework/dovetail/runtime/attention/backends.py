@@ -10,7 +10,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.errors import ModelError, PluginError
+from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.contracts.needs import unserved
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -19,7 +19,7 @@ from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requireme
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
 from dovetail.runtime.attention.measure import Measuring
-from dovetail.runtime.device.present import no_cuda, without
+from dovetail.runtime.device.devices import CLASSES
 from dovetail.runtime.memory.checks import check_devices
 from dovetail.settings import EngineSettings
 
@@ -34,13 +34,12 @@ def find_device(settings: EngineSettings, rank: int = 0) -> torch.device:
     Raises:
         ConfigError: It is not there, or not enough of them are.
     """
-    kind = kind_of(settings.device)
-    if kind == "cpu":
+    found = CLASSES[kind_of(settings.device)]
+    if found.is_host:
         return torch.device("cpu")
-    given = check_devices(settings, torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if settings.devices is not None or settings.tensor_parallel_size > 1:
-        torch.cuda.set_device(given[rank])
-    return torch.device(kind, torch.cuda.current_device())
+    given = check_devices(settings, found.num(), os.environ.get(found.hides))
+    is_chosen = settings.devices is not None or settings.tensor_parallel_size > 1
+    return found.take(given[rank] if is_chosen else None)
 
 
 def kind_of(name: str) -> str:
@@ -49,11 +48,11 @@ def kind_of(name: str) -> str:
     Raises:
         ConfigError: There is none.
     """
-    found = torch.cuda.is_available()
     if name == "auto":
-        name = "cuda" if found else "cpu"
-    if name == "cuda" and not found:
-        raise no_cuda(without(torch.__version__, torch.version.cuda))
+        others = (kind for kind, device in CLASSES.items() if not device.is_host and device.absent() is None)
+        return next(others, "cpu")
+    if (cause := CLASSES[name].absent()) is not None:
+        raise ConfigError(f"--device {name}: {cause}, or use --device cpu")
     return name
 
 

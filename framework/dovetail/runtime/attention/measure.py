@@ -34,6 +34,7 @@ from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.runtime.attention.grouped import attended_groups
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.spare import records
 from dovetail.sdk.layers.attention import attend, attend_qkv
 
@@ -49,7 +50,6 @@ NUM_LAYERS = 2
 MAX_REPEATS = 32
 FEW_TOKENS = 4096
 """A step of fewer tokens is repeated, so that a clock sees more than launches."""
-REPLAYS = 7
 ALIKE = 2e-2
 """By how much a result may differ from the default's: rounding in bfloat16 stays below, a wrong mask does not."""
 SEED = 1
@@ -152,7 +152,7 @@ def measure(candidates: Mapping[str, Backend], group: World, measuring: Measurin
         measuring: How.
         digest: Of what figures depend on; see `digest_of`.
     """
-    devices = [group.device] if group.device.type == "cuda" else []
+    devices = [] if device_of(group.device).is_host else [group.device]
     with torch.random.fork_rng(devices):  # what is drawn later does not depend on whether this was measured
         return _measure(candidates, group, measuring, digest)
 
@@ -206,8 +206,7 @@ class World:
     def release(self) -> None:
         """Give the memory back."""
         self._pool = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        device_of(self.device).trim()
 
     def seconds(self, backend: Backend, step: Step, clock: Clock) -> float:
         """Return the seconds that a layer takes."""
@@ -324,35 +323,15 @@ def _file(folder: Path, digest: str) -> Path:
     return folder / f"attention-{digest}.json"
 
 
-def cuda_measuring(*, compiles_ahead: bool) -> Measuring:
-    """Return how backends are measured on the current CUDA device."""
+def measuring_on(device: torch.device, *, compiles_ahead: bool) -> Measuring:
+    """Return how backends are measured on a device that compiles kernels."""
     from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
 
     def compile_all(digest: str, rehearsals: Sequence[Callable[[], None]]) -> None:
         if compiles_ahead:
             CompiledAhead(["attention", digest]).compile(rehearsals)
 
-    return Measuring(cuda_seconds, records(), compile_all)
+    def seconds(run: Run, is_captured: bool) -> float:
+        return device_of(device).seconds(run, is_captured=is_captured)
 
-
-def cuda_seconds(run: Run, is_captured: bool) -> float:
-    """Return the median seconds of some runs on the current stream; see `Clock`."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    if is_captured:
-        with torch.cuda.graph(graph, stream=stream):
-            run()
-    again: Callable[[], object] = graph.replay if is_captured else run
-    times: list[float] = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        again()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    return Measuring(seconds, records(), compile_all)

@@ -18,6 +18,7 @@ from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.mapped import MappedFiles
+from dovetail.runtime.device.devices import device_of
 from dovetail.sdk.checkpoint import NAMES, dtype_name
 from dovetail.sdk.config import some
 from dovetail.sdk.quantization.scratch import SCRATCH
@@ -154,7 +155,7 @@ class Checkpoint:
                     source: self._stored(source, experts if source in conversion.by_expert else None)
                     for source in conversion.sources
                 }
-                if device is not None and device.type != "cpu":
+                if device is not None and not device_of(device).is_host:
                     stored = {source: tensor.to(device) for source, tensor in stored.items()}
                 is_open = in_scratch and is_alone(conversion)
                 with SCRATCH.opened(is_open=is_open):

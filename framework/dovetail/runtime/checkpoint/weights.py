@@ -22,6 +22,7 @@ from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.model import SelfLoading, WeightRule
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weight_match import Move, match_weights
+from dovetail.runtime.device.devices import device_of
 from dovetail.sdk.checkpoint import is_finite
 from dovetail.sdk.config import some
 from dovetail.sdk.layers.base import Layer
@@ -81,7 +82,7 @@ def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoi
         ) as bar,
     ):
         stack.callback(SCRATCH.clear)
-        threads = 1 if device is None or device.type != "cpu" else MAX_THREADS
+        threads = 1 if device is None or not device_of(device).is_host else MAX_THREADS
         for num_bytes in side_by_side(fill, order, threads):
             bar.update(num_bytes)
     if poisoned:

@@ -1,4 +1,4 @@
-"""CUDA graphs that share one memory pool, and the outputs that a replay lends.
+"""Graphs that share one memory pool, and the outputs that a replay lends.
 
 A graph's outputs lie in the pool. Every graph captured earlier may use the same memory for its intermediate results, so
 its replay overwrites them. The outputs of a replay are therefore *borrowed*: they are valid until the next replay of
@@ -13,6 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from dovetail.contracts.device import DeviceGraph
+from dovetail.runtime.device.devices import device_of
 
 T = TypeVar("T")
 
@@ -41,7 +44,7 @@ class Borrowed(Generic[T]):
             RuntimeError: Another graph of the pool was replayed since, and may have overwritten them.
         """
         if self._at != self._graph.pool.num_replays:
-            raise RuntimeError("the outputs of a CUDA graph were read after another graph's replay; copy them before")
+            raise RuntimeError("the outputs of a graph were read after another graph's replay; copy them before")
         return self._graph.outputs
 
     def renew(self) -> None:
@@ -58,7 +61,7 @@ class PooledGraph(Generic[T]):
         outputs: Static tensors, for whoever captures more behind them; what a replay leaves is read from its loan.
     """
 
-    def __init__(self, pool: GraphPool, graph: torch.cuda.CUDAGraph, outputs: T) -> None:
+    def __init__(self, pool: GraphPool, graph: DeviceGraph, outputs: T) -> None:
         """The graph has not been replayed yet: `outputs` hold nothing."""
         self.pool, self.graph, self.outputs = pool, graph, outputs
 
@@ -94,15 +97,7 @@ class GraphPool:
         """Record a step, whose results become the graph's outputs."""
         return PooledGraph(self, *self._record(step))
 
-    def _record(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Run a step on a side stream, which loads its kernels and makes its caches, then record it."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._handle):
-            result = step()
-        self._handle = graph.pool()
+    def _record(self, step: Callable[[], T]) -> tuple[DeviceGraph, T]:
+        """Run a step aside, then record it in the memory that all graphs share."""
+        graph, result, self._handle = device_of(self._device).capture(step, self._handle)
         return graph, result

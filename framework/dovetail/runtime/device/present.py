@@ -24,7 +24,7 @@ def check_device(settings: EngineSettings) -> None:
         ConfigError: It is not; see `why_no_cuda`.
     """
     if settings.device == "cuda" and (cause := why_no_cuda()) is not None:
-        raise no_cuda(cause)
+        raise ConfigError(f"--device cuda: {cause}, or use --device cpu")
 
 
 def known_device(settings: EngineSettings) -> str:
@@ -47,11 +47,6 @@ def why_no_cuda() -> str | None:
     if built is not None and (hidden := os.environ.get(HIDES)) is not None and hidden.strip() in ("", "-1"):
         return f"{HIDES} is {hidden!r} and hides every device; name one there or unset it"
     return without(version, built) if built is None or not _has_driver() else None
-
-
-def no_cuda(cause: str) -> ConfigError:
-    """Return the error for `--device cuda` where there is none."""
-    return ConfigError(f"--device cuda: {cause}, or use --device cpu")
 
 
 def without(version: str, built: str | None) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dovetail.runtime.device.devices import device_of
+
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a fresh host tensor on the device; through pinned memory where it is a GPU."""
@@ -20,7 +22,7 @@ def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a fresh host tensor in memory from which a device copies without the host's waiting."""
-    return tensor if device.type == "cpu" else tensor.pin_memory()
+    return device_of(device).pinned(tensor)
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -28,7 +30,4 @@ def to_host(tensor: Tensor) -> Tensor:
 
     The copy may be read once the device has come that far.
     """
-    if tensor.device.type == "cpu":
-        return tensor.clone()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+    return device_of(tensor.device).to_host(tensor)

@@ -148,7 +148,7 @@ def _same_form(a: Tensor, b: Tensor) -> bool:
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     """What a kernel is specialised on."""
-    start = tensor.data_ptr() % PERIOD if tensor.device.type != "meta" else 0
+    start = tensor.data_ptr() % PERIOD if not tensor.is_meta else 0
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), start
 
 

@@ -26,7 +26,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig
@@ -69,7 +69,7 @@ CUDA_CONTEXT_BYTES = 512 << 20
 class DeviceBytes:
     """A device's memory in bytes. `free` is that before the weights; `left` that after them, None if not measured."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: str
     name: str
     total: int
     free: int
@@ -190,7 +190,7 @@ def chunk_size(settings: EngineSettings, device: str, weight_bytes: int) -> int:
     """
     chunk = settings.chunked_prefill_size
     if chunk is None:
-        return 8192 if device == "cuda" else max(256, min(4096, (1 << 39) // max(weight_bytes, 1)))
+        return 8192 if device != "cpu" else max(256, min(4096, (1 << 39) // max(weight_bytes, 1)))
     if chunk == 0:
         raise ConfigError("--chunked-prefill-size 0: give a number of tokens, or -1 for prompts that are never cut")
     return chunk
@@ -508,7 +508,7 @@ def _with_context(settings: EngineSettings, plan: MemoryPlan) -> MemoryPlan:
 def _does_not_fit(plan: MemoryPlan) -> str:
     device = plan.device
     ways = "stop what else runs there, or use a smaller model"
-    ways += ", or more GPUs (--tensor-parallel-size)" if device.kind == "cuda" else ""
+    ways += ", or more GPUs (--tensor-parallel-size)" if device.kind != "cpu" else ""
     ways += ", or --dtype bfloat16" if plan.dtype == "float32" else ""
     return (
         f"the model does not fit on {device.name}: its weights take {gib(plan.weight_bytes)} in {plan.dtype}, and "

@@ -11,7 +11,7 @@ from dovetail.runtime.memory.plan import MemoryPlan
 
 def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     """Yield the lines of the table: what, how much, and what to know about it."""
-    cuda = plan.device.kind == "cuda"
+    has_graphs = plan.device.kind != "cpu"
     if plan.process_bytes is not None:
         yield "process", gib(plan.process_bytes), "Python, torch and plugins, before the model"
     yield "weights", gib(plan.weight_bytes), "; ".join((plan.dtype, *plan.weight_notes))
@@ -29,7 +29,7 @@ def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
             what = f"states of {group.num_rows} rows and {group.num_pages:,} copies for the prefix cache, {size} each"
         yield f"  {group.name}", gib(group.num_bytes), what
     yield "activations", gib(plan.activation_bytes), f"estimated for steps of {plan.step_tokens:,} tokens"
-    if cuda:
+    if has_graphs:
         measured = "" if plan.measured_bytes is None else f", {gib(plan.measured_bytes)} taken until ready"
         yield "CUDA graphs", gib(plan.graph_bytes), f"estimated{measured}" if plan.graph_bytes else "none"
     shown = f"of {gib(plan.device.total)}, {gib(plan.device.free)} free at the start"

@@ -10,6 +10,7 @@ from dovetail.cache.pool import KVCache, StateCache
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.runtime.attention.grouped import make_attention
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.device.graph_pool import GraphPool
 from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs
@@ -83,7 +84,7 @@ def allocate(checked: Checked, loaded: Loaded, planned: MemoryPlan) -> Allocated
 def _tables(checked: Checked, state: DeviceState) -> tuple[MaskBuffer, TokenCounts]:
     """Make what holds masks and counts; where graphs may read them, each row has its place from the start."""
     vocab, device, settings = checked.config.vocab_size, checked.device, checked.settings
-    may_capture = device.type == "cuda" and not settings.disable_cuda_graph
+    may_capture = device_of(device).captures and not settings.disable_cuda_graph
     num_rows = settings.max_running_requests if may_capture else 0
     num_slots, words = len(state.params.rows) if may_capture else 0, (vocab + 31) // 32
     masks = MaskBuffer(words, device, min(num_rows, BUCKETS[-1]), num_kept(words) if may_capture else 0)
@@ -101,7 +102,7 @@ def _graphs(
     """Make what captures graphs, where device, backend and settings allow them."""
     attention, state = parts
     settings, device = checked.settings, checked.device
-    if device.type != "cuda" or settings.disable_cuda_graph or attention.caps.graph == "none":
+    if not device_of(device).captures or settings.disable_cuda_graph or attention.caps.graph == "none":
         return None
     if not checked.config.generates:
         return None  # what is captured ends in logits, and pooled rows run eagerly

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory.plan import MemoryPlan
@@ -40,11 +41,11 @@ class Compiled:
 
 def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made: Allocated, probe: Probe) -> Compiled:
     """Compile what the probe and steps will launch, and meet the other ranks."""
-    is_cuda, graphs = checked.device.type == "cuda", made.graphs
+    compiles, graphs = device_of(checked.device).compiles, made.graphs
     prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
-    repeats = Repeats(loaded.model if is_cuda else None)
+    repeats = Repeats(loaded.model if compiles else None)
     trials = None
-    if is_cuda and checked.config.generates:  # nothing is compiled on CPU
+    if compiles and checked.config.generates:  # nothing is compiled on CPU
         # Ranks add up what their layers make: all have to go through the same ones, whatever each finds alike.
         alike = repeats if checked.rank.parallel.size == 1 else None
         limits = limits_of(checked, planned, 0 if decode is None else decode.max_batch)
@@ -62,7 +63,7 @@ def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made:
 def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
     """Capture what the engine is not ready without, and some more."""
     settings = checked.settings
-    if checked.device.type == "cuda":
+    if device_of(checked.device).compiles:
         _capture_first(made.graphs)
         made.masks.warm_up(checked.config.vocab_size)
         if checked.rank.meeting is None:  # else the first rank says what comes next

@@ -19,12 +19,13 @@ from dovetail.contracts.quantization import Target
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.attention.backends import Chosen, choose_backends, find_device
-from dovetail.runtime.attention.measure import cuda_measuring
+from dovetail.runtime.attention.measure import measuring_on
 from dovetail.runtime.batch_invariance import check_model
 from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantization, converted, factory_of
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.memory.plan import context_len
@@ -101,7 +102,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     _check_speculator(plugins, config)
     checkpoint = None
     if filler is None:
-        target = Target(str(dtype).removeprefix("torch."), device.type)
+        target = Target(str(dtype).removeprefix("torch."), device_of(device).kind)
         checkpoint = converted(method, folder, plugin, config, target)
     headers = None if checkpoint is None else checkpoint.headers
     factory = factory_of(method, hf, plugin.weight_map(config), headers)
@@ -119,7 +120,7 @@ def _kernels(
     device: torch.device, settings: EngineSettings, folder: ModelFolder, plugins: LoadedPlugins
 ) -> CompiledAhead | None:
     """Begin to prepare the kernels that this engine will launch, where it has any."""
-    if device.type != "cuda" or settings.disable_compile_ahead:
+    if not device_of(device).compiles or settings.disable_compile_ahead:
         return None
     from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
 
@@ -140,8 +141,8 @@ def _choose_attention(
 ) -> Chosen:
     """Choose what attends: the first rank for all."""
     measuring = None
-    if device.type == "cuda":
-        measuring = cuda_measuring(compiles_ahead=not settings.disable_compile_ahead)
+    if device_of(device).compiles:
+        measuring = measuring_on(device, compiles_ahead=not settings.disable_compile_ahead)
     decided = () if rank.meeting is None else rank.meeting.attention
     chosen = choose_backends(plugins, config, device, dtype, settings, measuring, decided)
     if rank.meeting is not None:

@@ -12,6 +12,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM
 from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.start.check import Checked
 
 CACHED_PRIMITIVES = "128"
@@ -38,8 +39,8 @@ def load(checked: Checked) -> Loaded:
     Raises:
         ConfigError: The checkpoint or the plugin is at fault, or the device has no room.
     """
-    parallel, is_cpu = checked.rank.parallel, checked.device.type == "cpu"
-    if is_cpu:
+    parallel, is_host = checked.rank.parallel, device_of(checked.device).is_host
+    if is_host:
         bound_primitive_caches()
     ctx = BuildContext(
         device=checked.device, dtype=checked.dtype, factory=checked.factory, parallel=parallel,
@@ -56,7 +57,7 @@ def load(checked: Checked) -> Loaded:
             fill(model, checked.filler)
         elif checked.checkpoint is not None:
             load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
-    if is_cpu:
+    if is_host:
         torch.set_num_threads(checked.settings.num_threads or useful_threads(size, parallel.size))
     return Loaded(model=model, weight_bytes=size)
 

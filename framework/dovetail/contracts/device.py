@@ -1,0 +1,136 @@
+"""What the core asks of a device: memory, queue, copies, graphs and what holds for it. `Device` answers for a host.
+
+Each method's own text says what a device must do that computes behind the host's back; what stands here is right where
+a call has been computed when it returns. A class of another device overrides all that is not so there, and sets the
+facts. Outside of it nothing in the core asks which device there is. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+class DeviceEvent(Protocol):
+    """A place in the queue of a device."""
+
+    def query(self) -> bool:
+        """Whether the device has come to it; never waits."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class DeviceGraph(Protocol):
+    """Launches that were recorded."""
+
+    def replay(self) -> None:
+        """Launch them again, on the current queue, with the same addresses."""
+
+
+class Device:
+    """One device; made without touching it. This class is the host's own processor.
+
+    Attributes:
+        place: As torch names it.
+        kind: What `--device` calls it.
+        is_host: A call has been computed when it returns, in the host's memory, by its threads.
+        captures: It records graphs.
+        compiles: Its kernels are compiled at run time, so that a start prepares and tries them.
+        reads_peers: Its ranks exchange tensors on the device; else the host does it.
+        by_rows: What chooses its kernels by the number of rows, so that results depend on the batch: of `experts`,
+            `sums`.
+        activities: What a profile can record: `CPU`, `GPU`.
+        hides: The environment variable that chooses which devices a process sees; "" where none does.
+    """
+
+    kind: ClassVar[str] = "cpu"
+    is_host: ClassVar[bool] = True
+    captures: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    reads_peers: ClassVar[bool] = False
+    by_rows: ClassVar[frozenset[str]] = frozenset()
+    activities: ClassVar[tuple[str, ...]] = ("CPU",)
+    hides: ClassVar[str] = ""
+
+    @classmethod
+    def absent(cls) -> str | None:
+        """Say why there is no such device here, and what to do; None where there is one."""
+        return None
+
+    @classmethod
+    def num(cls) -> int:
+        """Return how many this process sees."""
+        return 1
+
+    @classmethod
+    def take(cls, index: int | None) -> torch.device:
+        """Make a device, counted from 0, the one that this thread uses, and return it; None: the one that it is."""
+        raise NotImplementedError(f"{cls.__name__} does not say where it is")
+
+    def __init__(self, place: torch.device) -> None:
+        """Take the place; nothing is asked of the device yet."""
+        self.place = place
+
+    @property
+    def model(self) -> str:
+        """Whose product it is, as its maker calls it; figures that were measured on it go by that."""
+        return self.kind
+
+    def memory(self) -> tuple[int, int] | None:
+        """Return free and total bytes of its own memory; None: it has the host's, which the core measures."""
+        return None
+
+    def trim(self) -> None:
+        """Give back what torch keeps of freed memory."""
+
+    def synchronize(self) -> None:
+        """Wait until all that was launched is computed.
+
+        Raises:
+            RuntimeError: The device is lost; no later call succeeds.
+        """
+
+    def is_idle(self) -> bool:
+        """Whether all that was launched on the current queue is computed; never waits."""
+        return True
+
+    def mark(self) -> DeviceEvent | None:
+        """Record an event behind what was launched so far; None where all of it has been computed."""
+        return None
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """Return a fresh host tensor in memory from which the device copies without the host's waiting."""
+        return tensor
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """Begin to copy a tensor to the host; what overwrites it afterwards does not matter to the copy.
+
+        The copy may be read behind a `mark` that is made later.
+        """
+        return tensor.clone()
+
+    def capture(self, step: Callable[[], T], pool: Any) -> tuple[DeviceGraph, T, Any]:
+        """Run a step aside, which loads its kernels and makes its caches, then record it.
+
+        Args:
+            step: Launches, and returns its results; it waits for nothing.
+            pool: What an earlier call returned, whose memory this graph shares; None for memory of its own.
+
+        Returns:
+            The graph, the results, which a replay fills, and the pool.
+        """
+        self._lacks("graphs", "captures")
+
+    def seconds(self, run: Callable[[], object], *, is_captured: bool) -> float:
+        """Return the median seconds of some runs, by the device's own clock, in a graph if `is_captured`."""
+        self._lacks("a clock", "compiles")
+
+    def _lacks(self, what: str, fact: str) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} has no {what}: whoever asks looks at `{fact}` first")

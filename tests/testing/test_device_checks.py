@@ -1,0 +1,132 @@
+"""Checks of devices hold for the host and for a late one, and find each seeded fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.device import Device
+from dovetail_testing.conformance.device import DeviceChecks
+from dovetail_testing.late_device import LateDevice, LateEvent
+
+PLACE = torch.device("cpu")
+
+
+class TestHost(DeviceChecks):
+    """The host."""
+
+    def device(self) -> Device:
+        return Device(PLACE)
+
+
+class TestLate(DeviceChecks):
+    """The late device."""
+
+    def device(self) -> Device:
+        return LateDevice(PLACE)
+
+
+class Aliases(LateDevice):
+    """Copies what is there when it comes to it."""
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        host = torch.zeros_like(tensor)
+        self._queue.append(lambda: host.copy_(tensor))
+        self.num_sent += 1
+        return host
+
+
+class Eager(LateDevice):
+    """Its events pass before what is before them."""
+
+    def mark(self) -> LateEvent:
+        return LateEvent(self, self.num_sent - 1)
+
+
+class Stuck(LateDevice):
+    """Its events pass only for who waits."""
+
+    def mark(self) -> LateEvent:
+        event = super().mark()
+        event.query = lambda: False  # type: ignore[method-assign]
+        return event
+
+
+class Busy(LateDevice):
+    """Is idle, it says."""
+
+    def is_idle(self) -> bool:
+        return True
+
+
+class Halfway(LateDevice):
+    """Waits for one copy."""
+
+    def synchronize(self) -> None:
+        self.go_on()
+
+
+class Flat(LateDevice):
+    """Copies lose their shape."""
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        return super().to_host(tensor.flatten())
+
+
+class Unpinned(LateDevice):
+    """Pins memory, and forgets what was in it."""
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor)
+
+
+class Boundless(LateDevice):
+    """Has more free than there is."""
+
+    def memory(self) -> tuple[int, int]:
+        return 2, 1
+
+
+class Frozen(LateDevice):
+    """Its graphs replay what they have computed."""
+
+    def capture(self, step: Callable[[], Any], pool: Any) -> tuple[Any, Any, Any]:
+        kept = step().clone()
+        return super().capture(lambda: kept, pool)
+
+
+class Counting(Device):
+    """A host that counts memory of its own."""
+
+    def memory(self) -> tuple[int, int]:
+        return 1, 2
+
+
+FAULTS = [
+    (Aliases, "test_a_copy_is_of_what_was_there", "other numbers came"),
+    (Eager, "test_events_pass_when_what_is_before_them_is_done", "has passed before copy 0"),
+    (Stuck, "test_events_pass_when_what_is_before_them_is_done", "never passes"),
+    (Busy, "test_idle_means_that_nothing_is_left", "copy 0 was not made"),
+    (Halfway, "test_idle_means_that_nothing_is_left", "copy 1 was not made"),
+    (Flat, "test_a_copy_is_of_what_was_there", "other numbers came"),
+    (Unpinned, "test_pinned_memory_holds_what_was_given", r"pinned\(\) changes 1 numbers"),
+    (Boundless, "test_memory_is_bytes", r"memory\(\) is \(2, 1\)"),
+    (Frozen, "test_a_replay_reads_its_inputs_anew", "a replay gave 2, not 10"),
+    (Counting, "test_facts_go_together", "of a host is None"),
+]
+
+
+@pytest.mark.parametrize(("faulty", "name", "said"), FAULTS, ids=lambda each: getattr(each, "__name__", None))
+def test_each_seeded_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch, faulty: type[Device], name: str, said: str
+) -> None:
+    """By the check that names it."""
+    monkeypatch.setattr("dovetail_testing.conformance.device.LIMIT_S", 0.05)
+    checks = DeviceChecks()
+    monkeypatch.setattr(checks, "device", lambda: faulty(PLACE))
+    with pytest.raises(AssertionError, match=said):
+        getattr(checks, name)()
