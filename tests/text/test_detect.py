@@ -6,6 +6,8 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -287,6 +289,21 @@ def test_the_likeliest_are_tried_first(right: int, chosen: str, tmp_path: Path) 
     assert found.name == chosen
     made = [sys.modules[f"stranger{number}"].made for number in range(4)]
     assert [bool(number) for number in made] == [number <= min(right, 2) for number in range(4)]
+
+
+def test_a_name_of_two_packages_is_chosen_by_package(tmp_path: Path) -> None:
+    """What `auto` says can be looked up: a bare name would be ambiguous."""
+    registry = Registry.scan()
+    for package, end in (("pluggy", "</x>"), ("pytest", "</t>")):  # which are installed, as a parser's package is
+        source = STRANGER.replace("END", repr(end))
+        clues = [{"all": ["<t>"], "score": 0.9}]
+        stranger(registry, 0, source, distribution=package, version=version(package), clues=clues)
+        sys.modules[f"{package}_parser"] = sys.modules["stranger0"]
+        registry.records[-1] = replace(registry.records[-1], target=f"{package}_parser:Parser")
+    (tmp_path / "chat_template.jinja").write_text(THINKS)
+    found = detect(registry, TokenizerFiles.read(tmp_path))
+    assert found["reasoning_parser"].name == "pytest:stranger0"
+    assert registry.resolve("reasoning_parser", "pytest:stranger0").distribution == "pytest"
 
 
 def test_what_opens_thinking_is_a_clue(tmp_path: Path) -> None:

@@ -79,6 +79,11 @@ class Registry:
         claims = Counter(key for record in usable for key in record.keys)
         return sorted({r.name if r.builtin or claims[normalise(kind, r.name)] == 1 else r.qualified for r in usable})
 
+    def name_of(self, record: PluginRecord) -> str:
+        """Return the name that means this usable plugin: its own, qualified where that would be ambiguous."""
+        others = [other for other in self.of_kind(record.kind) if other.usable and other.answers_to(record.name)]
+        return record.name if record.builtin or len(others) == 1 else record.qualified
+
     def resolve(self, kind: str, name: str) -> PluginRecord:
         """Return the plugin that `name` means.
 

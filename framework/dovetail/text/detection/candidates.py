@@ -185,8 +185,9 @@ class Candidates:
     def _try(self, candidate: Candidate) -> MatchScore | None:
         """Import a parser and have it read back; None if it cannot be used."""
         record, said, model = candidate.record, candidate.said, self._model
+        name = self._registry.name_of(record)
         if candidate.most < ENOUGH:  # it is not taken whatever it reads
-            return MatchScore(record.name, said, None, record.facts.aliases)
+            return MatchScore(name, said, None, record.facts.aliases)
 
         def score(plugin: Any) -> MatchScore:
             reads_back = _reads_back(plugin.for_template(model.template), model, self._base)
@@ -196,7 +197,7 @@ class Candidates:
                 scored = ENOUGH
             else:
                 scored = said / 2 if reads_back is False and not _is_taught(plugin, model.template) else said
-            return MatchScore(record.name, min(round(scored, 2), 1.0), reads_back, record.facts.aliases)
+            return MatchScore(name, min(round(scored, 2), 1.0), reads_back, record.facts.aliases)
 
         return self._ask(record, score)
 
