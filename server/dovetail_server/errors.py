@@ -218,9 +218,11 @@ class ValidationReport:
     def _steps(loc: tuple[int | str, ...], body: Any, kind: str) -> list[str]:
         """Return a location as the client sees it (`.messages`, `[0]`, `.role`), without pydantic's union tags."""
         steps: list[str] = []
-        here = body
+        here, is_of_key = body, kind in ("extra_forbidden", "missing")
         for i, step in enumerate(loc):
             is_last = i == len(loc) - 1
+            if is_of_key and not is_last and isinstance(here, dict) and not isinstance(here.get(step), dict | list):
+                continue  # a union's tag, such as `text`, which a field of the same dict may be called, too
             if isinstance(here, dict) and isinstance(step, str) and (step in here or (is_last and i == 0)):
                 steps.append(f".{shortened(step)}")
                 here = here.get(step)
