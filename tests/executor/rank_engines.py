@@ -20,6 +20,7 @@ from dovetail.executor import rank_main
 from dovetail.executor.group import GroupExecutor
 from dovetail.executor.rank_messages import StartRank, next_command
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.hf_config import quant_method, read_config
 from dovetail.settings import EngineSettings
 
 PROMPTS = [prompt(n, n) for n in (1, 9, 40)] + [prompt(40, 40) + prompt(5, 5)]
@@ -78,6 +79,7 @@ def make_core(
     if target is not None:
         registry.add("model", architecture, target)
     named = {"quantization": quantization} if quantization else {}
+    named["quant_method"] = quant_method(read_config(folder)) or ""
     plan = make_plan(
         registry, model=architecture, attention_backend="auto", schedule_policy="fcfs", device="cpu", **named
     )

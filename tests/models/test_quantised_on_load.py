@@ -67,7 +67,7 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "awq", "LlamaForCausalLM", quantization_config={"quant_method": "awq", "bits": 4})
     for name in ("int8", "int4"):
         with pytest.raises(
-            ConfigError, match=r"quantises plain checkpoints; this one has .*'awq'.* leave --quantization"
+            ConfigError, match=r"it reads plain ones.* and this checkpoint has quant_method 'awq'; leave --quantization"
         ):
             tokens(folder, quantization=name)
     folder = make_model(tmp_path / "odd", "LlamaForCausalLM", hidden_size=40, intermediate_size=72, head_dim=10)

@@ -136,7 +136,7 @@ def test_a_group_signal_drains_and_then_everything_is_gone(serve: Callable[..., 
 
 def test_whoever_has_not_noticed_is_served_for_a_while(serve: Callable[..., Running]) -> None:
     """After SIGTERM health says 503 while new requests are answered; with the last connection the server ends."""
-    server = serve("--drain-timeout", "600", "--drain-grace", "600")
+    server = serve("--drain-timeout", "600", "--drain-grace", "600", "--keep-alive-timeout", "2")
     reply, lines = server.stream(150)
     os.kill(server.engine, signal.SIGSTOP)
     server.process.send_signal(signal.SIGTERM)

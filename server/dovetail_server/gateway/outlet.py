@@ -14,6 +14,7 @@ from starlette.types import Send
 
 from dovetail_server.errors import ClientGoneError, ServiceError
 from dovetail_server.gateway.kept import MAX_REPLY_BYTES, HeldReply
+from dovetail_server.http.journal import end_of
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState
@@ -131,8 +132,8 @@ def file_tag(reply: aiohttp.ClientResponse) -> str | None:
 
 
 def is_small(reply: aiohttp.ClientResponse) -> bool:
-    """Whether a reply can be held, as far as its head says: a stream has no length, and may last."""
-    return reply.content_length is not None and reply.content_length <= MAX_REPLY_BYTES
+    """Whether a reply can be held, as far as its head says: it is no stream, which may last, and not too large."""
+    return end_of(reply.content_type) is None and (reply.content_length or 0) <= MAX_REPLY_BYTES
 
 
 def reason(error: Exception) -> str:
