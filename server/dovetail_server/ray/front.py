@@ -394,7 +394,8 @@ async def send_whole(state: FrontState, head: Head, pieces: Pieces, send: Send, 
         await send({"type": "http.response.body", "body": piece, "more_body": more})
 
     try:
-        if is_asked_again and any(is_length(name) for name, _ in head.headers):  # a stream has none, and may last
+        kinds = [value.decode("latin-1") for name, value in head.headers if name.lower() == b"content-type"]
+        if is_asked_again and not any(map(end_of, kinds)):  # a stream may last
             async for piece in body:
                 if not held.add(piece):
                     break
