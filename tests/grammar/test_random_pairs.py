@@ -90,3 +90,39 @@ def test_full_accepts_nothing_invalid(
     print(dict(levels), f"{num_full} pairs in full; {num_rejected} of {num_valid} valid texts rejected")
     assert levels["full"] > 0.3 * levels.total()
     assert num_rejected < 0.5 * num_valid
+
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+OPTIONS = [
+    {"properties": {"a": {"enum": [1, 2]}}},
+    {"type": "object", "properties": {"a": {"enum": ["b", 1]}, "b": {"enum": [{"a": 1}]}}, "required": ["a"]},
+]
+"""Of these a `oneOf` can be said only by allowing less: nothing but objects."""
+
+
+@pytest.mark.parametrize(
+    ("given", "invalid"),
+    [
+        ({"oneOf": [{"oneOf": OPTIONS}, {"type": "number"}]}, "0"),
+        ({"oneOf": [{"$ref": "#/$defs/x"}, {"type": "number"}], "$defs": {"x": {"oneOf": OPTIONS}}}, "0"),
+        (
+            {
+                "type": "object",
+                "required": ["p"],
+                "oneOf": [{"properties": {"p": {"oneOf": OPTIONS}}}, {"properties": {"p": {"type": "number"}}}],
+            },
+            '{"p":0}',
+        ),
+        ({"not": {"oneOf": OPTIONS}}, "0"),
+    ],
+    ids=["inside", "by reference", "of a property", "not"],
+)
+def test_what_allows_less_is_not_negated(
+    backends: dict[str, GrammarBackend], vocabulary: Vocabulary, given: Any, invalid: str
+) -> None:
+    """To allow less within a `oneOf` or a `not` would allow more of the whole."""
+    alone = enforced_alone({"oneOf": OPTIONS}, backends, vocabulary)
+    assert (alone.enforcement, alone.accepts("0"), alone.accepts("{}")) == ("full", False, True)
+    found = enforced_alone(given, backends, vocabulary)
+    assert not is_valid({"$schema": DRAFT, **given}, json.loads(invalid))
+    assert found.enforcement != "full" or not found.accepts(invalid)

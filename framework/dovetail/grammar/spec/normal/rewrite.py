@@ -25,6 +25,8 @@ MAX_PRODUCT = 48
 """Alternatives of one schema, multiplied."""
 MAX_ABOVE = 4
 """Schemas around one whose keywords it may count on."""
+MAX_SEARCHES = 50
+"""Schemas of one document of which it is asked whether less may be allowed."""
 MAX_LISTS = 500
 """Orders of values that are written out: of five values, or of twenty up to two at a time."""
 
@@ -54,6 +56,7 @@ class Rewriter:
         self._names = Names(self._logic, finder)
         self._above: dict[int, Node] = {}  # by the identity of a schema, the one whose instances it speaks of, too
         self._facts: dict[int, Node] = {}  # by the same, what is known of those instances
+        self._num_searches = 0
         self._kept: list[Any] = []  # objects that `places` knows by identity
 
     def run(self) -> Any:
@@ -220,6 +223,8 @@ class Rewriter:
                     continue
                 opposite = self._without(option, other, beside) if len(options) <= MAX_OPTIONS else None
                 if opposite is None:
+                    if self._is_negated(node):
+                        return  # to allow less here would allow more there
                     opposite = self._logic.outside(other, self._known(option, beside))
                     if opposite is None or self._apart.are_apart(option, opposite, beside):
                         return
@@ -235,6 +240,26 @@ class Rewriter:
             self._mark(node["allOf"][-1], self._place(node, "oneOf"))
         else:
             node["anyOf"] = options
+
+    def _is_negated(self, node: Node) -> bool:
+        """Whether a schema stands, or is referred to, in a keyword that allows more where the schema allows less.
+
+        Schemas around one are rewritten before it. The document is searched each time, so only for a few schemas.
+        """
+        self._num_searches += 1
+        if self._num_searches > MAX_SEARCHES:
+            return True
+        every = (each for _, each in schema.every(self._root) if isinstance(each, dict))
+        waiting = [part for each in every if each is not node for part in _negated(each)]
+        found: set[int] = set()
+        while waiting:
+            for _, part in schema.every(waiting.pop()):
+                if not isinstance(part, dict) or id(part) in found:
+                    continue
+                found.add(id(part))
+                if isinstance(part.get("$ref"), str):
+                    waiting.append(self._root if part["$ref"] == "#" else self._logic.followed({"$ref": part["$ref"]}))
+        return id(node) in found
 
     def _known(self, option: Any, beside: Node) -> Node:
         """Return what is known of an option's instances."""
@@ -342,6 +367,12 @@ def _in_place(node: Node) -> list[Any]:
     """Return the schemas in one that speak of the same instances."""
     parts = [part for key in ("allOf", "anyOf", "oneOf") for part in node.get(key, ())]
     return [*parts, *(node[key] for key in ("if", "then", "else", "not") if key in node)]
+
+
+def _negated(node: Node) -> list[Any]:
+    """Return the parts of a schema that it allows more with, the less they allow."""
+    counted = ["contains"] if "maxContains" in node else []
+    return [*node.get("oneOf", ()), *(node[key] for key in ("not", "if", *counted) if key in node)]
 
 
 def _absent(name: str) -> Node:
