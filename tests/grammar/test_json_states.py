@@ -340,6 +340,8 @@ def test_ever_new_grammars_take_no_more_memory(small: Vocabulary) -> None:
     backend = LlguidanceBackend(small)
     gc.collect()
     gc.disable()
+    parts = (json_states.Shared, json_states.State, Schemas)
+    others = Counter(type(found) for found in gc.get_objects())  # of other tests of this process
     try:
         numbers = []
         for _ in range(4):
@@ -352,7 +354,7 @@ def test_ever_new_grammars_take_no_more_memory(small: Vocabulary) -> None:
             numbers.append(len(backend._kept._owners))
             assert not [owner for owner in backend._kept._owners if owner() is not None]
             kinds = Counter(type(found) for found in gc.get_objects())
-            assert not any(kinds[kind] for kind in (json_states.Shared, json_states.State, Schemas))
+            assert [kinds[part] for part in parts] == [others[part] for part in parts]
     finally:
         gc.enable()
     assert numbers == numbers[:1] * 4
