@@ -24,6 +24,10 @@ from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
+IMPORTED_LATER = 56 << 20
+"""Bytes that an engine's process takes after it is measured. Grammar backends, the tokenizer and the libraries of both
+are imported beside the weights: about 50 MiB with the built-in ones."""
+
 
 class DeviceMemory:
     """One engine's memory on its device; made before the weights are loaded.
@@ -51,7 +55,8 @@ class DeviceMemory:
         self._num_ranks, self._meeting, self._is_first = rank.parallel.size, rank.meeting, rank.parallel.rank == 0
         self._config = config.of_rank(self._num_ranks)
         self._bytes = self._measure()
-        self._process_bytes = resident_bytes() if device_of(device).is_host else None
+        resident = resident_bytes() if device_of(device).is_host else None
+        self._process_bytes = None if resident is None else resident + IMPORTED_LATER
         name = str(dtype).removeprefix("torch.")
         self._weights = weight_size(
             None if checkpoint is None else checkpoint.headers,

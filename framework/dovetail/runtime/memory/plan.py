@@ -113,7 +113,7 @@ class MemoryPlan:
     """How a device is divided. Sizes in bytes; the groups' layers see less and less.
 
     `measured_bytes` is what buffers and graphs took until the engine was ready, None before that.
-    `process_bytes` is what the engine's process held before the model, on a CPU, whose memory both take.
+    `process_bytes` is what the engine's process takes without the model, on a CPU, whose memory both take.
     `notes` are sentences that the user should read; `weight_notes` say what a quantisation makes of the weights.
     """
 

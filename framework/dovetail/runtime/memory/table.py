@@ -13,7 +13,7 @@ def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     """Yield the lines of the table: what, how much, and what to know about it."""
     has_graphs = plan.device.kind != "cpu"
     if plan.process_bytes is not None:
-        yield "process", gib(plan.process_bytes), "Python, torch and plugins, before the model"
+        yield "process", gib(plan.process_bytes), "Python, torch, plugins and what they import"
     yield "weights", gib(plan.weight_bytes), "; ".join((plan.dtype, *plan.weight_notes))
     if plan.groups:
         per_token = plan.page_bytes / plan.page_size / 1024
