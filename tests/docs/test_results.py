@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs/results.json"
 DATA: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-UNIT = re.compile(r"\d[\d,.]*\s*(?:tok/s|tokens a second|µs\b|ms\b)")
+UNIT = re.compile(r"\d[\d,.]*\s*(?:tok/s|tokens/s|tokens a second|µs\b|ms\b)")
 LOADS = [(name, load) for name, run in DATA["runs"].items() for load, own in run.items() if isinstance(own, dict)]
 RUNS = {
     "a": {"of": "Dovetail", "model": "M", "prompts": "text", "x": {"speed": 1234.5, "again": [30, 10], "us": {"16": 2}}}
