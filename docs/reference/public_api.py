@@ -36,6 +36,7 @@ OWNERS = {
     "errors": ALL_OWNER,
     "grammar": "grammar_backend",
     "hooks": "hooks",
+    "kernels": "kernels",
     "layers": "model",
     "logits": "logits_processor",
     "model": "model",

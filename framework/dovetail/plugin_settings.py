@@ -13,8 +13,7 @@ from pydantic_settings import NoDecode
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.options import option_key
-from dovetail.settings import EngineSettings, flag, none_word
-from dovetail.word_lists import given_names
+from dovetail.settings import EngineSettings, Names, flag, none_word
 
 ENV_PREFIX = "DOVETAIL_"
 ENV_OPTION = f"{ENV_PREFIX}PLUGIN__"
@@ -85,7 +84,6 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 PluginOptions = Annotated[Given, NoDecode, BeforeValidator(note_source)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(given_names)]
 PluginName = Annotated[str | None, BeforeValidator(none_word)]
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_settings import NoDecode
 
 from dovetail.demo import MODEL_DIR
+from dovetail.word_lists import given_names
 
 Task = Literal["generate", "embed", "classify", "score"]
 """What a model is asked for: text, embeddings, labels of a text, how well two texts go together."""
@@ -51,6 +53,7 @@ def task_word(value: object) -> object:
 
 
 Tokens = Annotated[int, BeforeValidator(parse_tokens)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(given_names)]
 
 
 def flag(*aliases: str, common: bool = False) -> dict[str, Any]:
@@ -129,6 +132,12 @@ class EngineSettings(BaseModel):
         None,
         min_length=1,
         description="Attention backend for the tokens after the prompt; that of --attention-backend if not given.",
+        json_schema_extra=flag(),
+    )
+    kernels: Names = Field(
+        default_factory=lambda: ["auto"],
+        description="Kernel sets by plugin name, comma-separated, asked in this order for each operation of the model; "
+        "`auto` asks those that fit the device, `plain` computes every operation in plain torch.",
         json_schema_extra=flag(),
     )
     quantization: Annotated[str | None, BeforeValidator(none_word)] = Field(

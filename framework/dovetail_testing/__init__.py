@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail_testing.conformance.checkpoint import CheckpointConformance
     from dovetail_testing.conformance.grammar import GrammarBackendConformance
     from dovetail_testing.conformance.hooks import HooksConformance
+    from dovetail_testing.conformance.kernels import KernelSetConformance
     from dovetail_testing.conformance.logits import LogitsProcessorConformance
     from dovetail_testing.conformance.model import ModelConformance
     from dovetail_testing.conformance.parsers import ReasoningParserConformance, ToolParserConformance
@@ -41,6 +42,7 @@ __all__ = [
     "GrammarBackendConformance",
     "GrammarSample",
     "HooksConformance",
+    "KernelSetConformance",
     "LogitsProcessorConformance",
     "ModelConformance",
     "QuantizationConformance",
@@ -61,6 +63,7 @@ _HOME = {
     "CheckpointConformance": "conformance.checkpoint",
     "GrammarBackendConformance": "conformance.grammar",
     "HooksConformance": "conformance.hooks",
+    "KernelSetConformance": "conformance.kernels",
     "LogitsProcessorConformance": "conformance.logits",
     "ModelConformance": "conformance.model",
     "ReasoningParserConformance": "conformance.parsers",

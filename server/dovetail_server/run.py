@@ -230,8 +230,12 @@ def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:
     """Note in the registry what the engine loaded, and which plugins serve from now on."""
     for record in info.plugins:
         registry.mark(*record)
+    in_use = {
+        "attention_backend": set(info.attention_backend.split("+")),
+        "kernels": {name for use in info.kernels for _, _, name in use.served},
+    }
     for planned in plan.plugins:
-        is_chosen = planned.kind != "attention_backend" or planned.name in info.attention_backend.split("+")
+        is_chosen = planned.kind not in in_use or planned.name in in_use[planned.kind]
         loaded = {r.qualified for r in registry.of_kind(planned.kind) if r.state == "loaded"}
         if is_chosen and planned.qualified in loaded:
             registry.mark(planned.kind, planned.qualified, "active")

@@ -30,6 +30,7 @@ from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, SlotTiles,
 from dovetail.sdk.layers.ops.route import route
 from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
+from dovetail_backends.kernels.triton import norms
 
 EPS = 1e-5
 LAYERS = 8
@@ -69,7 +70,7 @@ def drawn_router(num: int, hidden: int) -> Tensor:
 
 def chosen_by_steps(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     """Normed tokens, ids and shares, in three kernels."""
-    rows = fused.add_rms_norm(x, None, layer.norm.weight, EPS)[0]
+    rows = norms.rms_norm(x, layer.norm.weight, EPS)
     logits = fused.linear(rows, layer.router, layer.bias)
     return rows, *route(logits, None, layer.routing, scale=1.0, dtype=x.dtype)
 
@@ -136,7 +137,7 @@ def routers(rounds: int, *, has_tiles: bool) -> Iterator[str]:
 
         def by_steps(weights: Any = weights, norm: Any = norm, none: Any = none, routing: Any = routing) -> None:
             for weight in weights:
-                logits = fused.linear(fused.add_rms_norm(x, None, norm.weight, EPS)[0], weight, none)
+                logits = fused.linear(norms.rms_norm(x, norm.weight, EPS), weight, none)
                 route(logits, None, routing, scale=1.0, dtype=x.dtype)
 
         def at_once(

@@ -12,6 +12,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -30,6 +31,7 @@ from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, of_slots, 
 from dovetail.sdk.layers.ops.peer_sum import PeerBuffers, peer_sum
 from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
+from dovetail_backends.kernels.triton import norms
 from dovetail_backends.triton.decode import DecodeScratch, decode_qkv
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, TOP_K, EPS = 2880, 2880, 64, 8, 64, 4, 1e-5
@@ -64,7 +66,8 @@ def steps(num: int, ranks: int, context: int) -> Iterator[Step]:
     if ranks > 1:
         yield summed
     qkv, out = empty(width, HIDDEN), empty(HIDDEN, heads * DIM)
-    yield "norm and qkv", lambda: fused.norm_linear(x, norm, EPS, qkv, empty(width)), 2 * width * HIDDEN
+    normed = partial(norms.rms_norm, weight=norm, eps=EPS)
+    yield "norm and qkv", lambda: fused.norm_linear(x, norm, EPS, qkv, empty(width), normed), 2 * width * HIDDEN
     yield "attention", attended(heads, kv_heads), 2 * 2 * kv_heads * DIM * context
     given, bias = empty(1, heads * DIM), empty(HIDDEN)
     if ranks > 1:

@@ -40,6 +40,7 @@ from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
 from dovetail.sdk.layers.ops.packed_write import many, written
 from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
 from dovetail.sdk.quantization.words import nibbles_of
+from dovetail_backends.kernels.triton import norms
 
 FORMS: dict[str, Form] = {
     "fp8-blocks": Scaled(torch.float8_e4m3fn, 128),
@@ -138,16 +139,19 @@ class Around:
 
     def apart(self, product: Callable[..., Tensor]) -> Tensor:
         """A product with the norm before it and the gate behind it in kernels of their own."""
-        x = self.x if self.norm is None else fused.add_rms_norm(self.x, None, self.norm, 1e-6)[0]
+        x = self.x if self.norm is None else norms.rms_norm(self.x, self.norm, 1e-6)
         y = product(x, residual=self.residual)
-        return fused.silu_and_mul(y) if self.site.gate else y
+        return norms.silu_and_mul(y) if self.site.gate else y
 
     def plain(self, weight: Tensor, ops: Any = fused) -> Tensor:
         """With a weight in bfloat16."""
-        if self.norm is not None and self.site.gate:
-            return ops.norm_gate(self.x, self.norm, 1e-6, weight, None)  # type: ignore[no-any-return]
         if self.norm is not None:
-            return ops.norm_linear(self.x, self.norm, 1e-6, weight, None)  # type: ignore[no-any-return]
+            rms_norm = norms.rms_norm if ops is fused else reference.rms_norm
+            normed = partial(rms_norm, weight=self.norm, eps=1e-6)
+            if not self.site.gate:
+                return ops.norm_linear(self.x, self.norm, 1e-6, weight, None, normed)  # type: ignore[no-any-return]
+            gated = norms.silu_and_mul if ops is fused else reference.silu_and_mul
+            return ops.norm_gate(self.x, self.norm, 1e-6, weight, None, normed, gated)  # type: ignore[no-any-return]
         return ops.linear_add(self.x, weight, None, self.residual.clone())  # type: ignore[no-any-return,union-attr]
 
 

@@ -19,7 +19,7 @@ from dovetail.contracts.config import LayerSpec, RopeConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.sdk.config import dense_config
-from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.layers.rope import frequencies, head_order
 from dovetail.sdk.layers.rotary import Rotaries, Rotary
@@ -98,7 +98,7 @@ def rotate(rope: RopeConfig, x: Tensor, positions: Tensor) -> Tensor:
     """Rotate `[T, N, D]` as a layer does whose rows were reordered when they were loaded."""
     order = head_order(rope, DIM)
     cos, sin = Rotary(rope, DIM, POSITIONS, CTX)(positions)
-    return ops.norm_rotate(x if order is None else x[..., order], None, 0.0, cos, sin)
+    return reference.norm_rotate(x if order is None else x[..., order], None, 0.0, cos, sin)
 
 
 LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {

@@ -39,7 +39,7 @@ drain-grace drain-timeout dtype engine-hang-timeout engine-restart-window max-en
 enable-log-requests enforce-eager file-storage-path
 decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend header-timeout help host
-keep-alive-timeout load-format log-format log-level log-requests log-slow-requests profile-dir
+keep-alive-timeout kernels load-format log-format log-level log-requests log-slow-requests profile-dir
 keys-file isolate-prefix-cache
 max-tokens-beyond model-aliases unservable-tools unknown-fields
 max-batch-lines max-batch-requests max-body-bytes max-connections max-connections-per-address

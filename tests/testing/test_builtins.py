@@ -127,6 +127,10 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     },
     **{(f"{kind}_parser", "template"): {"chat_template": TEMPLATE} for kind in ("reasoning", "tool")},
     **{("quantization", name): quantised(name) for name in ONE_OF},
+    ("kernels", "triton"): {
+        "dtypes": ("float32",),
+        "many_rows": (257,),
+    },  # interpreted; all: tests/layers/test_kernels.py
     ("logits_processor", "no-repeat-ngram"): {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],

@@ -29,7 +29,6 @@ from dovetail.contracts import (
 )
 from dovetail.contracts.errors import ModelError
 from dovetail.sdk.config import dense_config
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.attention import attend
 from dovetail.sdk.layers.decoder import DecoderLayer
 from dovetail.sdk.layers.embedding import Embedding, LMHead
@@ -80,6 +79,7 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = Heads(ctx.at("kv_b_proj"), self.rank, spec.num_qo_heads, self.nope + extra["v_head_dim"])
         self.o_proj = ctx.linear("o_proj", spec.num_qo_heads * extra["v_head_dim"], hidden, shard="in")
         self.layer = AttentionLayer.of(spec, ctx.parallel.size)
+        self.norm_rotate = ctx.operation("norm_rotate", D=self.rope)
 
     def forward(
         self, x: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch, *, norm: Norm, add: Stream
@@ -88,7 +88,7 @@ class LatentAttention(nn.Module):
         normed = norm(x.total())
         q = self.q_proj(normed).unflatten(-1, (-1, self.nope + self.rope))
         row, k_rope = self.kv_a_proj_with_mqa(normed).split([self.rank, self.rope], dim=-1)
-        turned = ops.norm_rotate(torch.cat((q[..., self.nope :], k_rope[:, None]), dim=1), None, 0.0, *rope)
+        turned = self.norm_rotate(torch.cat((q[..., self.nope :], k_rope[:, None]), dim=1), None, 0.0, *rope)
         to_keys, to_values = self.kv_b_proj.split(self.nope)
         absorbed = torch.einsum("thk,hkr->thr", q[..., : self.nope], to_keys)
         key = torch.cat((self.kv_a_layernorm(row.contiguous())[:, None], turned[:, -1:]), dim=-1)

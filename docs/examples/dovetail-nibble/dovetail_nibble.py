@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from dovetail.contracts import BuildContext, LayerFactory, Linear, Norm, Part, Quantization, Stored, Stream
 from dovetail.contracts.errors import ModelError
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.shards import gated
 
@@ -66,7 +65,8 @@ class NibbleLinear(Matrix):
         self, ctx: BuildContext, path: str, in_features: int, parts: Sequence[Part], *, bias: bool, shard: Any, act: Any
     ) -> None:
         super().__init__(ctx, path, in_features, parts, shard)
-        self.act = gated(path, act, parts)
+        is_gated = gated(path, act, parts) is not None
+        self.gate = ctx.operation("act_and_mul", F=self.local_out // 2, act=act) if is_gated else None
         self.store("weight_packed", torch.uint8, granule=2)
         self.store("weight_scale", torch.float32, granule=GROUP)
         self.bias: nn.Parameter | None = None
@@ -86,7 +86,7 @@ class NibbleLinear(Matrix):
         x = x if norm is None else norm(x)
         weight = unpack(self.weight_packed, self.weight_scale)
         y = F.linear(x, weight[:, : x.shape[-1]].to(x.dtype), self.bias)
-        return self.finish(y if self.act is None else ops.act_and_mul(self.act, y), add, scale)
+        return self.finish(y if self.gate is None else self.gate(y), add, scale)
 
 
 def unpack(packed: Tensor, scale: Tensor) -> Tensor:

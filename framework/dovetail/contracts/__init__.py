@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
     from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeader
     from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
-    from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph
+    from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph, DeviceView
     from dovetail.contracts.errors import (
         ConfigError,
         DovetailError,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         RouteSet,
         hookimpl,
     )
+    from dovetail.contracts.kernels import Ask, Claim, Kernels, KernelSet, Operation, PlainKernels
     from dovetail.contracts.layers import (
         BuildContext,
         Experts,
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Api",
+    "Ask",
     "AttentionBackend",
     "AttentionCaps",
     "AttentionLayer",
@@ -144,6 +146,7 @@ __all__ = [
     "ChoiceTimes",
     "ChoiceView",
     "Chunk",
+    "Claim",
     "Classifier",
     "CliCommand",
     "CliCommands",
@@ -158,6 +161,7 @@ __all__ = [
     "Device",
     "DeviceEvent",
     "DeviceGraph",
+    "DeviceView",
     "DraftRequest",
     "Dropped",
     "EngineDeadError",
@@ -179,6 +183,8 @@ __all__ = [
     "HttpStart",
     "Ids",
     "KVPool",
+    "KernelSet",
+    "Kernels",
     "Kind",
     "LayerFactory",
     "LayerSpec",
@@ -196,11 +202,13 @@ __all__ = [
     "Needs",
     "NewCall",
     "Norm",
+    "Operation",
     "OutputParser",
     "Parallel",
     "ParserRequest",
     "Part",
     "Phase",
+    "PlainKernels",
     "PluginError",
     "PrefixView",
     "ProcessContext",
@@ -313,6 +321,7 @@ _HOME = {
     "Device": "device",
     "DeviceEvent": "device",
     "DeviceGraph": "device",
+    "DeviceView": "device",
     "RequestError": "errors",
     "CompiledGrammar": "grammar",
     "GrammarBackend": "grammar",
@@ -333,6 +342,12 @@ _HOME = {
     "Part": "layers",
     "RMSScale": "layers",
     "Stream": "layers",
+    "Ask": "kernels",
+    "Claim": "kernels",
+    "Kernels": "kernels",
+    "KernelSet": "kernels",
+    "PlainKernels": "kernels",
+    "Operation": "kernels",
     "LogitsProcessor": "logits",
     "LogitsRows": "logits",
     "CausalLM": "model",

@@ -7,14 +7,36 @@ facts. Outside of it nothing in the core asks which device there is. Importing t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 T = TypeVar("T")
+
+
+class DeviceView(NamedTuple):
+    """What kernel sets are told of a device.
+
+    Attributes:
+        kind: As `Device.kind`.
+        name: Of the model of it, as `Device.model`; "" where it has none.
+        capability: Compute capability of a CUDA device, or None.
+        is_interpreted: Triton's kernels run in its interpreter (`TRITON_INTERPRET=1`).
+    """
+
+    kind: str
+    name: str = ""
+    capability: tuple[int, int] | None = None
+    is_interpreted: bool = False
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on any device."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
 class DeviceEvent(Protocol):
@@ -82,6 +104,11 @@ class Device:
     def model(self) -> str:
         """Whose product it is, as its maker calls it; figures that were measured on it go by that."""
         return self.kind
+
+    @property
+    def view(self) -> DeviceView:
+        """What kernel sets are told of it."""
+        return DeviceView(self.kind, is_interpreted=is_interpreted())
 
     def memory(self) -> tuple[int, int] | None:
         """Return free and total bytes of its own memory; None: it has the host's, which the core measures."""

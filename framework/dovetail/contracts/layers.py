@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
+
+from dovetail.contracts.kernels import PLAIN_KERNELS, Kernel, Kernels
 
 if TYPE_CHECKING:
     import torch
@@ -277,6 +279,7 @@ class BuildContext:
         parallel: This rank among those that share the model.
         path: Of the module that is being built (`layers.3.attention`), as `named_modules` will have it.
         batch_invariant: A row's result must have the same bits whatever rows stand beside it, and however many.
+        kernels: Finds what computes an operation of `dovetail.contracts.kernels.OPS`.
     """
 
     device: torch.device
@@ -285,6 +288,22 @@ class BuildContext:
     parallel: Parallel = Parallel()
     path: str = ""
     batch_invariant: bool = False
+    kernels: Kernels = PLAIN_KERNELS
+
+    def operation(self, op: str, **given: Any) -> Kernel:
+        """Bind an operation that a layer calls: a function of the operands that `OPS` lists for it.
+
+        Args:
+            op: A key of `dovetail.contracts.kernels.OPS`.
+            given: Its widths by letter, and its options by name.
+
+        Raises:
+            PluginError: There is no such operation, or it has other widths or options.
+        """
+        dtype = str(self.dtype).removeprefix("torch.")
+        dims = {key: value for key, value in given.items() if key.isupper()}
+        options = {key: value for key, value in given.items() if not key.isupper()}
+        return self.kernels.bind(self.kernels.ask(op, dtype, dims, options, invariant=self.batch_invariant))
 
     def at(self, path: str) -> BuildContext:
         """Return the context for the submodule at `path`, seen from this one's."""

@@ -131,6 +131,7 @@ class EngineCore:
             page_size=info.page_size,
             attention_backend=info.attention_backend,
             attention_measured=info.attention_measured,
+            kernels=info.kernels,
             weight_bytes=info.weight_bytes,
             kv_bytes=info.kv_bytes,
             load_s=info.load_s,

@@ -68,6 +68,7 @@ class LocalExecutor:
             chunk_size=self._chunk_size,
             attention_backend=runner.chosen.label,
             attention_measured=runner.chosen.measured,
+            kernels=runner.kernels.table,
             prefix_group=runner.attention.prefix_group,
             weight_bytes=runner.weight_bytes,
             kv_bytes=runner.pool.num_bytes,

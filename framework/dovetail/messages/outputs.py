@@ -73,6 +73,23 @@ class StepDeltas(msgspec.Struct, kw_only=True, tag=True, gc=False):
     deltas: list[TokenDelta]
 
 
+class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What computes an operation of the model.
+
+    Attributes:
+        operation: With its widths and options, as `Ask.place` of the contract.
+        dtype: The model's there.
+        served: First and last number of rows, and the set that computes them; `plain` is the meaning in plain torch,
+            `composed` that put together of other operations.
+        others: Sets that were asked and do not serve it, each with why.
+    """
+
+    operation: str
+    dtype: str
+    served: tuple[tuple[int, int, str], ...]
+    others: tuple[tuple[str, str], ...] = ()
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a started engine."""
 
@@ -93,6 +110,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """False: it has no output head, and tells of hidden states or scores only."""
     attention_measured: str = ""
     """What `auto` measured of several attention backends; "" where it had no choice."""
+    kernels: tuple[KernelUse, ...] = ()
+    """What computes which operation of the model."""
     num_labels: int = 0
     """Scores that it gives a text; 0: it is no classifier."""
     pool: Pool = "last"

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.contracts.cache import Reach
+from dovetail.messages.outputs import KernelUse
 from dovetail.messages.sampling import Pool, SamplingParams, TokenLogprob
 
 Ints = npt.NDArray[np.int32]
@@ -207,6 +208,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see; of
     a recurrent group they are the copies of its states. Both are empty where nothing is cached.
     `generates`, `num_labels` and `pool` are those of `ModelConfig`. `attention_measured`: as in `EngineInfo`.
+    `kernels`: what computes which operation.
     `kept_masks`: slots in which masks are kept on the device, for steps to name.
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
@@ -233,4 +235,5 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0
     pool: Pool = "last"
     attention_measured: str = ""
+    kernels: tuple[KernelUse, ...] = ()
     kept_masks: int = 0

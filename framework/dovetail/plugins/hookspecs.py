@@ -49,6 +49,17 @@ def dovetail_attention_backends(registry: KindRegistry) -> None:
 
 
 @hookspec
+def dovetail_kernels(registry: KindRegistry) -> None:
+    """Register kernel sets.
+
+    Called as `dovetail_models` is. With `matches={…}` a set takes part in `--kernels auto`.
+
+    Args:
+        registry: As for `dovetail_models`.
+    """
+
+
+@hookspec
 def dovetail_reasoning_parsers(registry: KindRegistry) -> None:
     """Register reasoning parsers.
 

@@ -33,6 +33,8 @@ class PluginKind(NamedTuple):
         about: What a new package of it says of itself; `{name}` is the plugin's.
         setting: The setting that names the plugin; "" where none does.
         many: It names any number of them, all of which are loaded; a list.
+        without: Of a kind of which there may be many, the word that asks for none; `auto` then asks for those that
+            say in their manifest that they fit. "": only names are given.
         default: The plugin of every engine that names none; "" where there need not be one.
         fact: `auto` looks for a plugin of this kind only if this fact is known of the model; "" always.
         hook: The hook through which plugins of this kind are registered at start; "" for hooks themselves.
@@ -51,6 +53,7 @@ class PluginKind(NamedTuple):
     about: str
     setting: str = ""
     many: bool = False
+    without: str = ""
     default: str = ""
     fact: str = ""
     hook: str = ""
@@ -116,6 +119,24 @@ KINDS: dict[str, PluginKind] = {
             hook="dovetail_attention_backends",
             watched=("dovetail.cache.pool", "dovetail.sdk.layers.attention", "dovetail.runtime.graphs.batch"),
             minor=4,
+        ),
+        PluginKind(
+            name="kernels",
+            group="dovetail.kernels",
+            roles=_IN_ENGINE,
+            contract="dovetail.contracts.kernels:KernelSet",
+            label="--kernels",
+            kit=f"{_KIT}.kernels:KernelSetConformance",
+            about="The kernel set {name} for Dovetail",
+            setting="kernels",
+            many=True,
+            without="plain",
+            hook="dovetail_kernels",
+            watched=(
+                "dovetail.sdk.layers.ops.reference",
+                "dovetail.sdk.layers.norm",
+                "dovetail.runtime.kernels.binding",
+            ),
         ),
         PluginKind(
             name="reasoning_parser",

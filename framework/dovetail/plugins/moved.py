@@ -23,6 +23,7 @@ MODULES = {
     "dovetail.layers": "dovetail.sdk.layers (packed_forms, scratch and words: dovetail.sdk.quantization)",
     "dovetail.plugins.contexts": "dovetail.contracts.hooks",
     "dovetail.runtime.rope_config": "dovetail.sdk.rope_config",
+    "dovetail.sdk.layers.ops.latent": "dovetail_backends.kernels.triton.latent",
     "dovetail.testing": "dovetail_testing",
     "dovetail.text.detection.derive": "dovetail.sdk.formats.samples (derive itself: dovetail_parsers.derived.derive)",
     "dovetail.text.json_calls": "dovetail.sdk.formats.json_calls",

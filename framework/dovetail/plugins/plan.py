@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.errors import PluginError
-from dovetail.plugins.kinds import KINDS, split_qualified
+from dovetail.plugins.kinds import KINDS, PluginKind, split_qualified
 from dovetail.plugins.options import option_key
 from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
@@ -141,13 +141,13 @@ def make_plan(
         raise TypeError(f"make_plan: {min(unknown)} is no kind of plugin; possible: {', '.join(KINDS)}")
     lists: dict[str, Sequence[str]] = {}
     single: dict[str, str] = {}
-    for kind, given in names.items():
-        if given is not None and KINDS[kind].many:
-            lists[kind] = [given] if isinstance(given, str) else given
-        elif isinstance(given, str):
-            single[kind] = given
-        elif given is not None:
-            raise TypeError(f"make_plan: {kind}={given!r}: give one name")
+    for kind, value in names.items():
+        if value is not None and KINDS[kind].many:
+            lists[kind] = [value] if isinstance(value, str) else value
+        elif isinstance(value, str):
+            single[kind] = value
+        elif value is not None:
+            raise TypeError(f"make_plan: {kind}={value!r}: give one name")
     model = single.get("model")
     facts = {"device": device, "architecture": model or "", "quantization": quant_method}
     method = (quant_method or PLAIN) if model else ""
@@ -165,14 +165,24 @@ def make_plan(
             name = model_plugin(registry, name, model_impl, device)
         if name is not None:
             planned.append(by_name(registry, kind, name, device, options or {}, method))
-        for name in dict.fromkeys(lists.get(kind, ())):
-            planned.append(by_name(registry, kind, name, device, options or {}))
+        wanted = tuple(dict.fromkeys(lists.get(kind, ())))
+        if wanted == (AUTO,) and row.without:
+            planned += _answer_auto(registry, kind, facts, select, options or {})
+        elif wanted != (row.without,):
+            _refuse_words_beside_names(row, wanted)
+            planned += [by_name(registry, kind, name, device, options or {}) for name in wanted]
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
         if half is not None and half != AUTO:
             planned.append(_half(registry, use, half, device, options or {}))
     for name in dict.fromkeys(hooks):
         planned.append(by_name(registry, "hooks", name, device, options or {}))
     return PluginPlan(plugins=tuple(planned), timeout_s=timeout_s)
+
+
+def _refuse_words_beside_names(row: PluginKind, wanted: Sequence[str]) -> None:
+    for word in (AUTO, row.without) if row.without else ():
+        if word in wanted:
+            raise PluginError(f"{row.label} {','.join(wanted)!r}: {word!r} stands alone; give it, or names")
 
 
 def model_plugin(registry: Registry, architecture: str, impl: str = AUTO, device: str = AUTO) -> str:

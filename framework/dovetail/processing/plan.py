@@ -289,7 +289,7 @@ def help_text(settings: PluginSettings) -> Iterator[str]:
     """
     registry, manager = scan(settings)
     named = {kind: getattr(settings, name) for kind, name in NAMED.items()}
-    named = {kind: name for kind, name in named.items() if name not in (None, "auto", [])}
+    named = {kind: name for kind, name in named.items() if name not in (None, "auto", [], ["auto"], ["plain"])}
     halves = {name: getattr(settings, name) for name in ("prefill_attention_backend", "decode_attention_backend")}
     plan = make_plan(registry, **named, **halves, hooks=[planned.qualified for planned in manager.planned])
     for plugin in plan.plugins:

@@ -40,6 +40,7 @@ class ModelRunner:
         self.load_s = sum(phases.seconds.values())
         self.device, self.dtype, self.config = checked.device, checked.dtype, checked.config
         self.quantization, self.chosen = checked.quantization, checked.chosen
+        self.kernels = checked.kernels
         self.model, self.weight_bytes = loaded.model, loaded.weight_bytes
         self.pool, self.state, self.attention = made.pool, made.state, made.attention
         self.masks, self.graphs, self.stepper = made.masks, made.graphs, made.stepper

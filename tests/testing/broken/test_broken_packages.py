@@ -213,6 +213,19 @@ def test_a_processor_that_brings_torch_is_named(dovetail_site: FakeSite) -> None
     assert "loading it imports torch" in report.failures.get("test_imports_no_torch", ""), report.text()
 
 
+def test_a_kernel_set_that_brings_torch_is_named(dovetail_site: FakeSite) -> None:
+    """What is asked on every device imports nothing that only one of them needs."""
+    module = (
+        "import torch\nfrom dovetail.contracts import KernelSet\nclass Acme(KernelSet):\n"
+        "    def serves(self, ask): return 'no'\n    def make(self, ask): ...\n"
+    )
+    dovetail_site.add(
+        "acme", "1.0", {"dovetail.kernels.v1": {"acme": "acme_kernels:Acme"}}, {"acme_kernels.py": module}
+    )
+    report = check_class(conformance_class("kernels", "acme"), "asking_imports_no_kernel")
+    assert "loading it imports torch" in report.failures.get("test_asking_imports_no_kernel", ""), report.text()
+
+
 def test_an_api_that_knows_the_server_is_named(dovetail_site: FakeSite) -> None:
     """What the server keeps for itself is found as soon as a plugin imports it."""
     module = "import dovetail_server.errors\nfrom dovetail.contracts import Api\nclass Acme(Api): ...\n"

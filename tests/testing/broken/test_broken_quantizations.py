@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from dovetail.contracts.layers import LayerFactory, Stream
 from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, Target
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail_testing import check_class
 from dovetail_testing.conformance.quantization import QuantizationConformance
@@ -24,7 +23,8 @@ class RightLinear(Matrix):
 
     def __init__(self, ctx: Any, path: str, width: int, parts: Any, *, bias: bool, shard: Any, act: Any) -> None:
         super().__init__(ctx, path, width, parts, shard)
-        self.act, self.bias = act, None
+        self.bias = None
+        self.gate = None if act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=act)
         self.store("weight", torch.uint8)
         self.store("weight_scale", torch.float32, granule=width)
         if bias:
@@ -42,7 +42,7 @@ class RightLinear(Matrix):
         x = x.total() if isinstance(x, Stream) else x
         x = x if norm is None else norm(x)
         y = F.linear(x, self.written_out(x.dtype), self.bias)
-        return self.finish(y if self.act is None else ops.act_and_mul(self.act, y), add, scale)
+        return self.finish(y if self.gate is None else self.gate(y), add, scale)
 
 
 class Right(Quantization):

@@ -178,7 +178,7 @@ class Auto:
         if len(serving) == 1:
             return Picked(serving[first], (first, first))
         wanted = self.wanted
-        world = World(wanted.config, wanted.device, wanted.dtype, wanted.page_size)
+        world = World(wanted.config, wanted.device, wanted.dtype, wanted.page_size, measuring.kernels)
         figures = measure(serving, world, measuring, digest)
         remember(measuring.folder, digest, figures)
         return self._by(figures, serving, reasons)

@@ -33,6 +33,7 @@ from torch import Tensor
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.spare import records
@@ -97,11 +98,13 @@ class Measuring:
         folder: Where figures are kept; None: nowhere.
         compile_all: Compiles what steps launch, before any is timed; they are run in it, and launch nothing. Is told
             the digest that their figures will have.
+        kernels: Binds what models compute between a projection and attention.
     """
 
     clock: Clock
     folder: Path | None = None
     compile_all: Callable[[str, Sequence[Callable[[], None]]], None] = lambda digest, rehearsals: None
+    kernels: Kernels = PLAIN_KERNELS
 
 
 @dataclass(slots=True)
@@ -182,8 +185,16 @@ def _measure(candidates: Mapping[str, Backend], group: World, measuring: Measuri
 class World:
     """A group's first layers over a small pool, which all candidates share: made when it is first needed."""
 
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int) -> None:
-        """`config` is that of the group."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        page_size: int,
+        kernels: Kernels = PLAIN_KERNELS,
+    ) -> None:
+        """`config` is that of the group; `kernels` are as those of `Measuring`."""
+        self._kernels = kernels
         writers = [spec for spec in config.layers if spec.cache_layer is None][:NUM_LAYERS]
         self.config = dataclasses.replace(config, layers=tuple(writers))
         self.device, self.dtype, self.page_size = device, dtype, page_size
@@ -278,7 +289,9 @@ class World:
         if spec.mixer == "kv" and spec.qk_dim == spec.v_dim:
             qkv = draw(spec.num_qo_heads + 2 * spec.num_kv_heads, spec.qk_dim)
             rope = draw(1, spec.qk_dim), draw(1, spec.qk_dim)
-            return lambda: attend_qkv(layer, qkv, None, rope, batch)
+            dims, dtype = {"D": spec.qk_dim}, str(self.dtype).removeprefix("torch.")
+            turned = self._kernels.bind(self._kernels.ask("norm_rotate", dtype, dims, {}, invariant=False))
+            return lambda: attend_qkv(layer, qkv, None, rope, batch, turned)
         q, k = draw(spec.num_qo_heads, spec.qk_dim), draw(spec.num_kv_heads, spec.qk_dim)
         v = None if layer.latent else draw(spec.num_kv_heads, spec.v_dim)
         return lambda: attend(layer, q, k, v, batch)
@@ -323,7 +336,7 @@ def _file(folder: Path, digest: str) -> Path:
     return folder / f"attention-{digest}.json"
 
 
-def measuring_on(device: torch.device, *, compiles_ahead: bool) -> Measuring:
+def measuring_on(device: torch.device, kernels: Kernels, *, compiles_ahead: bool) -> Measuring:
     """Return how backends are measured on a device that compiles kernels."""
     from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
 
@@ -334,4 +347,4 @@ def measuring_on(device: torch.device, *, compiles_ahead: bool) -> Measuring:
     def seconds(run: Run, is_captured: bool) -> float:
         return device_of(device).seconds(run, is_captured=is_captured)
 
-    return Measuring(seconds, records(), compile_all)
+    return Measuring(seconds, records(), compile_all, kernels)

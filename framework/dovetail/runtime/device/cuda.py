@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph
+from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph, DeviceView, is_interpreted
 from dovetail.runtime.device.present import HIDES, without
 
 T = TypeVar("T")
@@ -50,6 +50,11 @@ class CudaDevice(Device):
     def model(self) -> str:
         """See `Device`."""
         return torch.cuda.get_device_name(self.place)
+
+    @property
+    def view(self) -> DeviceView:
+        """See `Device`."""
+        return DeviceView(self.kind, self.model, torch.cuda.get_device_capability(self.place), is_interpreted())
 
     def memory(self) -> tuple[int, int]:
         """See `Device`."""

@@ -104,7 +104,7 @@ def _graphs(
     settings, device = checked.settings, checked.device
     if not device_of(device).captures or settings.disable_cuda_graph or attention.caps.graph == "none":
         return None
-    if not checked.config.generates:
+    if not checked.config.generates or not checked.kernels.is_capturable:
         return None  # what is captured ends in logits, and pooled rows run eagerly
     memory = GraphPool(device)
     rows = planned.max_running_requests

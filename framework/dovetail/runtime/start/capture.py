@@ -51,10 +51,10 @@ def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made:
         limits = limits_of(checked, planned, 0 if decode is None else decode.max_batch)
         trials = EagerWarmUp(made.stepper, made.state, made.pool, checked.config.vocab_size, limits, alike)
     tasks = [task for task in (prefill, decode, trials) if task is not None]
-    if checked.kernels is not None:
+    if checked.compiled is not None:
         with repeats.left_out():
             rehearsals = [task.rehearse for task in (probe, *tasks)]
-            checked.kernels.compile([*rehearsals, lambda: made.masks.warm_up(checked.config.vocab_size)])
+            checked.compiled.compile([*rehearsals, lambda: made.masks.warm_up(checked.config.vocab_size)])
     if checked.rank.meeting is not None:
         checked.rank.meeting.connect()
     return Compiled(trials=trials, queue=CaptureQueue(tasks))
@@ -70,8 +70,8 @@ def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
             compiled.queue.do_some(start_seconds(settings))
     elif settings.wait_for_kernels:
         logger.info("--wait-for-kernels: on a CPU nothing is compiled or captured; there is nothing to wait for.")
-    if checked.kernels is not None:
-        checked.kernels.report_late()
+    if checked.compiled is not None:
+        checked.compiled.report_late()
     checked.memory.started(None if compiled.trials is None else compiled.trials.max_prefill_tokens)
 
 

@@ -13,6 +13,7 @@ from dovetail.contracts.cache import Recurrent
 from dovetail.contracts.checkpoint import CheckpointFormat
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.kernels import Kernels
 from dovetail.contracts.layers import LayerFactory
 from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import Target
@@ -28,6 +29,7 @@ from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantiz
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
+from dovetail.runtime.kernels.binding import KernelBinder, load_sets
 from dovetail.runtime.memory.plan import context_len
 from dovetail.runtime.ranks import Rank
 from dovetail.settings import EngineSettings
@@ -57,7 +59,8 @@ class Checked:
         checkpoint: What is loaded; None: weights are made up.
         filler: What makes them up then.
         memory: What the device has, and how it would be divided.
-        kernels: Compiles kernels while the model is loaded; None: there are none.
+        kernels: Binds the model's operations while it is built.
+        compiled: Compiles kernels while the model is loaded; None: there are none.
     """
 
     settings: EngineSettings
@@ -74,7 +77,8 @@ class Checked:
     checkpoint: Checkpoint | None
     filler: CheckpointFormat | None
     memory: DeviceMemory
-    kernels: CompiledAhead | None
+    kernels: KernelBinder
+    compiled: CompiledAhead | None
 
 
 def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Checked:
@@ -88,7 +92,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     filler = formats.filler()
     folder = ModelFolder.read(settings.folder, weights=filler is None, formats=formats)
     hf = folder.config
-    kernels = _kernels(device, settings, folder, plugins)
+    compiled = _compiled_ahead(device, settings, folder, plugins)
     plugin = _model_plugin(plugins)
     found = choose_quantization(plugins, hf)
     config = folder.model_config(plugin.config_from_hf, served=() if found is None else CONFIG_KEYS)
@@ -98,7 +102,9 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     dtype: torch.dtype = getattr(torch, config.dtype if settings.dtype == "auto" else settings.dtype)
     local = config.of_rank(rank.parallel.size)
     check_model(plugin, config, device, settings, quantization)
-    chosen = _choose_attention(plugins, local, device, dtype, settings, rank)
+    captured = device_of(device).captures and not settings.disable_cuda_graph
+    kernels = KernelBinder(load_sets(plugins), device_of(device).view, captured=captured)
+    chosen = _choose_attention(plugins, local, device, dtype, settings, rank, kernels)
     _check_speculator(plugins, config)
     checkpoint = None
     if filler is None:
@@ -112,11 +118,11 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     return Checked(
         settings=settings, plugins=plugins, rank=rank, device=device, dtype=dtype, plugin=plugin, config=config,
         local=local, quantization=quantization, factory=factory, chosen=chosen, checkpoint=checkpoint, filler=filler,
-        memory=memory, kernels=kernels,
+        memory=memory, kernels=kernels, compiled=compiled,
     )  # fmt: skip
 
 
-def _kernels(
+def _compiled_ahead(
     device: torch.device, settings: EngineSettings, folder: ModelFolder, plugins: LoadedPlugins
 ) -> CompiledAhead | None:
     """Begin to prepare the kernels that this engine will launch, where it has any."""
@@ -138,11 +144,12 @@ def _choose_attention(
     dtype: torch.dtype,
     settings: EngineSettings,
     rank: Rank,
+    kernels: Kernels,
 ) -> Chosen:
     """Choose what attends: the first rank for all."""
     measuring = None
     if device_of(device).compiles:
-        measuring = measuring_on(device, compiles_ahead=not settings.disable_compile_ahead)
+        measuring = measuring_on(device, kernels, compiles_ahead=not settings.disable_compile_ahead)
     decided = () if rank.meeting is None else rank.meeting.attention
     chosen = choose_backends(plugins, config, device, dtype, settings, measuring, decided)
     if rank.meeting is not None:

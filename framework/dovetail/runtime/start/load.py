@@ -44,12 +44,13 @@ def load(checked: Checked) -> Loaded:
         bound_primitive_caches()
     ctx = BuildContext(
         device=checked.device, dtype=checked.dtype, factory=checked.factory, parallel=parallel,
-        batch_invariant=checked.settings.batch_invariant,
+        batch_invariant=checked.settings.batch_invariant, kernels=checked.kernels,
     )  # fmt: skip
     with checked.memory.loading(), torch.inference_mode():
         model = checked.plugin.build(checked.config, ctx)
         if not isinstance(model, nn.Module):
             raise PluginError(f"model {checked.config.architecture}: build() must return a torch.nn.Module")
+        checked.kernels.freeze()
         model.eval()
         checked.memory.built()
         size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.layers import BuildContext, Part
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.ops.reference import NormRotate
 
 
 class Sinks(Matrix):
@@ -66,6 +66,7 @@ def attend_qkv(
     norm: tuple[Tensor, float] | None,
     rope: tuple[Tensor, Tensor],
     batch: ForwardBatch,
+    norm_rotate: NormRotate,
 ) -> Tensor:
     """Normalise and rotate queries and keys, then `attend`; in one go where the backend serves that.
 
@@ -76,6 +77,7 @@ def attend_qkv(
         norm: Weight `[Hq + Hk, D]` and epsilon of the heads' RMS norm, or None; `[Hq, D]` where that is so.
         rope: The step's cosine and sine.
         batch: The step's batch.
+        norm_rotate: Kernel of the operation of that name, for heads of D.
 
     Returns:
         `[T, Hq, D]`, in the dtype of `qkv`.
@@ -83,10 +85,10 @@ def attend_qkv(
     hq, hk = layer.num_qo_heads, layer.num_kv_heads
     weight, eps = (None, 0.0) if norm is None else norm
     if qkv.shape[1] == hq:
-        return attend(layer, ops.norm_rotate(qkv, weight, eps, *rope), None, None, batch)
+        return attend(layer, norm_rotate(qkv, weight, eps, *rope), None, None, batch)
     if batch.num_decode == batch.num_requests:
         out = torch.empty(qkv.shape[0], hq, layer.v_dim, dtype=qkv.dtype, device=qkv.device)
         if batch.attention.forward_decode_qkv(qkv, norm, rope, layer, batch, out):
             return out
-    qk = ops.norm_rotate(qkv[:, : hq + hk], weight, eps, *rope)
+    qk = norm_rotate(qkv[:, : hq + hk], weight, eps, *rope)
     return attend(layer, qk[:, :hq], qk[:, hq:], qkv[:, hq + hk :], batch)

@@ -113,6 +113,7 @@ class GatedExperts(nn.Module):
         self.gate_up = self.matrix(ctx, f"{path}.gate_up", num, hidden, parts, bias=bias, shard=cut[0])
         self.down = self.matrix(ctx, f"{path}.down", num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
         self._act, self._weigh = gated(path, act, parts) or act, weigh
+        self._gate = ctx.operation("act_and_mul", F=self.gate_up.local_out // 2, act=self._act)
         self._parallel, self._top_k, self._is_invariant = ctx.parallel, top_k, ctx.batch_invariant
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream | None = None) -> Tensor | Stream:
@@ -172,7 +173,7 @@ class GatedExperts(nn.Module):
         chosen, rows, weight = ids.flatten()[order], order // self._top_k, weights.flatten()[order, None].to(x.dtype)
         ends = (chosen[None] <= torch.arange(num, device=x.device)[:, None]).sum(1, dtype=torch.int32)
         given = x[rows] * weight if self._weigh == "input" else x[rows]
-        y = self.down.of_rows(ops.act_and_mul(self._act, self.gate_up.of_rows(given, chosen, ends)), chosen, ends)
+        y = self.down.of_rows(self._gate(self.gate_up.of_rows(given, chosen, ends)), chosen, ends)
         y = y if self._weigh == "input" else y * weight
         # A token's experts are added up in the order of its choice, whoever else is in the batch.
         return torch.empty_like(y).index_copy_(0, order, y).view(*ids.shape, y.shape[-1]).sum(1)
@@ -194,6 +195,5 @@ class GatedExperts(nn.Module):
     def _of_one(self, local: int, x: Tensor, weight: Tensor) -> Tensor:
         """What one expert makes of rows, times their weights."""
         given = x * weight if self._weigh == "input" else x
-        act = ops.invariant_act if self._is_invariant else ops.act_and_mul
-        y: Tensor = self.down(act(self._act, self.gate_up(given, local)), local)
+        y: Tensor = self.down(self._gate(self.gate_up(given, local)), local)
         return y if self._weigh == "input" else y * weight

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.attention import attend_cached
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.norm import RMSNorm
@@ -86,6 +85,7 @@ class LatentAttention(nn.Module):
         self.kv_b = LatentHeads(ctx.at("kv_b"), self.rank, heads, nope, v_dim)
         self.out = ctx.linear("out", heads * v_dim, hidden, bias=bias, shard="in")
         self.layer = AttentionLayer.of(spec, ctx.parallel.size)
+        self._latent_rows = ctx.operation("latent_rows", R=self.rank, D=self.rope)
 
     def forward(
         self,
@@ -102,7 +102,7 @@ class LatentAttention(nn.Module):
         x = x if norm is None else norm(x)
         q = self.q(x) if self.q_a is None else self.q(self.q_a(x), norm=self.q_a_norm)
         q = q.view(x.shape[0], -1, self.nope + self.rope)
-        queries, row = ops.latent_rows(q, self.kv_a(x), self.kv_a_norm.weight, self.kv_a_norm.eps, *rope)
+        queries, row = self._latent_rows(q, self.kv_a(x), self.kv_a_norm.weight, self.kv_a_norm.eps, *rope)
         values = q.new_empty(x.shape[0], q.shape[1], self.v_dim)
         self._attend(q, queries, row, batch, values)
         return self.out(values.flatten(1), add=add, scale=scale)

@@ -12,6 +12,7 @@ from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, S
 from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.ops import invariant
+from dovetail.sdk.layers.ops.reference import Unary
 from dovetail.sdk.layers.shards import gated
 
 LONG_ROW = 1024
@@ -46,7 +47,8 @@ class Linear(Matrix):
         act: Act | None = None,
     ) -> None:
         super().__init__(ctx, path, in_features, parts, shard)
-        self._act, self._is_invariant = gated(path, act, parts), ctx.batch_invariant
+        self._is_silu, self._is_invariant = gated(path, act, parts) == "silu_and_mul", ctx.batch_invariant
+        self._gate: Unary | None = None if act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=act)
         self.bias = None
         self.store("weight", ctx.dtype)
         if can_prepack(self.get_parameter("weight")):
@@ -75,7 +77,7 @@ class Linear(Matrix):
         if add is not None and self.weight is not None and self._adds_plainly(rms, scale):
             add.value = ops.linear_add(x, self.weight, self.bias, add.value)
             return add
-        return self.finish(self._product(x, rms), add, scale)
+        return self.finish(self._product(x, norm if rms is not None else None, rms), add, scale)
 
     def _invariant(self, x: Tensor, add: Stream | None, scale: float) -> Tensor | Stream:
         """As `forward`, each row by itself: nothing is chosen by how many there are."""
@@ -87,7 +89,7 @@ class Linear(Matrix):
             return add
         else:
             y = ops.invariant_linear(x, self.weight, self.bias)
-        return self.finish(y if self._act is None else ops.invariant_act(self._act, y), add, scale)
+        return self.finish(y if self._gate is None else self._gate(y), add, scale)
 
     def _repacked(self) -> Tensor:
         if self._packed is None:
@@ -95,19 +97,19 @@ class Linear(Matrix):
         return self._packed
 
     def _adds_plainly(self, rms: RMSScale | None, scale: float) -> bool:
-        return rms is None and scale == 1.0 and self._act is None and not self.is_share
+        return rms is None and scale == 1.0 and self._gate is None and not self.is_share
 
-    def _product(self, x: Tensor, rms: RMSScale | None) -> Tensor:
-        """`act(norm(x) Wᵀ + b)` for a norm that is part of a kernel, or none."""
+    def _product(self, x: Tensor, norm: Norm | None, rms: RMSScale | None) -> Tensor:
+        """`act(norm(x) Wᵀ + b)` for a norm that may be part of a kernel, or none."""
         if self.weight is None:
             y = packed_linear(x, self._repacked(), self.bias)
-        elif rms is None:
+        elif norm is None or rms is None:
             y = ops.linear(x, self.weight, self.bias)
-        elif self._act == "silu_and_mul":
-            return ops.norm_gate(x, *rms, self.weight, self.bias)
+        elif self._gate is not None and self._is_silu:
+            return ops.norm_gate(x, *rms, self.weight, self.bias, norm, self._gate)
         else:
-            y = ops.norm_linear(x, *rms, self.weight, self.bias)
-        return y if self._act is None else ops.act_and_mul(self._act, y)
+            y = ops.norm_linear(x, *rms, self.weight, self.bias, norm)
+        return y if self._gate is None else self._gate(y)
 
 
 def can_prepack(weight: Tensor) -> bool:

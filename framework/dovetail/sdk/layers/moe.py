@@ -15,7 +15,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Norm, RMSScale, Stream
 from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.base import Layer, Slot
-from dovetail.sdk.layers.norm import rms_normed
+from dovetail.sdk.layers.norm import BoundNorm
 from dovetail.sdk.layers.ops import invariant
 from dovetail.sdk.layers.packed import PackedExperts
 from dovetail.sdk.layers.routing import Routing
@@ -144,7 +144,7 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         hidden, act = config.hidden_size, experts.pop("act", None) or GATES[config.hidden_act]
-        self.router = Router(routing, hidden, ctx)
+        self.router, self._normed = Router(routing, hidden, ctx), BoundNorm.of(ctx, hidden)
         self.experts = ctx.experts("experts", routing.num, routing.top_k, hidden, inner, act=act, **experts)
         self.shared = GatedMLP(config, ctx.at("shared"), inner=shared_inner) if shared_inner else None
         self.shared_gate = SharedGate(hidden, ctx) if has_shared_gate else None
@@ -157,7 +157,7 @@ class MixtureOfExperts(nn.Module):
         if norm is not None and rms is None:
             x = norm(x.total() if isinstance(x, Stream) else x)
         if not self.router.is_for_one_kernel(x.value if isinstance(x, Stream) else x):
-            x = x if rms is None else rms_normed(x, rms)
+            x = x if rms is None else self._normed(x, rms)
             x = x.total() if isinstance(x, Stream) else x
             ids, shares = self.router(x, scale)
             return self._of_chosen(x, ids, shares, add, scale)

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.matrix import Matrix
-from dovetail.sdk.layers.ops import reference
+from dovetail.sdk.layers.ops.reference import AddNormKernel, LayerNormKernel, NormKernel, NormRotate
 
 
-def rms_normed(x: Tensor | Stream, rms: RMSScale) -> Tensor:
-    """Compute what a norm with this `rms` computes; a stream is added up first, as `RMSNorm` says."""
-    if not isinstance(x, Stream):
-        return ops.add_rms_norm(x, None, *rms)[0]
-    if (fused := x.normed(*rms)) is not None:
-        return fused
-    normed, x.value = ops.add_rms_norm(*x.take_sum(), *rms)
-    return normed
+class BoundNorm(NamedTuple):
+    """What computes RMS norms of one width.
+
+    Attributes:
+        norm: Of a tensor.
+        add_norm: Of the sum of two, which it returns, too.
+    """
+
+    norm: NormKernel
+    add_norm: AddNormKernel
+
+    @classmethod
+    def of(cls, ctx: BuildContext, width: int) -> BoundNorm:
+        """Bind both."""
+        return cls(ctx.operation("rms_norm", H=width), ctx.operation("add_rms_norm", H=width))
+
+    def __call__(self, x: Tensor | Stream, rms: RMSScale) -> Tensor:
+        """Compute what a norm with this `rms` computes; a stream is added up first, as `RMSNorm` says."""
+        if not isinstance(x, Stream):
+            return self.norm(x, *rms)
+        if (fused := x.normed(*rms)) is not None:
+            return fused
+        total, residual = x.take_sum()
+        if residual is None:
+            x.value = total
+            return self.norm(total, *rms)
+        normed, x.value = self.add_norm(total, residual, *rms)
+        return normed
 
 
 class RMSNorm(Layer):
@@ -32,15 +49,23 @@ class RMSNorm(Layer):
     A subclass that computes something else is called instead, without saying so: its `rms` is None.
     """
 
+    weight_dtype: ClassVar[torch.dtype | None] = None
+    """Of the weight; None: the model's."""
+
     def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
         super().__init__()
-        self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
+        self.weight = self.empty(size, device=ctx.device, dtype=self.weight_dtype or ctx.dtype)
         self.eps = eps
+        self.bind(ctx, size)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls) and "rms" not in vars(cls):
             cls.rms = None  # type: ignore[assignment]  # what it computes is not what the kernels would
+
+    def bind(self, ctx: BuildContext, size: int) -> None:
+        """Bind what computes it; a subclass that computes something else binds that."""
+        self._normed = BoundNorm.of(ctx, size)
 
     @property
     def rms(self) -> RMSScale | None:
@@ -49,22 +74,24 @@ class RMSNorm(Layer):
 
     def forward(self, x: Tensor | Stream) -> Tensor:
         """Normalise `x`; a stream is added up first, by the same kernel where ranks have shares of it."""
-        return rms_normed(x, RMSScale(self.weight, self.eps))
+        return self._normed(x, RMSScale(self.weight, self.eps))
 
 
 class ZeroCenteredRMSNorm(RMSNorm):
     """RMS norm times `1 + weight`, all in float32 (Gemma, Qwen3-Next); `weight` is kept with the one added."""
 
-    def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
-        super().__init__(size, eps, replace(ctx, dtype=torch.float32))
+    weight_dtype = torch.float32
+
+    def bind(self, ctx: BuildContext, size: int) -> None:
+        """See `RMSNorm.bind`."""
+        self._wide: NormKernel = ctx.operation("wide_rms_norm", H=size)
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor:
         return self.weight.copy_(tensor.float() + 1)
 
     def forward(self, x: Tensor | Stream) -> Tensor:
         """Normalise `x`."""
-        x = x.total() if isinstance(x, Stream) else x
-        return reference.rms_norm(x.float(), self.weight, self.eps).to(x.dtype)
+        return self._wide(x.total() if isinstance(x, Stream) else x, self.weight, self.eps)
 
 
 class LayerNorm(Layer):
@@ -80,11 +107,11 @@ class LayerNorm(Layer):
         self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
         self.bias = self.empty(size, device=ctx.device, dtype=ctx.dtype) if bias else None
         self.eps = eps
+        self._norm: LayerNormKernel = ctx.operation("layer_norm", H=size)
 
     def forward(self, x: Tensor | Stream) -> Tensor:
         """Normalise `x`."""
-        x = x.total() if isinstance(x, Stream) else x
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return self._norm(x.total() if isinstance(x, Stream) else x, self.weight, self.bias, self.eps)
 
 
 class ShardedRMSNorm(Matrix):
@@ -113,11 +140,12 @@ class ShardedRMSNorm(Matrix):
         super().__init__(ctx, ctx.path, 1, (Part("", size, unit, repeat, order),), "out")
         self.store("weight", ctx.dtype, granule=None)
         self.eps, self._num = eps, size * repeat
+        self._norm: NormKernel = ctx.operation("rms_norm", H=self.local_out)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise this rank's share by the mean square of all."""
         if self.parallel.size == 1:
-            return ops.add_rms_norm(x, None, self.weight, self.eps)[0]
+            return self._norm(x, self.weight, self.eps)
         wide = x.float()
         squares = self.parallel.sum(wide.square().sum(-1, keepdim=True))
         return (wide * torch.rsqrt(squares / self._num + self.eps)).to(x.dtype) * self.weight
@@ -147,6 +175,7 @@ class QKNorm(Layer):
         self._heads = {part: place for part, place in heads.items() if place[1]}
         self.weight = self.empty(num_qo_heads + num_kv_heads, head_dim, device=ctx.device, dtype=ctx.dtype)
         self.eps = eps
+        self._norm_rotate: NormRotate = ctx.operation("norm_rotate", D=head_dim)
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         return {Slot("weight", part): (self.weight.shape[1],) for part in self._heads}
@@ -158,4 +187,4 @@ class QKNorm(Layer):
 
     def forward(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Normalise `[T, Hq + Hk, D]` and rotate it by the step's cosine and sine."""
-        return ops.norm_rotate(qk, self.weight, self.eps, *rope)
+        return self._norm_rotate(qk, self.weight, self.eps, *rope)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Norm, Part, RMSScale, Stream
 from dovetail.contracts.quantization import Stored, StoredTensor
-from dovetail.sdk.layers import cpu_products, cuda_products, ops
+from dovetail.sdk.layers import cpu_products, cuda_products
 from dovetail.sdk.layers.experts import ExpertMatrix, GatedExperts
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.shards import gated
@@ -58,6 +58,7 @@ class PackedLinear(Matrix):
     ) -> None:
         super().__init__(ctx, path, in_features, parts, shard)
         self.form, self._act = form, gated(path, act, parts)
+        self._gate = None if act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=act)
         self._names = store(self, form)
         if isinstance(form, Int4) and ctx.device.type == "cpu":
             self.gather(*self._names)
@@ -101,7 +102,7 @@ class PackedLinear(Matrix):
         else:
             y = self._product(x)
             y = y if self.bias is None else y + self.bias
-        return self.finish(y if self._act is None else ops.act_and_mul(self._act, y), add, scale)
+        return self.finish(y if self._gate is None else self._gate(y), add, scale)
 
     def _on_cuda(
         self, x: Tensor, weight: PackedWeight, norm: Norm | None, add: Stream | None, scale: float
@@ -112,8 +113,9 @@ class PackedLinear(Matrix):
         rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
         x = x if norm is None or rms is not None else norm(x)
         if add is None or self.is_share or scale != 1.0 or self._act is not None:
-            return self.finish(packed.linear(x, weight, self.bias, norm=rms, act=self._act), add, scale)
-        add.value = packed.linear(x, weight, self.bias, norm=rms, residual=add.value)
+            y = packed.linear(x, weight, self.bias, norm=rms, act=self._act, normed=norm, gated=self._gate)
+            return self.finish(y, add, scale)
+        add.value = packed.linear(x, weight, self.bias, norm=rms, residual=add.value, normed=norm)
         return add
 
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.sdk.layers import ops
-from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.rope import frequencies, rotated_dims
 
 CosSin = tuple[Tensor, Tensor]
@@ -24,16 +22,16 @@ class Rotary(nn.Module):
         freqs, factor = frequencies(rope, dim, max_position, context_len)
         still = torch.zeros(dim // 2 - len(freqs))  # dimensions that are not rotated stand in order: see `head_order`
         self._freqs = torch.cat((freqs, still)).to(ctx.device)
-        self._factor, self._dtype = factor, ctx.dtype
-        self._factors: Tensor | None = None
+        self._factor: float | Tensor = factor
         if factor != 1.0 and rotated_dims(rope, dim) < dim:
-            self._factors = torch.cat((torch.full_like(freqs, factor), torch.ones_like(still))).to(ctx.device)
+            self._factor = torch.cat((torch.full_like(freqs, factor), torch.ones_like(still))).to(ctx.device)
+        num = self._factor.numel() if isinstance(self._factor, Tensor) else 1
+        self._rotations = ctx.operation("rotations", D=dim, F=num, dtype=ctx.dtype)
 
     def forward(self, positions: Tensor) -> CosSin:
-        """Return cosine and sine `[T, 1, D]` in the model's dtype for positions `[T]`, for `ops.norm_rotate`."""
-        if self._factors is not None:  # no kernel has a factor for each dimension; this is once a step
-            return reference.rotations(positions, self._freqs, self._factors, self._dtype)
-        return ops.rotations(positions, self._freqs, self._factor, self._dtype)
+        """Return cosine and sine `[T, 1, D]` in the model's dtype for positions `[T]`, for `norm_rotate`."""
+        found: CosSin = self._rotations(positions, self._freqs, self._factor)
+        return found
 
 
 def rotated_width(spec: LayerSpec) -> int:

@@ -13,7 +13,6 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, Stream
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.attention import Sinks, attend, attend_qkv
 from dovetail.sdk.layers.norm import QKNorm, ShardedRMSNorm
 from dovetail.sdk.layers.rope import head_order
@@ -81,6 +80,7 @@ class SelfAttention(nn.Module):
         )
         self.sinks = Sinks(ctx.at("sinks"), hq) if spec.sinks else None
         self.layer = AttentionLayer.of(spec, ranks, None if self.sinks is None else self.sinks.weight)
+        self._norm_rotate = ctx.operation("norm_rotate", D=d)
 
     def forward(
         self,
@@ -99,7 +99,7 @@ class SelfAttention(nn.Module):
         """Map the projection `[T, (Hq + 2 Hk) D]` to `[T, Hq D]`; what an architecture does otherwise it overrides."""
         heads = qkv.view(-1, self.hq + (2 * self.hk if self.has_cache else 0), self.d)
         norm = None if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        return attend_qkv(self.layer, heads, norm, rope, batch).view(-1, self.hq * self.d)
+        return attend_qkv(self.layer, heads, norm, rope, batch, self._norm_rotate).view(-1, self.hq * self.d)
 
 
 class LateAttention(SelfAttention):
@@ -109,7 +109,7 @@ class LateAttention(SelfAttention):
         """See `SelfAttention.attend`."""
         hq, hk = self.hq, self.hk
         heads = qkv.view(-1, hq + 2 * hk, self.d)
-        q, k = self.late(ops.norm_rotate(heads[:, : hq + hk], None, 0.0, *rope), batch).split_with_sizes([hq, hk], 1)
+        q, k = self.late(self._norm_rotate(heads[:, : hq + hk], None, 0.0, *rope), batch).split_with_sizes([hq, hk], 1)
         return attend(self.layer, q, k, heads[:, hq + hk :], batch).view(-1, hq * self.d)
 
     def late(self, turned: Tensor, batch: ForwardBatch) -> Tensor:
@@ -132,7 +132,7 @@ class WholeNormAttention(SelfAttention):
         hq, hk, d = self.hq, self.hk, self.d
         q, k, v = torch.split(qkv, [hq * d, hk * d, hk * d], dim=-1)
         qk = torch.cat((self.q_norm(q.contiguous()), self.k_norm(k.contiguous())), dim=-1)
-        qk = ops.norm_rotate(qk.view(-1, hq + hk, d), None, 0.0, *rope)
+        qk = self._norm_rotate(qk.view(-1, hq + hk, d), None, 0.0, *rope)
         return attend(self.layer, qk[:, :hq], qk[:, hq:], v.contiguous().view(-1, hk, d), batch).view(-1, hq * d)
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dovetail.sdk.layers.ops.pdl import interpreted
+from dovetail.contracts.device import is_interpreted
 
 UNIT_E4M3: tl.constexpr = tl.constexpr(256.0)
 UNIT_INT8: tl.constexpr = tl.constexpr(128.0)
-ASM: tl.constexpr = tl.constexpr(not interpreted())
+ASM: tl.constexpr = tl.constexpr(not is_interpreted())
 
 _SPREAD = "prmt.b32 a, $2, 0, 0x1404; prmt.b32 b, $2, 0, 0x3424;"
 """Four bytes, each in the upper half of 16 bits."""

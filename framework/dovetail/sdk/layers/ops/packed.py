@@ -8,14 +8,15 @@ before cuBLAS multiplies them.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
 from torch import Tensor
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act, RMSScale
-from dovetail.sdk.layers import ops
+from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.ops.packed_few import few
 from dovetail.sdk.layers.ops.packed_halves import DEPTH, by_halves, fits_halves
 from dovetail.sdk.layers.ops.packed_integers import by_integers, fits_integers, is_halved
@@ -25,7 +26,7 @@ from dovetail.sdk.layers.ops.packed_stacked import by_stacked, fits_stacked
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
 from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
 from dovetail.sdk.layers.ops.packed_write import many
-from dovetail.sdk.layers.ops.pdl import interpreted
+from dovetail.sdk.layers.ops.reference import Unary
 from dovetail.sdk.layers.ops.skinny import Tile
 
 MOST_ROWS = 128
@@ -58,7 +59,7 @@ ROW_TILES: dict[tuple[int, int], RowTile] = {
 @cache
 def supported(device: torch.device) -> bool:
     """Whether the kernels run on a device: Hopper and newer, whose instructions they are written in."""
-    return interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)
+    return is_interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)
 
 
 def row_tile(weight: PackedWeight, *, gate: bool) -> RowTile:
@@ -146,6 +147,8 @@ def linear(
     norm: RMSScale | None = None,
     act: Act | None = None,
     residual: Tensor | None = None,
+    normed: Unary | None = None,
+    gated: Unary | None = None,
 ) -> Tensor:
     """`act(norm(x) Wᵀ + b) + residual` with what of that is given.
 
@@ -156,11 +159,16 @@ def linear(
         norm: An RMS norm before the product.
         act: Made of gate and up, which the product is side by side.
         residual: `[M, N]`.
+        normed: Computes the norm where no kernel does both; None: plain torch.
+        gated: Computes `act` there; None: plain torch.
 
     Returns:
         `[M, N]` in the dtype of `x`.
     """
     rows, gate = len(x), act is not None
+    gated = gated or partial(reference.act_and_mul, act=act)  # type: ignore[arg-type]
+    if norm is not None and normed is None:
+        normed = partial(reference.rms_norm, weight=norm.weight, eps=norm.eps)
     x = x if x.stride(-1) == 1 else x.contiguous()
     around = {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
     if rows == 1 and weight.kind == "scaled":
@@ -177,17 +185,17 @@ def linear(
     if least <= rows <= most and x.dtype != torch.float32 and fits_wide(weight):
         broad = wide_tile(weight, rows)
         if broad is not None:
-            x = x if norm is None else ops.add_rms_norm(x, None, *norm)[0]
+            x = x if normed is None else normed(x)
             if act is None:
                 return wide(x, weight, bias, broad, residual=residual)
-            y = ops.act_and_mul(act, wide(x, weight, bias, broad))
+            y = gated(wide(x, weight, bias, broad))
             return y if residual is None else residual + y
     if 0 < rows <= MOST_HALVES and x.dtype == torch.bfloat16 and fits_halves(weight):
         return by_halves(x, weight, bias, halves_tile(weight, rows, gate=gate), act=act, residual=residual, **around)  # type: ignore[arg-type]
-    if norm is not None:  # in the kernel it would be computed once for each tile, and K could not be split
-        x = ops.add_rms_norm(x, None, *norm)[0]
+    if normed is not None:  # in the kernel it would be computed once for each tile, and K could not be split
+        x = normed(x)
     if 0 < rows <= MOST_ROWS:
         return few(x, weight, bias, few_tile(weight, rows, gate=gate, dtype=x.dtype), act=act, residual=residual)
     y = many(x, weight, bias)
-    y = y if act is None else ops.act_and_mul(act, y)
+    y = y if act is None else gated(y)
     return y if residual is None else residual + y

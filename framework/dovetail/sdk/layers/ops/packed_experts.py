@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.experts import combine, sorted_down, sorted_gate_up, sorted_slots, sorted_tiles
 from dovetail.sdk.layers.ops.packed_slots import (
     PackedExpertWeights,
@@ -28,7 +29,7 @@ from dovetail.sdk.layers.ops.packed_slots import (
 from dovetail.sdk.layers.ops.packed_tiles import first_tile, walk
 from dovetail.sdk.layers.ops.packed_weight import as_one
 from dovetail.sdk.layers.ops.packed_write import written
-from dovetail.sdk.layers.ops.pdl import interpreted, launch_options
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.ops.silu import act_gated
 
 WRITTEN_ROWS = 1024
@@ -201,8 +202,8 @@ def packed_gated_experts(
             N=n, K=weight.num_in, ROW=weight.numbers.shape[-1], GROUP=weight.group, GROUPS=weight.groups,
             FORM=weight.kind, TOP_K=ids.shape[1], ACT=weights.act, GATE=is_gate,
             BIAS=bias is not None, WEIGH=weights.weigh_input == is_gate, ROW_SCALE=weight.row_scale is not None,
-            ZERO=weight.offset is not None, ASM=x.dtype == torch.bfloat16 and not interpreted(), BLOCK_M=tile.block_m,
-            BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages, num_warps=warps, **launch_options(x),
+            ZERO=weight.offset is not None, ASM=x.dtype == torch.bfloat16 and not is_interpreted(),
+            BLOCK_M=tile.block_m, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages, num_warps=warps, **launch_options(x),
         )  # fmt: skip
     return combine(y, ids, residual, num, weights.first)
 

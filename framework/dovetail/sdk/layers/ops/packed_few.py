@@ -12,11 +12,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
 from dovetail.sdk.layers.ops.endings import ended_tile, summed_parts
 from dovetail.sdk.layers.ops.packed_tiles import first_tile, walk
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import interpreted, launch_options
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.ops.skinny import Tile, scratch
 
 
@@ -111,7 +112,7 @@ def few(
         GROUPS=weight.groups, FORM=weight.kind, SPAN=span, SPLITS=splits, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, STAGES=stages, BIAS=bias is not None, NORM=norm is not None, ACT=act or "",
         GATE=act is not None, RESIDUAL=residual is not None, ROW_SCALE=weight.row_scale is not None,
-        ZERO=weight.offset is not None, ASM=x.dtype == torch.bfloat16 and not interpreted(), num_warps=warps,
+        ZERO=weight.offset is not None, ASM=x.dtype == torch.bfloat16 and not is_interpreted(), num_warps=warps,
         **launch_options(x),
     )  # fmt: skip
     return out

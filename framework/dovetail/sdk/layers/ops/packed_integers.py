@@ -19,12 +19,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
 from dovetail.sdk.layers.ops.nibbles import BLOCK, e2m1_bytes, e2m1_eighths
 from dovetail.sdk.layers.ops.packed_row import RowTile
 from dovetail.sdk.layers.ops.packed_tiles import block_scales
 from dovetail.sdk.layers.ops.packed_weight import PackedKind, PackedWeight
-from dovetail.sdk.layers.ops.pdl import interpreted, launch_options
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.ops.silu import act_gated
 
 MOST_PROGRAM = 1024
@@ -387,6 +388,6 @@ def by_integers(
         n if residual is None else residual.stride(0), N=n, ROW=weight.numbers.shape[-1], GROUP=weight.group,
         GROUPS=weight.groups, FORM=weight.kind, BLOCK_N=block_n, BLOCK_W=block_k // 8, BIAS=bias is not None,
         ACT=act or "", GATE=act is not None, RESIDUAL=residual is not None, ZERO=weight.offset is not None,
-        ONCE=rows == 1, ASM=not interpreted(), num_warps=warps, num_stages=1, **launch_options(x),
+        ONCE=rows == 1, ASM=not is_interpreted(), num_warps=warps, num_stages=1, **launch_options(x),
     )  # fmt: skip
     return out

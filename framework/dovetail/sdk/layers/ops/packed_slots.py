@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
 from dovetail.sdk.layers.ops.nibbles import BLOCK
 from dovetail.sdk.layers.ops.packed_integers import (
@@ -33,7 +34,7 @@ from dovetail.sdk.layers.ops.packed_integers import (
 )
 from dovetail.sdk.layers.ops.packed_row import RowTile, scaled_sum
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import interpreted, launch_options
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.ops.silu import act_gated
 
 MAX_SLOTS, MAX_WORD_SLOTS = 64, 32
@@ -392,4 +393,4 @@ def _ways(weights: PackedExpertWeights, weight: PackedWeight, tile: RowTile) -> 
     if weight.kind == "scaled":
         return ways | {"K": weight.num_in, "ROW_SCALE": weight.row_scale is not None, "BLOCK_K": block_k}
     ways |= {"ROW": weight.numbers.shape[-1], "FORM": weight.kind, "ZERO": weight.offset is not None}
-    return ways | {"ASM": not interpreted(), "BLOCK_W": block_k // 8}
+    return ways | {"ASM": not is_interpreted(), "BLOCK_W": block_k // 8}

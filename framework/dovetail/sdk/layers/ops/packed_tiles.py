@@ -9,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.nibbles import e2m1_planes, int4_planes
-from dovetail.sdk.layers.ops.pdl import interpreted
 
-COMPILED: tl.constexpr = tl.constexpr(not interpreted())
+COMPILED: tl.constexpr = tl.constexpr(not is_interpreted())
 
 
 @triton.jit

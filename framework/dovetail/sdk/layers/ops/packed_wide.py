@@ -19,9 +19,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.packed_tiles import awaited, block_scales, in_order, planes_of
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import interpreted, launch_options
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.ops.skinny import Tile, scratch
 
 DEPTH = 64
@@ -167,7 +168,7 @@ def wide(
         x, weight.numbers, scale, offset, *after, out, part, rows, x.stride(0), stride_r, K=k,
         ROW=weight.numbers.shape[-1], GROUP=weight.group, GROUPS=weight.groups, FORM=weight.kind, SPAN=span,
         BLOCK_K=block_k, STAGES=stages, ZERO=weight.offset is not None, EVEN=n % block_n == 0 and k % block_k == 0,
-        ASM=x.dtype == torch.bfloat16 and not interpreted(), num_warps=warps, **sizes, **what, **launch_options(x),
+        ASM=x.dtype == torch.bfloat16 and not is_interpreted(), num_warps=warps, **sizes, **what, **launch_options(x),
     )  # fmt: skip
     if splits > 1:
         add_kernel[(tall, triton.cdiv(n, FINISH_N))](

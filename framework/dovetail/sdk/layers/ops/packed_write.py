@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.packed_tiles import block_scales, in_order, planes_of
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import interpreted
 
 CHUNK_BYTES = 32 << 20
 """Of a weight that is written out at a time: what a product then reads is still in an H200's cache."""
@@ -70,7 +70,7 @@ def written(weight: PackedWeight, dtype: torch.dtype, first: int = 0, num: int |
     _write_kernel[(triton.cdiv(num, block_n), triton.cdiv(row, step))](
         weight.numbers, *scales, out, first, num, K=weight.num_in, ROW=row, GROUP=weight.group, GROUPS=weight.groups,
         FORM=weight.kind, BLOCK_N=block_n, BLOCK_K=block_k, ROW_SCALE=weight.row_scale is not None,
-        ZERO=weight.offset is not None, ASM=dtype == torch.bfloat16 and not interpreted(), num_warps=4,
+        ZERO=weight.offset is not None, ASM=dtype == torch.bfloat16 and not is_interpreted(), num_warps=4,
     )  # fmt: skip
     return out
 

@@ -9,23 +9,19 @@ Source: CUDA Programming Guide, "Programmatic Dependent Launch".
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Any
 
 import torch
 import triton
 
-
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter."""
-    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+from dovetail.contracts.device import is_interpreted
 
 
 @cache
 def supported(device_index: int) -> bool:
     """Whether the device has it (Hopper and newer) and kernels are compiled, not interpreted."""
-    return not interpreted() and torch.cuda.get_device_capability(device_index)[0] >= 9
+    return not is_interpreted() and torch.cuda.get_device_capability(device_index)[0] >= 9
 
 
 def launch_options(tensor: torch.Tensor) -> dict[str, Any]:

@@ -6,9 +6,25 @@ greedy tokens agree. Letters: T tokens, H hidden size, D head dim, N heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from dovetail.contracts.layers import Act
+from dovetail.sdk.layers.ops import invariant
+
+NormKernel = Callable[[Tensor, Tensor, float], Tensor]
+"""Kernel of the operations `rms_norm` and `wide_rms_norm`."""
+LayerNormKernel = Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+"""Kernel of the operation `layer_norm`."""
+AddNormKernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+"""Kernel of the operation `add_rms_norm`."""
+NormRotate = Callable[[Tensor, Tensor | None, float, Tensor, Tensor], Tensor]
+"""Kernel of the operation `norm_rotate`."""
+Unary = Callable[[Tensor], Tensor]
+"""A norm with its weight, or a kernel of the operation `act_and_mul`."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -23,14 +39,47 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide.mul_(scale).to(x.dtype).mul_(weight)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add `x` to the residual stream and normalise the sum.
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Add `x` to the residual stream and normalise the sum; returns the normalised sum and the sum, both `[T, H]`."""
+    total = residual + x
+    return rms_norm(total, weight, eps), total
 
-    Returns:
-        The normalised sum and the sum, both `[T, H]`. Without a residual, `x` starts the stream.
+
+def added_rms_norm(norm: NormKernel) -> AddNormKernel:
+    """Return `add_rms_norm` put together of an addition and a kernel of `rms_norm`."""
+
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = residual + x
+        return norm(total, weight, eps), total
+
+    return add_rms_norm
+
+
+def wide_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `rms_norm` in float32, its weight's dtype, rounded to the dtype of `x` at the end (Gemma)."""
+    return rms_norm(x.float(), weight, eps).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer norm over the last axis: mean and variance in float32, weight, and unless it is None, bias.
+
+    Source: arXiv:1607.06450.
     """
-    residual = x if residual is None else residual + x
-    return rms_norm(residual, weight, eps), residual
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def act_and_mul(gate_up: Tensor, *, act: Act) -> Tensor:
+    """The activation of the first half times the second, `[T, 2F]` to `[T, F]`."""
+    if act == "silu_and_mul":
+        return silu_and_mul(gate_up)
+    if act == "clamped_silu_and_mul":
+        return clamped_silu_and_mul(gate_up)
+    return gelu_and_mul(gate_up, is_tanh=act == "gelu_tanh_and_mul")
+
+
+def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function of the elements of `x` `[T, F]` to each row by itself: see `invariant`."""
+    return invariant.by_rows(x, function)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -98,10 +147,10 @@ def latent_rows(q: Tensor, kv_a: Tensor, norm: Tensor, eps: float, cos: Tensor, 
     return queries, torch.cat((rms_norm(kv_a[:, None, :rank], norm, eps), turned[:, -1:]), dim=-1)
 
 
-def rotations(positions: Tensor, freqs: Tensor, factor: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotations(positions: Tensor, freqs: Tensor, factor: float | Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[T, 1, D]` for `norm_rotate`, of positions `[T]` times float32 frequencies `[D / 2]`.
 
-    Both are multiplied by `factor`, here also one for each frequency, and rounded to `dtype`.
+    Both are multiplied by `factor`, a number or one for each frequency, and rounded to `dtype`.
     """
     angles = (positions.to(torch.float32)[:, None] * freqs)[:, None]
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -118,14 +167,24 @@ def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
-def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Linear layer of the RMS norm of `x`; `norm` `[in]` is the norm's weight."""
-    return F.linear(rms_norm(x, norm, eps), weight, bias)
+def norm_linear(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, normed: Unary | None = None
+) -> Tensor:
+    """Linear layer of the RMS norm of `x`; `norm` `[in]` is the norm's weight. `normed` computes it, if given."""
+    return F.linear(rms_norm(x, norm, eps) if normed is None else normed(x), weight, bias)
 
 
-def norm_gate(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+def norm_gate(
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    normed: Unary | None = None,
+    gated: Unary = silu_and_mul,
+) -> Tensor:
     """First half of a gated MLP after its norm: `silu(gate) * up`, `weight` `[2F, in]` making both side by side."""
-    return silu_and_mul(norm_linear(x, norm, eps, weight, bias))
+    return gated(norm_linear(x, norm, eps, weight, bias, normed))
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:

@@ -1,0 +1,316 @@
+"""What every kernel set must do: compute what it claims as the meanings in plain torch do, and hold to its claims."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.device import DeviceView
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, make_ask, meaning
+from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
+from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.conformance.base import Conformance
+from dovetail_testing.conformance.growth import bytes_kept
+from dovetail_testing.conformance.host_sync import HostSyncs
+from dovetail_testing.conformance.kernels_samples import DIMS, OPTIONS, Operands, sample
+
+ROWS = (0, 1, 2, 7, 16, 17, 64, 65)
+"""Numbers of rows that the first claimed place of each operation is tried with, beside the bounds of its claim."""
+FEW_ROWS = (0, 1, 17, 65)
+"""Those of its other places."""
+MANY_ROWS = (257, 513, 4097)
+"""As `KernelSetConformance.many_rows`: errors of offsets and of grids begin at many rows."""
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
+"""Largest error of a row, as a part of the row."""
+
+
+class Place(NamedTuple):
+    """A claimed operation at a place: the question, what holds, and the kernel."""
+
+    ask: Ask
+    claim: Claim
+    kernel: Kernel
+
+
+class KernelSetConformance(Conformance):
+    """What every kernel set must do.
+
+    Attributes:
+        dtypes: Those that operations are asked for.
+        dims: Widths by letter, to try beside those of the kit: those that the set is made for.
+        many_rows: Further numbers of rows for the first claimed place of each operation.
+        device: Where kernels run; "" for CUDA where there is a device, else the CPU.
+        seed: Of the operands.
+    """
+
+    kind = "kernels"
+    dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
+    dims: ClassVar[Mapping[str, Sequence[int]]] = {}
+    many_rows: ClassVar[Sequence[int]] = MANY_ROWS
+    device: ClassVar[str] = ""
+    seed: ClassVar[int] = 7
+
+    @classmethod
+    def on(cls) -> torch.device:
+        """Return the device."""
+        return torch.device(cls.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+    @classmethod
+    def view(cls) -> DeviceView:
+        """Return what the set is told of it."""
+        return device_of(cls.on()).view
+
+    def asks(self, *, invariant: bool = False) -> Iterator[Ask]:
+        """Yield every question of the kit: all operations, dtypes, widths and options."""
+        for op, row in OPS.items():
+            widths = [(*self.dims.get(letter, ()), *DIMS[letter]) for letter in row.dims]
+            options = [OPTIONS[name] for name in row.options if name != "dtype"]
+            for dtype, dims, given in itertools.product(
+                self.dtypes, itertools.product(*widths), itertools.product(*options)
+            ):
+                named = dict(zip([name for name in row.options if name != "dtype"], given, strict=True))
+                named |= {"dtype": getattr(torch, dtype)} if "dtype" in row.options else {}
+                by_letter = dict(zip(row.dims, dims, strict=True))
+                yield make_ask(op, self.view(), dtype, by_letter, named, invariant=invariant)
+
+    def places(self) -> list[Place]:
+        """Return every operation that the set claims, made as an engine makes it."""
+        if "_places" not in vars(type(self)):
+            type(self)._places = list(self._made())
+        check(bool(self._places), f"it claims no operation on {self.view().kind}; asked were {', '.join(OPS)}")
+        return self._places
+
+    _places: ClassVar[list[Place]]
+
+    def _made(self) -> Iterator[Place]:
+        try:
+            made = self.plugin()()
+        except Exception as error:  # a stranger's class; the message says what it did
+            fail(f"making the set raised {raised(error)}")
+        for ask in self.asks():
+            answer = self._answer(made, ask)
+            if isinstance(answer, Claim):
+                binder = KernelBinder([LoadedSet("set", "the set", made, True)], self.view())
+                try:
+                    binder.bind(ask)
+                    yield Place(ask, answer, made.make(ask))
+                except PluginError as error:
+                    fail(str(error))
+
+    @staticmethod
+    def _answer(made: Any, ask: Ask) -> object:
+        try:
+            return made.serves(ask)
+        except Exception as error:  # as above
+            fail(f"serves({ask.place}) raised {raised(error)}")
+
+    def run(self, place: Place, operands: Operands) -> tuple[Tensor, ...]:
+        """Call a kernel as a model does."""
+        try:
+            with torch.inference_mode():
+                found = place.kernel(*operands)
+        except Exception as error:  # as above
+            rows = len(operands[0])
+            fail(f"{place.ask.place} of {rows} rows in {place.ask.dtype} raised {raised(error)}")
+        return _filled(place.ask, found)
+
+    def operands(self, ask: Ask, rows: int, *, seed: int = 0, is_strided: bool = False) -> Operands:
+        """Make operands for an operation."""
+        return sample(ask, rows, self.on(), self.seed + seed, is_strided=is_strided)
+
+    # The standard tests.
+
+    def test_answers_are_claims_or_reasons(self) -> None:
+        """`serves` answers each question with a claim that can hold, or says in one line why there is no kernel."""
+        made = self.plugin()()
+        for ask in itertools.chain(self.asks(), self.asks(invariant=True)):
+            answer = self._answer(made, ask)
+            if isinstance(answer, str):
+                check(len(answer) > 0 and "\n" not in answer, f"{ask.place}: {answer!r} is not one line")
+                continue
+            try:
+                KernelBinder([LoadedSet("set", "the set", made, True)], self.view()).bind(ask)
+            except PluginError as error:
+                fail(str(error))
+
+    def test_asking_imports_no_kernel(self) -> None:
+        """Loading the set imports neither torch nor Triton: on other devices nothing of them is used."""
+        module = self.planned().target.partition(":")[0]
+        if self.plugin_class is not None:
+            pytest.skip("not installed: give `name` instead of `plugin_class` to test this")
+        code = f"import sys, {module}; print(*({{'torch', 'triton'}} & sys.modules.keys()))"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        check(done.returncode == 0, f"importing {module} alone fails: {done.stderr.strip().rpartition(chr(10))[2]}")
+        heavy = ", ".join(sorted(done.stdout.split()))
+        check(not heavy, f"loading it imports {heavy}, which takes seconds; import that in make")
+
+    def test_equals_the_meaning(self) -> None:
+        """Each claimed operation equals its meaning row by row, in shape and dtype, up to 4,097 rows and odd widths."""
+        seen: set[str] = set()
+        for place in self.places():
+            rows = FEW_ROWS if place.ask.op in seen else (*ROWS, *self.many_rows)
+            seen.add(place.ask.op)
+            for num in self._within(place.claim, rows):
+                self._compare(place, self.operands(place.ask, num), f"of {num} rows")
+
+    def test_takes_strided_operands(self) -> None:
+        """Operands that are slices of wider tensors give the same."""
+        for place in self.places():
+            for num in self._within(place.claim, (2, 17)):
+                self._compare(place, self.operands(place.ask, num, is_strided=True), f"of {num} sliced rows")
+
+    def test_operands_are_untouched(self) -> None:
+        """No operand is written to but those that the claim names."""
+        for place in self.places():
+            for num in self._within(place.claim, (2, 17)):
+                operands = self.operands(place.ask, num)
+                before = [one.clone() if isinstance(one, Tensor) else one for one in operands]
+                self.run(place, operands)
+                for name, was, now in zip(_names(OPS[place.ask.op].signature), before, operands, strict=True):
+                    if isinstance(now, Tensor) and name not in place.claim.overwrites:
+                        check(
+                            torch.equal(now, was),
+                            f"{place.ask.place} of {num} rows writes to {name}; say overwrites in the claim, or do not",
+                        )
+
+    def test_rows_are_independent_where_claimed(self) -> None:
+        """Where a claim says so, a row has the same bits alone and among others."""
+        for place in self.places():
+            if not place.claim.row_independent:
+                continue
+            for num in self._within(place.claim, (7, 17, 65)):
+                operands = self.operands(place.ask, num)
+                together = self.run(place, _copies(operands))
+                for row in {0, num // 2, num - 1}:
+                    alone = self.run(place, _row(operands, place.ask, row))
+                    same = all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
+                    check(same, f"{place.ask.place}: row {row} of {num} is not what it is alone")
+
+    def test_results_are_not_borrowed(self) -> None:
+        """A result stays as it is when the kernel is called again with other operands."""
+        for place in self.places():
+            for num in self._within(place.claim, (2, 17)):
+                first = self.run(place, self.operands(place.ask, num))
+                kept = [one.clone() for one in first]
+                self.run(place, self.operands(place.ask, num, seed=1))
+                same = all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+                check(same, f"{place.ask.place}: the next call changes what the last one returned; return a new tensor")
+
+    def test_keeps_nothing(self) -> None:
+        """Calls leave nothing behind."""
+        for place in _one_of_each(self.places()):
+            [num, *_] = self._within(place.claim, (2, max(1, place.claim.rows[0])))
+            operands = self.operands(place.ask, num)
+            kept = bytes_kept(lambda: self.run(place, _copies(operands)), 4)  # noqa: B023 - called at once
+            check(not kept, f"{place.ask.place}: every call leaves {kept} bytes behind")
+
+    def test_what_is_capturable_reads_nothing_on_the_host(self) -> None:
+        """A kernel that says that a graph can record it is recorded, and replayed with other operands."""
+        for place in self.places():
+            if not place.claim.capturable:
+                continue
+            for num in self._within(place.claim, (2, 17)):
+                if device_of(self.on()).captures:
+                    self._replayed(place, num)
+                elif not self.view().is_interpreted:  # the interpreter itself reads tensors on the host
+                    with HostSyncs() as syncs:
+                        self.run(place, self.operands(place.ask, num))
+                    found = "; ".join(syncs.found[:2])
+                    check(not found, f"{place.ask.place}: it claims to be capturable, and reads a tensor: {found}")
+
+    def _replayed(self, place: Place, num: int) -> None:
+        operands, others = (self.operands(place.ask, num, seed=seed) for seed in (0, 1))
+        want = self.run(place, _copies(others))
+        device = device_of(self.on())
+        try:
+            with torch.inference_mode():
+                graph, found, _ = device.capture(lambda: place.kernel(*operands), None)
+        except RuntimeError as error:
+            fail(f"{place.ask.place}: it claims to be capturable, and recording it raised {raised(error)}")
+        for mine, other in zip(operands, others, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(other)
+        graph.replay()
+        device.synchronize()
+        for got, wanted in zip(_filled(place.ask, found), want, strict=True):
+            check(torch.equal(got, wanted), f"{place.ask.place}: a replay does not give what a call gives")
+
+    def _compare(self, place: Place, operands: Operands, what: str) -> None:
+        with torch.inference_mode():
+            want = meaning(place.ask)(*_copies(operands))
+        found = self.run(place, operands)
+        wanted = _filled(place.ask, want)
+        label = f"{place.ask.place} {what} in {place.ask.dtype}"
+        check(len(found) == len(wanted), f"{label}: {len(found)} results, not {len(wanted)}")
+        for got, one in zip(found, wanted, strict=True):
+            check(isinstance(got, Tensor), f"{label}: it returned {type(got).__name__}, not a tensor")
+            check(got.shape == one.shape, f"{label}: shape {list(got.shape)}, not {list(one.shape)}")
+            check(got.dtype == one.dtype, f"{label}: dtype {got.dtype}, not {one.dtype}")
+            if len(one):
+                error = (got.double() - one.double()).flatten(1).norm(dim=1)
+                error /= one.double().flatten(1).norm(dim=1).clamp_min(1e-6)
+                row = int(error.nan_to_num(torch.inf).argmax())
+                worst = float(error.nan_to_num(torch.inf)[row])
+                check(worst <= TOLERANCE[place.ask.dtype], f"{label}: row {row} is wrong by {worst:.2g} of itself")
+
+    @staticmethod
+    def _within(claim: Claim, rows: Sequence[int]) -> list[int]:
+        first, last = claim.rows
+        edges = [edge for edge in (first, last) if 0 < edge <= max(rows)]
+        return sorted({num for num in (*rows, *edges) if first <= num <= last})
+
+
+def _names(signature: str) -> list[str]:
+    """Return the operands of a signature, in order."""
+    names, depth, word = [], 0, ""
+    for char in signature.partition(" -> ")[0] + ",":
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth == 0:
+            names.append(word.split()[0])
+            word = ""
+        else:
+            word += char
+    return names
+
+
+def _copies(operands: Operands) -> Operands:
+    return [one.clone() if isinstance(one, Tensor) else one for one in operands]
+
+
+def _row(operands: Operands, ask: Ask, row: int) -> Operands:
+    """Return the operands of one row: those whose first axis is T."""
+    parts = OPS[ask.op].signature.partition(" -> ")[0]
+    is_by_row = {name: f"{name} [T" in parts for name in _names(OPS[ask.op].signature)}
+    return [
+        one[row : row + 1] if isinstance(one, Tensor) and is_by_row[name] else one
+        for name, one in zip(_names(OPS[ask.op].signature), operands, strict=True)
+    ]
+
+
+def _filled(ask: Ask, found: Any) -> tuple[Tensor, ...]:
+    """Return an operation's results without what it leaves to its caller: the first R of queries of `latent_rows`."""
+    results = found if isinstance(found, tuple) else (found,)
+    if ask.op == "latent_rows" and len(results) == 2:
+        return results[0][..., ask.dim("R") :], results[1]
+    return results
+
+
+def _one_of_each(places: Sequence[Place]) -> Iterator[Place]:
+    seen: set[str] = set()
+    for place in places:
+        if place.ask.op not in seen:
+            seen.add(place.ask.op)
+            yield place

@@ -1,0 +1,98 @@
+"""Operands of every operation that a kernel set may claim, at odd widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.kernels import Ask
+from dovetail.contracts.layers import Act
+
+Operands = list[Any]
+Draw = Callable[..., Tensor]
+
+DIMS: Mapping[str, Sequence[int]] = {"H": (63, 100, 2000), "F": (1, 63, 100), "D": (16, 80), "R": (20,)}
+"""Widths by letter."""
+ACTS: Sequence[Act] = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu_and_mul")
+OPTIONS: Mapping[str, Sequence[Any]] = {"act": ACTS}
+"""Values by option."""
+HEADS, NOPE, EPS = 5, 6, 1e-6
+
+
+def sample(ask: Ask, rows: int, device: torch.device, seed: int, *, is_strided: bool = False) -> Operands:
+    """Return operands for an operation, with as many rows.
+
+    Args:
+        ask: The operation, with its widths.
+        rows: T.
+        device: Where they are.
+        seed: Of their numbers.
+        is_strided: Those that have rows are slices of wider tensors.
+    """
+    generator = torch.Generator().manual_seed(seed * 7919 + rows)
+    dtype = getattr(torch, ask.dtype)
+
+    def draw(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    def by_row(*shape: int) -> Tensor:
+        if not is_strided:
+            return draw(rows, *shape)
+        wide = draw(rows, shape[0] + 3, *shape[1:])
+        return wide[:, : shape[0]]
+
+    return _OPERANDS[ask.op](dict(ask.dims), by_row, draw, rows, device)
+
+
+def _rms_norm(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return [by_row(dims["H"]), draw(dims["H"]), EPS]
+
+
+def _add_rms_norm(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return [by_row(dims["H"]), by_row(dims["H"]), draw(dims["H"]), EPS]
+
+
+def _wide_rms_norm(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return [by_row(dims["H"]), draw(dims["H"], dtype=torch.float32), EPS]
+
+
+def _layer_norm(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return [by_row(dims["H"]), draw(dims["H"]), draw(dims["H"]), EPS]
+
+
+def _rotations(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    half = dims["D"] // 2
+    freqs = 1.0 / 10000 ** (torch.arange(half, device=device) / half)
+    factor = 1.3 if dims["F"] == 1 else 1.0 + draw(half, dtype=torch.float32).abs()
+    return [torch.arange(rows, device=device) * 37, freqs, factor]
+
+
+def _norm_rotate(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    dim = dims["D"]
+    weight = draw(HEADS, dim) if rows % 2 else None
+    return [by_row(HEADS, dim), weight, EPS, draw(rows, 1, dim), draw(rows, 1, dim)]
+
+
+def _latent_rows(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    rank, dim = dims["R"], dims["D"]
+    rope = draw(rows, 1, dim), draw(rows, 1, dim)
+    return [by_row(HEADS, NOPE + dim), by_row(rank + dim), draw(rank), EPS, *rope]
+
+
+def _act_and_mul(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return [by_row(2 * dims["F"])]
+
+
+_OPERANDS: Mapping[str, Callable[..., Operands]] = {
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "wide_rms_norm": _wide_rms_norm,
+    "layer_norm": _layer_norm,
+    "rotations": _rotations,
+    "norm_rotate": _norm_rotate,
+    "latent_rows": _latent_rows,
+    "act_and_mul": _act_and_mul,
+}

@@ -1,0 +1,1 @@
+"""Built-in sets of kernels: one folder each."""

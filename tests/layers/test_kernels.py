@@ -1,0 +1,15 @@
+"""The built-in kernel set passes the kit at every width, in both dtypes, up to 4,097 rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail_testing import check_class, conformance_class
+
+
+@pytest.mark.full
+def test_the_triton_set_passes_the_whole_kit() -> None:
+    """On CPU in Triton's interpreter, which takes minutes: `test_builtins.py` runs a part of it."""
+    pytest.importorskip("triton")
+    report = check_class(conformance_class("kernels", "triton"))
+    assert report.passed, report.text()

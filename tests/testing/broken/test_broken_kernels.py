@@ -1,0 +1,161 @@
+"""Kernel sets with one fault each: the kit names every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.device import DeviceView
+from dovetail.contracts.kernels import Ask, Claim, KernelSet
+from dovetail_testing import KernelSetConformance, check_class, conformance_class
+
+ATTRS: dict[str, Any] = {"dtypes": ["float32"], "device": "cpu"}
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm, written otherwise than the meaning."""
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
+def added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return normed(x + residual, weight, eps), x + residual
+
+
+class Right(KernelSet):
+    devices = frozenset({"cpu"})
+    claims: Any = {"capturable": False, "row_independent": False}
+    rms_norm: Any = staticmethod(normed)
+    add_rms_norm: Any = staticmethod(added)
+
+    def serves(self, ask: Ask) -> Claim | str:
+        if ask.op not in ("rms_norm", "add_rms_norm"):
+            return f"no {ask.op}"
+        return Claim(ask.rows, **self.claims)
+
+    def make(self, ask: Ask) -> Any:
+        return getattr(self, ask.op)
+
+
+def wrong_from_257_on(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y = normed(x, weight, eps)
+    y[257:] *= 1.01
+    return y
+
+
+def wider(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return normed(x, weight, eps).double()
+
+
+def by_memory(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Takes rows to be one behind the other."""
+    return normed(x.as_strided(x.shape, (x.shape[1], 1)), weight, eps)
+
+
+def in_place(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    residual += x
+    return normed(residual, weight, eps), residual.clone()
+
+
+def by_batch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return normed(x, weight, eps) * (1 + 1e-6 * len(x))
+
+
+class Borrows(Right):
+    def __init__(self) -> None:
+        self.buffer = torch.empty(5000 * 2000)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = self.buffer[: x.numel()].view(x.shape)
+        return out.copy_(normed(x, weight, eps))
+
+
+class Keeps(Right):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        self.seen.append([[eps]])
+        return normed(x, weight, eps)
+
+
+def on_the_host(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return normed(x, weight, eps) if float(x.abs().sum()) >= 0 else x
+
+
+class Beyond(Right):
+    def serves(self, ask: Ask) -> Claim | str:
+        return Claim((0, ask.rows[1] + 1)) if ask.op == "rms_norm" else "no"
+
+
+class Overwrites(Right):
+    claims: Any = {"overwrites": frozenset({"weight"})}
+
+
+class Long(Right):
+    def serves(self, ask: Ask) -> Claim | str:
+        return super().serves(ask) if ask.op == "rms_norm" else "no\nreally not"
+
+
+class CannotMake(Right):
+    def make(self, ask: Ask) -> Any:
+        raise ImportError("no module named acme_kernels")
+
+
+class Nothing(Right):
+    def serves(self, ask: Ask) -> Claim | str:
+        return "not today"
+
+
+def faulty(**attrs: Any) -> type[KernelSet]:
+    """The right set with other kernels or claims."""
+    functions = {name: staticmethod(value) if callable(value) else value for name, value in attrs.items()}
+    return type("Faulty", (Right,), functions)
+
+
+ANSWERS, MEANING = "test_answers_are_claims_or_reasons", "test_equals_the_meaning"
+FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
+    "wrong from 257 rows on": (faulty(rms_norm=wrong_from_257_on), MEANING, "rms_norm H=63 of 513 rows"),
+    "another dtype": (faulty(rms_norm=wider), MEANING, "dtype torch.float64, not torch.float32"),
+    "strides": (faulty(rms_norm=by_memory), "test_takes_strided_operands", "of 2 sliced rows"),
+    "writes to its operands": (faulty(add_rms_norm=in_place), "test_operands_are_untouched", "writes to residual"),
+    "rows mix": (
+        faulty(rms_norm=by_batch, claims={"row_independent": True}),
+        "test_rows_are_independent_where_claimed",
+        "is not what it is alone",
+    ),
+    "borrows": (Borrows, "test_results_are_not_borrowed", "return a new tensor"),
+    "keeps": (Keeps, "test_keeps_nothing", "bytes behind"),
+    "reads": (
+        faulty(rms_norm=on_the_host, claims={"capturable": True}),
+        "test_what_is_capturable_reads_nothing_on_the_host",
+        "reads a tensor",
+    ),
+    "rows that nobody asks for": (Beyond, ANSWERS, "of which (0, 2147483647) are asked"),
+    "overwrites what it may not": (Overwrites, ANSWERS, "may overwrite nothing, not weight"),
+    "a refusal of two lines": (Long, ANSWERS, "is not one line"),
+    "cannot be made": (CannotMake, MEANING, "and cannot make it: ImportError: no module named acme_kernels"),
+    "claims nothing": (Nothing, MEANING, "it claims no operation on cpu"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These sets are plain torch, whose reads on the host are looked for."""
+    monkeypatch.setattr(KernelSetConformance, "view", classmethod(lambda cls: DeviceView("cpu")))
+
+
+def test_a_right_set_passes() -> None:
+    """The set that the faults are made from has none."""
+    report = check_class(conformance_class("kernels", plugin_class=Right, **ATTRS))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_kit_names_a_sets_fault(fault: str, caught: Callable[..., None]) -> None:
+    """A set with one fault fails the test for it, with a message that names it."""
+    plugin, test, message = FAULTS[fault]
+    caught("kernels", plugin, test, message, select=test, **ATTRS)
