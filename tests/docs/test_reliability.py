@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TABLE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").split("## When the engine dies")[0]
-ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and "---" not in line][1:]
+TABLE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| fault |"))]
 COMMANDS = [command for row in ROWS for command in re.findall(r"`([^`]+)`", row.split("|")[-2])]
 
 
