@@ -402,7 +402,7 @@ LONG = (
     "tests/server/test_ray_batch.py",
     "tests/peers/test_sglang_frontend.py",
     "tests/layers/test_quant_benches.py",
-    "tests/engine/test_suspects.py",
+    "tests/engine/test_poison_isolation.py",
 )
 """Files that take 20 s or more: begun last, one would keep a process busy while others have nothing to do."""
 

@@ -44,12 +44,12 @@ ALLOWED = {
     # Whoever closes the ranks waits for it for a while, and says that it did not end.
     "dovetail/runtime/cuda_ranks.py": {"Thread": 1},
     # It waits for the end of the terminal that a conversation's server belongs to, and ends the server.
-    "dovetail_server/cli/owned.py": {"Thread": 1},
+    "dovetail_server/cli/parent_bound.py": {"Thread": 1},
     # One waits for the end of the gateway that smg belongs to, and ends smg. The other closes its
     # port of metrics for connections, and ends with that.
     "dovetail_server/gateway/smg_process.py": {"Thread": 2},
     # It only looks at the engine's own thread, and ends with it.
-    "dovetail/engine/standstill.py": {"Thread": 1},
+    "dovetail/engine/stall_logger.py": {"Thread": 1},
     # Of the engine, which closes them with its grammars; what they compile reports its own errors.
     "dovetail/grammar/compile/memory.py": {"Timer": 1},
     "dovetail/grammar/compile/queue.py": {"Thread": 1},

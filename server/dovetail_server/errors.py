@@ -194,7 +194,7 @@ def from_validation(error: ValidationError, body: Any, known: list[str]) -> Requ
     """Turn pydantic's findings into one sentence about the field that is most deeply wrong.
 
     Args:
-        error: What pydantic found, of an `EarlyModel`: few findings, whatever the body's size.
+        error: What pydantic found, of a `FailFastModel`: few findings, whatever the body's size.
         body: The decoded JSON body.
         known: Names of the body's fields, for the nearest name of an unknown one.
     """

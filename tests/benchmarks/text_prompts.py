@@ -91,10 +91,10 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.engine.graph_choice import GraphChooser
     from dovetail.engine.kv_cache_manager import KVCacheManager
     from dovetail.engine.limits import StepLimits
-    from dovetail.engine.repeats import Reader, Writer
     from dovetail.engine.request import Request
     from dovetail.engine.scheduler import Scheduler
     from dovetail.engine.step_builder import StepBuilder
+    from dovetail.engine.submit_delta import SubmitDecoder, SubmitEncoder
     from dovetail.messages import SamplingParams, Submit
     from dovetail.messages.step import ExecutorInfo, Prepared
     from dovetail.processing.sampling import check_token_ids
@@ -133,8 +133,8 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
         timed("ids: model", lambda: validated(given, CompletionRequest))  # noqa: B023
         timed("ids: checks", lambda: check_token_ids(ids, vocab_size, "prompt"))  # noqa: B023
         submit = Submit(rid="", handle=1, prompt_ids=ids, params=SamplingParams(max_tokens=9))
-        raw = timed("wire: encode", lambda: Writer().encode(submit))  # noqa: B023
-        got = timed("wire: decode", lambda: Reader().decode(raw))  # noqa: B023
+        raw = timed("wire: encode", lambda: SubmitEncoder().encode(submit))  # noqa: B023
+        got = timed("wire: decode", lambda: SubmitDecoder().decode(raw))  # noqa: B023
         rows = DeviceRows(8)
         pages = KVCacheManager(rows, page_size=PAGE_SIZE, num_pages=[num_pages])
         limits = StepLimits(max_running_requests=8, max_prefill_tokens=8192)

@@ -16,8 +16,8 @@ import pytest
 from restarting import make_scripted
 
 from dovetail.contracts.errors import ConfigError, EngineDeadError
-from dovetail.engine.life import BACKLOG_BYTES, EngineLife, Link
 from dovetail.engine.process import ProcessClient, Restarts
+from dovetail.engine.process_handle import BACKLOG_BYTES, EngineConnection, EngineProcess
 from dovetail.messages import SamplingParams, StepDeltas, Submit, TokenDelta
 from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import Registry, make_plan
@@ -163,9 +163,9 @@ def test_streams_go_before_more_messages_when_there_are_many(qwen3: Path) -> Non
 
     async def main() -> None:
         client, wire = process_client(qwen3), Wire()
-        client._life = life = EngineLife((), client._start_message, client._take)
+        client._life = life = EngineProcess((), client._start_message, client._take)
         life.is_ready = True
-        link = Link(life)
+        link = EngineConnection(life)
         link.connection_made(wire)
         stream = client.submit(long_request())
         reader = asyncio.create_task(anext(stream))

@@ -7,7 +7,7 @@ import weakref
 from functools import partial
 
 from dovetail.grammar.compile.queue import Workers
-from dovetail.sdk.schemas.recent import MAX_CHARS, Recent
+from dovetail.sdk.schemas.lru import MAX_CHARS, LRUMemo
 
 
 class Held:
@@ -39,7 +39,7 @@ def test_of_long_texts_only_the_last_stays() -> None:
         made.append(source[:1])
         return source.upper()
 
-    recent = Recent(make)
+    recent = LRUMemo(make)
     long, texts = "l" * MAX_CHARS, ["a", "b", "c"]
     for text in (*texts, *texts, long, long, "a", long):
         assert recent(text) == text.upper()

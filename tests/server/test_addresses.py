@@ -20,7 +20,7 @@ from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.app import routers
 from dovetail_server.http.addresses import Routes
 from dovetail_server.ray.call import Call, Head
-from dovetail_server.ray.front import FrontState, Served, create_app
+from dovetail_server.ray.proxy import FrontState, Served, create_app
 from dovetail_server.routes import admin, profile
 from dovetail_server.settings import ServeSettings
 

@@ -20,11 +20,11 @@ from dovetail.messages import EngineInfo
 from dovetail_server import kernel_cache
 from dovetail_server.bench.drive import Seen, num_workers
 from dovetail_server.bench.engine import Round
-from dovetail_server.bench.figures import figures_of
-from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
 from dovetail_server.bench.jobs import Record
 from dovetail_server.bench.latency import LatencyOptions, check_room
 from dovetail_server.bench.prompts import RandomIds, RandomText, Vocabulary, read_dataset
+from dovetail_server.bench.results import figures_of
+from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import Counts
 from dovetail_server.bench.workloads import STANDARD, USER, Workload, sampling_text

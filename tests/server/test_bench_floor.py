@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.demo import MODEL_DIR
-from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
+from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
 
 
 def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from dovetail_server.apis.chat.schema import ChatRequest
 from dovetail_server.apis.completions.schema import CompletionRequest
 from dovetail_server.examples import BODIES, fill
 from dovetail_server.openapi import body_models
-from dovetail_server.reading.density import FREE_OBJECTS, MAX_VALUES, check_density
+from dovetail_server.reading.json_limits import FREE_OBJECTS, MAX_VALUES, check_density
 from dovetail_server.reading.parse import parse
 from dovetail_server.reading.request import PLAIN_OBJECTS
-from dovetail_server.schema.early import PIECE
+from dovetail_server.schema.fail_fast import PIECE
 
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 MANY = 3000

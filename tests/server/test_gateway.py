@@ -14,11 +14,11 @@ from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.gateway import main as gateway_command
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.gateway.child import reserve_port
-from dovetail_server.gateway.division import divide, worker_config, worker_environment
-from dovetail_server.gateway.figures import merged
 from dovetail_server.gateway.fleet import Fleet, Worker
+from dovetail_server.gateway.metrics import merged
 from dovetail_server.gateway.prompts import MAX_TEXT_BYTES, beginning
 from dovetail_server.gateway.relayed_log import WorkerLog, tagged
+from dovetail_server.gateway.worker_settings import divide, worker_config, worker_environment
 from dovetail_server.preflight import bind
 from dovetail_server.settings import ServeSettings
 
@@ -83,7 +83,7 @@ def test_a_workers_file_gives_the_settings_it_was_made_of(tmp_path: Path) -> Non
 
 def test_every_setting_is_the_address_s_or_reaches_the_workers() -> None:
     """A list of names that no longer exist would drop nothing."""
-    from dovetail_server.gateway.division import OURS
+    from dovetail_server.gateway.worker_settings import OURS
 
     assert set(ServeSettings.model_fields) >= OURS
 

@@ -19,7 +19,7 @@ import requests
 from gateway_process import ADMIN, KEY, OTHER, RESUME, Served
 
 import dovetail
-from dovetail_server.gateway.kept import KeptStream
+from dovetail_server.gateway.resume_buffer import StreamBuffer
 from dovetail_server.serving.sse import error_event
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
@@ -428,10 +428,10 @@ def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
             server.server_close()
 
 
-def stream_of(limit: int = 1 << 30) -> tuple[KeptStream, SimpleNamespace]:
+def stream_of(limit: int = 1 << 30) -> tuple[StreamBuffer, SimpleNamespace]:
     settings = SimpleNamespace(max_queued_bytes=limit)
     state = SimpleNamespace(num_kept_bytes=0, settings=settings)
-    stream = KeptStream(cast(Any, state), "/v1/completions", b"{}", error_event)
+    stream = StreamBuffer(cast(Any, state), "/v1/completions", b"{}", error_event)
     stream.name = "name"
     return stream, state
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from dovetail import supervisor
-from dovetail_server.batches import care, pause, processes, runner, service, writer
+from dovetail_server.batches import backoff, lifecycle, processes, runner, service, writer
 from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.disk import PASSING
 
@@ -51,8 +51,8 @@ def steps() -> Iterator[Steps]:
 def api(folder: Path, tmp_path_factory: pytest.TempPathFactory, steps: Steps) -> Iterator[Api]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "RETRY_S", 0.05)
-        patch.setattr(pause, "FIRST_S", 0.02)
-        patch.setattr(pause, "LONGEST_S", 0.1)
+        patch.setattr(backoff, "FIRST_S", 0.02)
+        patch.setattr(backoff, "LONGEST_S", 0.1)
         patch.setattr(processes, "BEAT_S", 0.2)
         patch.setattr(service, "SWEEP_S", 0.5)
         patch.setattr(runner, "POLL_S", 0.1)
@@ -232,8 +232,8 @@ def test_a_stuck_writer_does_not_keep_the_server_from_ending(
 
 def test_an_input_that_stays_unreadable_fails_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its last read; until then it is tried again, and faults that pass by themselves do not count."""
-    monkeypatch.setattr(pause, "FIRST_S", 0.0)
-    codes = [min(PASSING), *[errno.EIO] * care.MAX_READS]
+    monkeypatch.setattr(backoff, "FIRST_S", 0.0)
+    codes = [min(PASSING), *[errno.EIO] * lifecycle.MAX_READS]
     failed: list[tuple[int, BatchError]] = []
 
     async def lease(batch_id: str) -> Any:
@@ -250,7 +250,7 @@ def test_an_input_that_stays_unreadable_fails_its_batch(monkeypatch: pytest.Monk
 
     async def main() -> None:
         tasks = SimpleNamespace(start=lambda name, work: asyncio.create_task(work))
-        one: Any = care.Care(
+        one: Any = lifecycle.BatchLifecycle(
             SimpleNamespace(tasks=tasks, has_started=True),  # type: ignore[arg-type]
             SimpleNamespace(lease=lease, release_lease=release_lease),  # type: ignore[arg-type]
             SimpleNamespace(validate=validate, fail=fail),  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail_server.batches.fair_queue import OwnerQueue, quotas
 from dovetail_server.batches.lines import Leased
-from dovetail_server.batches.shares import FairQueue, quotas
 
 from .conftest import Api, line
 
@@ -102,7 +102,7 @@ def test_more_batches_than_are_looked_at_do_not_hide_another_owner(
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz")), max_size=60))
 def test_the_queue_serves_owners_and_their_batches_in_turn(names: list[tuple[str, str]]) -> None:
     """While several owners wait, none is served twice in a row; nothing is lost, and lines keep their order."""
-    queue = FairQueue()
+    queue = OwnerQueue()
     lines = [leased(owner, owner + batch, n) for n, (owner, batch) in enumerate(names)]
     queue.extend(lines)
     assert queue.keys() == {each.key for each in lines}

@@ -50,7 +50,7 @@ MODULES = {
     "dovetail.launch_server",
     "dovetail_server",
     "dovetail_server.reading.child",
-    "dovetail_server.cli.owned",
+    "dovetail_server.cli.parent_bound",
     "dovetail_server.cli.plugin.probe",
     "pytest",
 }
@@ -74,7 +74,7 @@ PRELOAD = (
     "dovetail_server.app",
     "dovetail_server.batches.service",
     "dovetail_server.reading.child",
-    "dovetail_server.cli.owned",
+    "dovetail_server.cli.parent_bound",
     "dovetail_server.cli.plugin.doctor",
     "dovetail_server.cli.plugin.probe",
     "dovetail_server.cli.serve",

@@ -13,7 +13,7 @@ import msgspec
 from dovetail import imports, log
 from dovetail.contracts.errors import ConfigError, described
 from dovetail.engine.loop import ClosedError, run_loop
-from dovetail.engine.standstill import StandstillWatch
+from dovetail.engine.stall_logger import StallLogger
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.messages import Failed, Ready, Working
 from dovetail.orphans import wake_when_orphaned
@@ -83,7 +83,7 @@ def serve(transport: SocketTransport, start: Start) -> None:
                 core.grammars.service.warm_up().wait(WARM_UP_S)
             imports.started()
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
-        with StandstillWatch(
+        with StallLogger(
             start.plan,
             start.hang_s,
             lambda: (core.step_count, core.executor.progress),

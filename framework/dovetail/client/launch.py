@@ -9,7 +9,7 @@ import threading
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
-from dovetail.engine.standstill import EARLY
+from dovetail.engine.stall_logger import EARLY
 from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.grammar.compile.early import EarlyTokenizer

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.entry import Entry
-from dovetail.engine.life import EngineLife
+from dovetail.engine.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_death, to_try
+from dovetail.engine.process_handle import EngineProcess
 from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
-from dovetail.engine.suspects import ALARM_S, RestartLimit, has_got_on, note_death, to_try
 from dovetail.engine.watchdog import EngineWatchdog
 from dovetail.engine.wire import Start
 from dovetail.messages import (
@@ -78,7 +78,7 @@ class ProcessClient(StreamClient):
         )
         self._limit = RestartLimit(self._restarts.max_restarts, self._restarts.window_s)
         self._tasks = Supervisor()
-        self._life: EngineLife | None = None
+        self._life: EngineProcess | None = None
         self._heart = EngineWatchdog(CONNECT_S)
         self._num_heard = 0
         self._num_hangs = 0
@@ -157,7 +157,7 @@ class ProcessClient(StreamClient):
             while True:
                 self._step = 0
                 start = msgspec.structs.replace(self._start_message, num_hangs=self._num_hangs)
-                self._life = life = EngineLife(self.command, start, self._take)
+                self._life = life = EngineProcess(self.command, start, self._take)
                 self._heart = EngineWatchdog(CONNECT_S)
                 why = await life.run()
                 self._num_hangs = (0 if self._step >= GROWN else self._num_hangs) + life.has_hung
@@ -174,7 +174,7 @@ class ProcessClient(StreamClient):
             self._engine_died(f"the engine cannot be started: {type(error).__name__}: {error}")
             raise
 
-    def _may_not_restart(self, life: EngineLife, why: str) -> str | None:
+    def _may_not_restart(self, life: EngineProcess, why: str) -> str | None:
         """Account for a death; returns why there is no further start, if there is none."""
         num_explained = self._note_death(life, why)
         refusal = self._limit.died(was_ready=life.is_ready, num_explained=num_explained)
@@ -188,7 +188,7 @@ class ProcessClient(StreamClient):
         logger.warning(text, why, limit.num_recent, limit.most, limit.window_s, len(self._entries))
         return None
 
-    def _note_death(self, life: EngineLife, why: str) -> int:
+    def _note_death(self, life: EngineProcess, why: str) -> int:
         """Take all requests back, and end those that are over and the one to blame; returns how often it was."""
         open_entries = [entry for entry in self._entries.values() if not entry.has_ended]
         present = [entry for entry in open_entries if entry.is_sent and entry.is_admitted]
@@ -292,7 +292,7 @@ class ProcessClient(StreamClient):
         return bool(self._replies) or any(e.is_sent and not e.has_ended for e in self._entries.values())
 
     @staticmethod
-    def _late(life: EngineLife, late_s: float) -> str:
+    def _late(life: EngineProcess, late_s: float) -> str:
         if not life.is_connected:
             return f"the engine process did not connect within {late_s:.0f} s"
         if not life.is_ready:

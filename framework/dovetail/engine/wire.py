@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.loop import ClosedError
-from dovetail.engine.repeats import Reader
+from dovetail.engine.submit_delta import SubmitDecoder
 from dovetail.messages import FromEngine, ToEngine, Working
 from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import PluginPlan
@@ -78,7 +78,7 @@ class SocketTransport:
         self._socket.connect(str(path))
         self._reader = FrameReader()
         self._frames: list[bytes] = []
-        self._requests = Reader()
+        self._requests = SubmitDecoder()
         self._encoder = msgspec.msgpack.Encoder()
         self._sending = threading.Lock()
 

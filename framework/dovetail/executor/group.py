@@ -26,7 +26,6 @@ from dovetail.distribution import DISTRIBUTION
 from dovetail.executor.followers import Follower, Followers, ProcessFollower, RankError
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
-    Allot,
     Built,
     Choose,
     Command,
@@ -35,6 +34,7 @@ from dovetail.executor.rank_messages import (
     Loaded,
     Prepare,
     Read,
+    SetMemoryPlan,
     Settle,
     StartProfile,
     StartRank,
@@ -128,7 +128,7 @@ class GroupExecutor:
         """Plan for the rank that has least; see `Meeting`."""
         answers = [self._ranks.hear(rank, LOAD_S) for rank in self._ranks.ranks]
         found = plan(min([left, *(answer.left for answer in answers if isinstance(answer, Loaded))]))
-        self._ranks.tell(Allot(found))
+        self._ranks.tell(SetMemoryPlan(found))
         return found
 
     def connect(self) -> None:

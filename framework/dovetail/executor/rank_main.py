@@ -20,7 +20,6 @@ from dovetail.contracts.errors import ConfigError, described
 from dovetail.executor.group import CONNECT_S, about
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
-    Allot,
     Choose,
     Connect,
     Done,
@@ -30,6 +29,7 @@ from dovetail.executor.rank_messages import (
     Prepare,
     Read,
     Refused,
+    SetMemoryPlan,
     Settle,
     StartProfile,
     StartRank,
@@ -98,7 +98,7 @@ class FollowerMeeting:
         """Say what is left, and take what the first rank has planned."""
         send(self._pipe, Loaded(left))
         command = next_command(self._pipe)
-        if not isinstance(command, Allot):
+        if not isinstance(command, SetMemoryPlan):
             raise TypeError(f"what is to be heard now is how memory is divided, not {type(command).__name__}")
         return command.memory
 

@@ -1,9 +1,9 @@
 """What the first rank says to the others, and what they answer: msgpack over a pipe, arrays as bytes.
 
-A rank that starts says `Built`, then `Loaded`, or `Refused`, and hears `Allot`; says `Done`, and hears `Connect`. Then
-`Launch` and `Choose` are not answered, so that nobody waits for what goes well; all others are, by `Done`. What failed
-is told with the next one. A step takes 17 µs to tell, whatever its rows, and its `Read` is answered while the device
-computes the next.
+A rank that starts says `Built`, then `Loaded`, or `Refused`, and hears `SetMemoryPlan`; says `Done`, and hears
+`Connect`. Then `Launch` and `Choose` are not answered, so that nobody waits for what goes well; all others are, by
+`Done`. What failed is told with the next one. A step takes 17 µs to tell, whatever its rows, and its `Read` is answered
+while the device computes the next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StartRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     attention: tuple[tuple[str, str], ...] = ()
 
 
-class Allot(msgspec.Struct, frozen=True, tag=True):
+class SetMemoryPlan(msgspec.Struct, frozen=True, tag=True):
     """What the first rank has planned, pages and rows, is every rank's."""
 
     memory: MemoryPlan
@@ -122,7 +122,9 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     files: tuple[str, ...] = ()
 
 
-Command = StartRank | Allot | Connect | Launch | Choose | Read | Prepare | Settle | Ping | StartProfile | StopProfile
+Command = (
+    StartRank | SetMemoryPlan | Connect | Launch | Choose | Read | Prepare | Settle | Ping | StartProfile | StopProfile
+)
 Answer = Built | Loaded | Refused | Done
 
 

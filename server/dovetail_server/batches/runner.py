@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.engine import RowMapping
 
 from dovetail.contracts.errors import EngineDeadError
+from dovetail_server.batches.backoff import Backoff, UnreadableError
 from dovetail_server.batches.execute import run_to_end
+from dovetail_server.batches.fair_queue import OwnerQueue, quotas
 from dovetail_server.batches.lines import Leased, LineStore, at_once
-from dovetail_server.batches.pause import Pause, UnreadableError
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.result import Result, lost_line, refusal
-from dovetail_server.batches.shares import FairQueue, quotas
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
@@ -59,9 +59,9 @@ class Runner:
         """Moves the batches on that are open; set by whoever does."""
         self.is_closing = False
         self._problem: str | None = None
-        self._pause = Pause()
+        self._pause = Backoff()
         self._wake = asyncio.Event()
-        self._ready = FairQueue()
+        self._ready = OwnerQueue()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._num_leases: dict[tuple[str, int], int] = {}
         """How often the lines that are leased have been."""

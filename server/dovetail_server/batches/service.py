@@ -14,8 +14,8 @@ from dovetail_server.apis.responses.background import BackgroundResponses
 from dovetail_server.apis.responses.conversations import ConversationStore
 from dovetail_server.apis.responses.store import ResponseStore
 from dovetail_server.batches import processes
-from dovetail_server.batches.care import Care
 from dovetail_server.batches.finalize import BatchFinalizer
+from dovetail_server.batches.lifecycle import BatchLifecycle
 from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.model import ENDPOINTS, NOT_HERE, to_batch
 from dovetail_server.batches.processes import Processes
@@ -66,7 +66,7 @@ class BatchService:
             others=state.routes,
         )
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
-        self.care = Care(state, self.batches, self.finalizer, self.runner)
+        self.care = BatchLifecycle(state, self.batches, self.finalizer, self.runner)
         self.runner.advance = self.care.look
         self.responses = ResponseStore(settings, database, self.owner, state.tasks, state.keys)
         self.completions = CompletionStore(settings, database)

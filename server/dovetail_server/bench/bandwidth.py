@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-from dovetail_server.bench.floor import Bandwidth
+from dovetail_server.bench.roofline import Bandwidth
 
 MAX_COPY_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 REPEATS = 8

@@ -16,8 +16,8 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.messages import EngineInfo, SamplingParams
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.engine import BareEngine
-from dovetail_server.bench.floor import Bandwidth, Floor, facts_of, quantised_by
 from dovetail_server.bench.prompts import RandomIds, Vocabulary
+from dovetail_server.bench.roofline import Bandwidth, Floor, facts_of, quantised_by
 from dovetail_server.bench.workloads import Workload
 from dovetail_server.run import engine_settings
 from dovetail_server.settings import ServeSettings

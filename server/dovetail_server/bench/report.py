@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.bench.figures import Figures
+from dovetail_server.bench.results import Figures
 
 WIDTH = 180
 DASH = "-"

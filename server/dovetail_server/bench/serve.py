@@ -20,10 +20,10 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.sdk.config import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
-from dovetail_server.bench.figures import Figures, figures_of
-from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
 from dovetail_server.bench.launch import Launched, launched
 from dovetail_server.bench.options import ServeOptions
+from dovetail_server.bench.results import Figures, figures_of
+from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
 from dovetail_server.bench.target import Target, clean_url, discover, probe
 from dovetail_server.bench.wire import Prompt, Sampling
 from dovetail_server.bench.worker import open_session

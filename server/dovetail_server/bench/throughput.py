@@ -12,9 +12,9 @@ from rich.table import Table
 import dovetail
 from dovetail import LLM, SamplingParams
 from dovetail_server.bench import report
-from dovetail_server.bench.floor import Floor
 from dovetail_server.bench.latency import floor_for
 from dovetail_server.bench.prompts import FilePrompts, Prompts, RandomIds, Vocabulary, read_dataset
+from dovetail_server.bench.roofline import Floor
 from dovetail_server.bench.workloads import Span, Workload
 from dovetail_server.run import engine_settings
 from dovetail_server.settings import ServeSettings

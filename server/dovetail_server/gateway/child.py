@@ -16,8 +16,8 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail_server.gateway.division import worker_config, worker_environment
 from dovetail_server.gateway.relayed_log import MAX_LINE_BYTES, WorkerLog
+from dovetail_server.gateway.worker_settings import worker_config, worker_environment
 
 if TYPE_CHECKING:
     from dovetail.supervisor import Supervisor
@@ -127,7 +127,7 @@ class Child:
         with contextlib.ExitStack() as ends:
             theirs, _ = _pipe(ends)  # our end is closed with this process: how the worker hears of it
             config, writer = _pipe(ends)
-            command = [sys.executable, "-m", "dovetail_server.cli.owned", str(theirs.fileno()), "serve"]
+            command = [sys.executable, "-m", "dovetail_server.cli.parent_bound", str(theirs.fileno()), "serve"]
             command += ["--config", f"/dev/fd/{config.fileno()}"]
             self._process = process = await asyncio.create_subprocess_exec(
                 *command,

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 import dovetail
 from dovetail_server.errors import ServiceError
-from dovetail_server.gateway.figures import merged, own
+from dovetail_server.gateway.metrics import merged, own
 from dovetail_server.http.auth import CALLER
 from dovetail_server.routes.health import answer
 from dovetail_server.shown import shown

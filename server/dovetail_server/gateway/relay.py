@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from dovetail_server.errors import ClientGoneError, ServiceError, no_websocket, refuse_websocket
+from dovetail_server.gateway.client_response import HOP, DownstreamResponse, UnreachableError, reason
 from dovetail_server.gateway.fleet import Worker
-from dovetail_server.gateway.outlet import HOP, Outlet, UnreachableError, reason
 from dovetail_server.gateway.streams import STILL, Stream
 from dovetail_server.http.addresses import ASKED
 from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, end_of
@@ -67,7 +67,7 @@ class Relay:
         except ClientDisconnect:
             raise ClientGoneError("the client left before the end of its request") from None
         text = self.state.places.prompt(scope["path"], body)
-        outlet = Outlet(self.state, request, send, is_asked_again=True)
+        outlet = DownstreamResponse(self.state, request, send, is_asked_again=True)
         async with self._placed(text) as chosen:
             await self._deliver(request, outlet, body, chosen)
 
@@ -79,7 +79,7 @@ class Relay:
         async with self.state.placement.choose(text) as chosen:
             yield chosen
 
-    async def _deliver(self, request: Request, outlet: Outlet, body: bytes, chosen: Worker | None) -> None:
+    async def _deliver(self, request: Request, outlet: DownstreamResponse, body: bytes, chosen: Worker | None) -> None:
         """Give a request to one worker after the other, until one answers it.
 
         Raises:
@@ -118,7 +118,7 @@ class Relay:
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         body = held if held is not None else request.stream() if has_body else None
         num_left = STILL if body is None or isinstance(body, bytes) else 0
-        outlet = Outlet(self.state, request, send, is_asked_again=num_left > 0 and reads)
+        outlet = DownstreamResponse(self.state, request, send, is_asked_again=num_left > 0 and reads)
         while True:
             worker = fleet.ready()[0] if fleet.ready() else await fleet.wait_ready(WAIT_S)
             if worker is None:
@@ -136,7 +136,7 @@ class Relay:
                 num_left -= 1
 
     async def _exchange(
-        self, request: Request, outlet: Outlet, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+        self, request: Request, outlet: DownstreamResponse, worker: Worker, body: bytes | AsyncIterator[bytes] | None
     ) -> None:
         """Send a request to a worker and its reply to the client.
 
@@ -164,7 +164,7 @@ class Relay:
             worker.num_running -= 1
 
     async def _relay(
-        self, request: Request, outlet: Outlet, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+        self, request: Request, outlet: DownstreamResponse, worker: Worker, body: bytes | AsyncIterator[bytes] | None
     ) -> None:
         query = request.scope["query_string"].decode("latin-1")
         path = request.scope.get(ASKED) or request.scope["path"]

@@ -21,12 +21,12 @@ from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
 from dovetail_server import preflight
 from dovetail_server.gateway.app import create_app
 from dovetail_server.gateway.child import Child, reserve_port
-from dovetail_server.gateway.division import count_gpus, divide
 from dovetail_server.gateway.fleet import STARTING, Fleet, Worker
-from dovetail_server.gateway.lookout import Lookout
+from dovetail_server.gateway.health import WorkerHealth
 from dovetail_server.gateway.placement import check_installed
 from dovetail_server.gateway.server import GatewayServer
 from dovetail_server.gateway.state import GatewayState
+from dovetail_server.gateway.worker_settings import count_gpus, divide
 from dovetail_server.http.connections import raise_file_limit
 from dovetail_server.run import announce, forget_secrets, new_event_loop
 from dovetail_server.startup import Phases
@@ -116,7 +116,9 @@ class Gateway:
         server = GatewayServer(create_app(state), state, self._renew if self.children else None)
         own = next(iter((*self.settings.api_key, self.settings.admin_api_key)), None)
         key = None if own is None else own.get_secret_value()
-        lookout = Lookout(self.fleet, state.session, key, are_ours=bool(self.children), resume_key=state.resume_key)
+        lookout = WorkerHealth(
+            self.fleet, state.session, key, are_ours=bool(self.children), resume_key=state.resume_key
+        )
         try:
             await state.placement.open()
             self.tasks.keep("smg", state.placement.keep_smg)

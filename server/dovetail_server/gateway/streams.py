@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import aiohttp
 from starlette.requests import Request
 
+from dovetail_server.gateway.client_response import reason
 from dovetail_server.gateway.fleet import Worker
-from dovetail_server.gateway.kept import KeptStream
-from dovetail_server.gateway.outlet import reason
+from dovetail_server.gateway.resume_buffer import StreamBuffer
 from dovetail_server.http.journal import END, JOURNAL_HEADER, PATH, end_of
 from dovetail_server.serving.sse import COMMENT
 
 if TYPE_CHECKING:
-    from dovetail_server.gateway.outlet import Outlet
+    from dovetail_server.gateway.client_response import DownstreamResponse
     from dovetail_server.gateway.state import GatewayState
 
 logger = logging.getLogger("dovetail.server")
@@ -38,13 +38,18 @@ class Stream:
     """One stream, on its way from one worker after the other to its client."""
 
     def __init__(
-        self, state: GatewayState, outlet: Outlet, request: Request, headers: list[tuple[str, str]], body: bytes
+        self,
+        state: GatewayState,
+        outlet: DownstreamResponse,
+        request: Request,
+        headers: list[tuple[str, str]],
+        body: bytes,
     ) -> None:
         """Begin; `headers` are those of the request as they are sent to workers, with the resume key."""
         self.state = state
         self.outlet = outlet
         path, request_id = request.scope["path"], request.scope["state"]["request_id"]
-        self.kept = KeptStream(state, path, body, state.places.ending(path, request_id))
+        self.kept = StreamBuffer(state, path, body, state.places.ending(path, request_id))
         self._headers = headers
         route = state.places.route(path)
         self._comment = COMMENT if route is None else route.writer.keep_alive

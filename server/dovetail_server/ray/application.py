@@ -10,7 +10,6 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.ray.front import Front, Served
 from dovetail_server.ray.options import (
     Model,
     actor_options,
@@ -19,6 +18,7 @@ from dovetail_server.ray.options import (
     read_model,
     replica_values,
 )
+from dovetail_server.ray.proxy import Front, Served
 from dovetail_server.ray.replica import Replica
 from dovetail_server.ray.router import IMBALANCE
 
@@ -136,6 +136,6 @@ ADDRESS = (
 
 
 def _plain(value: Any) -> Any:
-    from dovetail_server.gateway.division import plain
+    from dovetail_server.gateway.worker_settings import plain
 
     return plain(value)

@@ -16,8 +16,8 @@ import msgspec
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.ray.call import Call, Head
-from dovetail_server.ray.front import NO_HOST
 from dovetail_server.ray.options import COMMON, Model, RayOptions, actor_options, cluster_nodes, read_model
+from dovetail_server.ray.proxy import NO_HOST
 from dovetail_server.ray.replica import Server
 
 TYPES = "ray.llm._internal.serve.core.configs.openai_api_models"

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dovetail.config_file import field_aliases
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.gateway.division import plain
+from dovetail_server.gateway.worker_settings import plain
 from dovetail_server.preflight import DEMO_NAME
 from dovetail_server.settings import ServeSettings
 

@@ -13,7 +13,7 @@ from dovetail.contracts.requests import Request
 from dovetail.processing.checked import checked
 from dovetail_server.apis.generate.schema import ANY_MODEL
 from dovetail_server.errors import from_validation, shortened
-from dovetail_server.reading.density import MAX_OBJECTS, check_density
+from dovetail_server.reading.json_limits import MAX_OBJECTS, check_density
 from dovetail_server.serving.served import Served
 
 M = TypeVar("M", bound=BaseModel)

@@ -35,7 +35,7 @@ from dovetail.processing.bounds import (
 )
 from dovetail_server.peers.dialects import OWN, Translation
 from dovetail_server.peers.fields import means_nothing
-from dovetail_server.schema.early import EarlyModel
+from dovetail_server.schema.fail_fast import FailFastModel
 from dovetail_server.schema.unknown import left_out
 
 MAX_TEXT = 1 << 26
@@ -68,7 +68,7 @@ PASS_KNOWN_IDS = WrapValidator(_known_ids)
 """For fields of several forms of which `TokenIds` is one."""
 
 
-class RequestModel(EarlyModel):
+class RequestModel(FailFastModel):
     """Base of request bodies: JSON types are not converted, unknown fields are errors, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())

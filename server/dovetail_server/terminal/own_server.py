@@ -31,7 +31,14 @@ def serving(model: str | None, flags: Sequence[str], key: str | None) -> Iterato
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     theirs, ours = os.pipe()
-    command = [sys.executable, "-m", "dovetail_server.cli.owned", str(theirs), "serve", *([model] if model else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "dovetail_server.cli.parent_bound",
+        str(theirs),
+        "serve",
+        *([model] if model else []),
+    ]
     command += [*flags]
     command += ["--host", "127.0.0.1", "--port", str(port), "--disable-access-log", "--drain-timeout", "1"]
     # The log has no name: nothing of it is left, whatever ends this process. The server hears of that end by the pipe.

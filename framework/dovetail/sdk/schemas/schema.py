@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dovetail.contracts.errors import RequestError
-from dovetail.sdk.schemas.recent import Recent
+from dovetail.sdk.schemas.lru import LRUMemo
 
 ONE = frozenset(
     [
@@ -59,7 +59,7 @@ _TYPES = frozenset(TYPES)
 Node = Mapping[str, Any]
 
 
-@Recent
+@LRUMemo
 def parse(source: str) -> Any:
     """Read a schema's text; every backend asks for the same one, so the result is shared and must not be changed.
 
@@ -128,7 +128,7 @@ def reachable(schema: Any) -> Iterator[tuple[str, Node]]:
                 continue  # `check` has judged references
 
 
-@Recent
+@LRUMemo
 def nodes(source: str) -> tuple[tuple[str, Node], ...]:
     """Return what `reachable` yields of a schema's text; shared as `parse`'s result is.
 

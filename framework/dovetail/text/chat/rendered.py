@@ -13,7 +13,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import SampleReply, WrittenReply
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import UNIT
-from dovetail.text.chat.moment import one_moment
+from dovetail.text.chat.deterministic import one_moment
 
 QUESTION = {"role": "user", "content": "dovetail question"}
 

@@ -35,7 +35,7 @@ from jinja2.visitor import NodeTransformer
 
 from dovetail.text.chat import bounds
 from dovetail.text.chat.budget import OwnList, RenderBudget, TemplateLimitError
-from dovetail.text.chat.moment import choice, strftime_now
+from dovetail.text.chat.deterministic import choice, strftime_now
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _JOINED = 4096

@@ -15,8 +15,8 @@ from dovetail.contracts.output import SampleReply, WrittenReply
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import tools_of
 from dovetail.text.chat.budget import FULL, INLINE, PROBE, Limits, TemplateLimitError
+from dovetail.text.chat.deterministic import begin_render, one_moment
 from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
-from dovetail.text.chat.moment import begin_render, one_moment
 from dovetail.text.chat.rendered import RenderedChat, message_of, written
 from dovetail.text.chat.sandbox import ChatEnvironment
 from dovetail.text.chat.templates import read_template

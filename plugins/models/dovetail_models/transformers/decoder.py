@@ -99,7 +99,7 @@ class HiddenStates:
         """Of anything else there is nothing."""
 
 
-class Given(nn.Module):
+class EmbeddingPassthrough(nn.Module):
     """Stands for all but the head of a model, or a part of it: hands on hidden states that are given as embeddings."""
 
     def __init__(self, body: nn.Module) -> None:
@@ -112,14 +112,14 @@ class Given(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             found = getattr(self.__dict__["_body"][0], name)
-            return Given(found) if isinstance(found, nn.Module) else found
+            return EmbeddingPassthrough(found) if isinstance(found, nn.Module) else found
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         return HiddenStates(inputs_embeds)
 
 
 class TransformersDecoder(nn.Module):
-    """See `CausalLM`. The head is the causal model with `Given` in place of the rest: so it scales and caps logits."""
+    """See `CausalLM`. The head is the causal model around `EmbeddingPassthrough`: it scales and caps logits."""
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class TransformersDecoder(nn.Module):
         # Of a part of a larger model the prefix is its place in that: Llama 4's.
         prefix = made.base_model_prefix if hasattr(made, made.base_model_prefix) else "model"
         self.body = getattr(made, prefix)
-        setattr(made, prefix, Given(self.body))
+        setattr(made, prefix, EmbeddingPassthrough(self.body))
         self.head = made
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:

@@ -11,8 +11,8 @@ from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
 from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.marker_filter import MarkerFilter
 from dovetail.sdk.formats.tags import Tags
-from dovetail.sdk.formats.without import Without
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 
 
@@ -48,7 +48,7 @@ class Section(ToolParser):
 
         def body(new_call: NewCall) -> ToolBody:
             made = self.body(new_call, tools)
-            return Without(made, self.ignored) if self.ignored else made
+            return MarkerFilter(made, self.ignored) if self.ignored else made
 
         section = ToolFormat(
             self.start,

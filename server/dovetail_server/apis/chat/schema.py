@@ -27,7 +27,7 @@ from dovetail_server.schema.common import (
     Top,
     Usage,
 )
-from dovetail_server.schema.early import Plain
+from dovetail_server.schema.fail_fast import Plain
 
 JsonObject = dict[str, Any]
 Sent = Annotated[JsonObject, Field(max_length=65536)]

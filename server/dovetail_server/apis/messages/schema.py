@@ -19,7 +19,7 @@ from dovetail_server.schema.common import (
     Text,
     TokenId,
 )
-from dovetail_server.schema.early import Plain
+from dovetail_server.schema.fail_fast import Plain
 
 BLOCK_TYPES = ("text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result")
 Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are cached by themselves.")]

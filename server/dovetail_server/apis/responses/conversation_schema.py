@@ -9,7 +9,7 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses.item_schema import Item
 from dovetail_server.schema.common import Metadata, RequestModel
-from dovetail_server.schema.early import Plain
+from dovetail_server.schema.fail_fast import Plain
 
 MAX_AT_ONCE = 20
 """Items of a request, as at OpenAI."""

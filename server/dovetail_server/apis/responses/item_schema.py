@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from dovetail.processing.bounds import MAX_TOKENS
 from dovetail_server.apis.responses.tool_schema import AnyTool
 from dovetail_server.schema.common import FreeForm, Name, RequestModel, Text
-from dovetail_server.schema.early import Plain
+from dovetail_server.schema.fail_fast import Plain
 
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -12,8 +12,8 @@ from typing import cast
 
 import msgspec
 
-from dovetail.engine.place import SocketPlace, remove_stale
-from dovetail.engine.repeats import Writer
+from dovetail.engine.socket_dir import SocketDir, remove_stale
+from dovetail.engine.submit_delta import SubmitEncoder
 from dovetail.engine.wire import Start
 from dovetail.messages import Failed, FromEngine, ToEngine
 from dovetail.messages.frames import FrameReader, frame
@@ -24,7 +24,7 @@ BACKLOG_BYTES = 1 << 16
 """So much at once from the engine means that this process is behind."""
 
 
-class EngineLife:
+class EngineProcess:
     """An engine process and the Unix socket to it, in a directory that only this user can enter.
 
     The socket is the death pipe in both directions: when either process dies, by whatever signal, the kernel closes
@@ -47,8 +47,8 @@ class EngineLife:
         self.is_ready = self.has_hung = False
         self.failure: Failed | None = None
         self._command, self._start, self._receive = command, start, receive
-        self._requests = Writer()
-        self._link: Link | None = None
+        self._requests = SubmitEncoder()
+        self._link: EngineConnection | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._ended_for: str | None = None
 
@@ -71,12 +71,12 @@ class EngineLife:
     async def run(self) -> str:
         """Live, to the end; returns why it came. Cancelling ends the process."""
         loop = asyncio.get_running_loop()
-        place: SocketPlace | None = None
+        place: SocketDir | None = None
         server: asyncio.AbstractServer | None = None
         try:
             remove_stale()
-            place = SocketPlace()
-            server = await loop.create_unix_server(lambda: Link(self), str(place.path))
+            place = SocketDir()
+            server = await loop.create_unix_server(lambda: EngineConnection(self), str(place.path))
             # Threads that spin at a barrier starve each other as soon as the machine has anything else to do: on two
             # busy cores a decode step took 300 ms instead of 5. Waiting passively costs microseconds.
             environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
@@ -116,7 +116,7 @@ class EngineLife:
             return False
         return True
 
-    def connected(self, link: Link) -> bool:
+    def connected(self, link: EngineConnection) -> bool:
         """Take the connection of the engine, the first that comes."""
         if self._link is not None:
             return False
@@ -149,10 +149,10 @@ class EngineLife:
         return f"the engine process ended with exit code {code}"
 
 
-class Link(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """The client's end of the socket. All messages that have come are taken at once."""
 
-    def __init__(self, life: EngineLife) -> None:
+    def __init__(self, life: EngineProcess) -> None:
         """Prepare; the transport brings the rest."""
         self._life = life
         self._heard = life.heard

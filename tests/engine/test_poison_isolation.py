@@ -10,8 +10,8 @@ import pytest
 from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
 from dovetail.engine.entry import Entry
+from dovetail.engine.poison_isolation import RestartLimit, has_got_on, is_suspect, note_death, to_try
 from dovetail.engine.process import Restarts
-from dovetail.engine.suspects import RestartLimit, has_got_on, is_suspect, note_death, to_try
 from dovetail.messages import POISON, SamplingParams, Submit, TokenDelta
 
 DEADLY = """

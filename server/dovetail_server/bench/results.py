@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dovetail_server.bench.drive import Seen
-from dovetail_server.bench.floor import Floor
 from dovetail_server.bench.jobs import Record
+from dovetail_server.bench.roofline import Floor
 from dovetail_server.bench.workloads import Workload
 
 MAX_REASONS = 5

@@ -27,7 +27,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=ANSWER_S)
 
 
 @dataclass(slots=True)
-class Lookout:
+class WorkerHealth:
     """Keeps `Worker.is_ready` true to what the workers say.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""`Without`: a reader of a tool section that does not see certain markers in it."""
+"""`MarkerFilter`: a reader of a tool section that does not see certain markers in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_NOISE = 512
 """Characters that are held until it is known whether a call follows."""
 
 
-class Without(ToolBody):
+class MarkerFilter(ToolBody):
     """Drops markers that mean nothing to the reader inside, such as those around one call of a list.
 
     A marker inside a value is part of it, and what may still become one is held back. Where no call follows, the

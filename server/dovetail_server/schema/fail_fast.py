@@ -110,7 +110,7 @@ def _pieces(value: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
         yield piece
 
 
-class EarlyModel(BaseModel):
+class FailFastModel(BaseModel):
     """A model whose lists and objects, at any depth, are given up at their first faults."""
 
     @classmethod

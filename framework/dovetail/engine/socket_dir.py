@@ -20,7 +20,7 @@ MAX_PATH = 104
 """Bytes of a socket's path, its end included, that every system takes."""
 
 
-class SocketPlace:
+class SocketDir:
     """A directory in the system's one for temporary files.
 
     Attributes:

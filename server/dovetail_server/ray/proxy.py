@@ -25,9 +25,9 @@ from dovetail.contracts.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.app import add_layers, handle_error, handle_http
-from dovetail_server.gateway.kept import HeldReply, KeptStream
-from dovetail_server.gateway.outlet import HOP
+from dovetail_server.gateway.client_response import HOP
 from dovetail_server.gateway.places import Places
+from dovetail_server.gateway.resume_buffer import ResponseBuffer, StreamBuffer
 from dovetail_server.gateway.streams import STILL
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.addresses import DEPLOYMENT
@@ -321,7 +321,7 @@ class Stream:
         """Begin."""
         self.state, self.served, self.call, self._send = state, served, call, send
         request_id = dict(call.headers)[b"x-request-id"].decode()
-        self.kept = KeptStream(state, call.path, call.body, state.places.ending(call.path, request_id))
+        self.kept = StreamBuffer(state, call.path, call.body, state.places.ending(call.path, request_id))
 
     async def run(self, head: Head, pieces: Pieces) -> None:
         """Send a reply's events, and those that another replica makes where this one ends."""
@@ -388,7 +388,7 @@ def is_length(name: bytes) -> bool:
 
 async def send_whole(state: FrontState, head: Head, pieces: Pieces, send: Send, *, is_asked_again: bool) -> None:
     """Send a reply as it comes; one that can be asked for again is held until it is whole, or too large for that."""
-    body, held = pieces.body(), HeldReply(state)
+    body, held = pieces.body(), ResponseBuffer(state)
 
     async def pass_on(piece: bytes, *, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": more})

@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from dovetail.engine.repeats import OWN, Likewise, Reader, Writer, is_alike
+from dovetail.engine.submit_delta import OWN, DeltaSubmit, SubmitDecoder, SubmitEncoder, is_alike
 from dovetail.messages import Abort, Control, GrammarOption, SamplingParams, Submit, ToEngine
 
 LONG = 100_000
@@ -22,7 +22,7 @@ def choices(count: int, prompt_ids: list[int], **fields: object) -> list[Submit]
 
 def sent(messages: list[ToEngine]) -> tuple[list[ToEngine], int]:
     """Return what arrives, and how many bytes it took."""
-    writer, reader = Writer(), Reader()
+    writer, reader = SubmitEncoder(), SubmitDecoder()
     frames = [writer.encode(message) for message in messages]
     return [reader.decode(data) for data in frames], sum(map(len, frames))
 
@@ -52,7 +52,7 @@ def test_no_field_is_taken_from_the_request_before(name: str) -> None:
     other: object = object()
     if name in Submit.__struct_fields__:
         changed = replace(second, **{name: other})
-        assert not is_alike(first, changed) or name in Likewise.__struct_fields__
+        assert not is_alike(first, changed) or name in DeltaSubmit.__struct_fields__
     else:
         changed = replace(second, params=replace(second.params, **{name: other}))
         assert not is_alike(first, changed) or name in OWN
@@ -88,7 +88,7 @@ def test_any_order_arrives_as_it_was_sent(seed: int) -> None:
 
 def test_a_channel_does_not_begin_with_a_reference() -> None:
     """What refers to nothing is no request."""
-    writer = Writer()
+    writer = SubmitEncoder()
     frames = [writer.encode(message) for message in choices(2, [1])]
     with pytest.raises(ValueError, match="the first"):
-        Reader().decode(frames[1])
+        SubmitDecoder().decode(frames[1])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.engine import RowMapping
 
+from dovetail_server.batches.backoff import Backoff
 from dovetail_server.batches.finalize import BatchFinalizer
-from dovetail_server.batches.pause import Pause
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.errors import ServiceError
@@ -27,7 +27,7 @@ MAX_READS = 10
 """An input that cannot be read is tried so often, unless the reason is one that passes."""
 
 
-class Care:
+class BatchLifecycle:
     """One per process, looked at by its runner."""
 
     def __init__(self, state: ReadingContext, store: BatchStore, finalizer: BatchFinalizer, runner: Runner) -> None:
@@ -37,7 +37,7 @@ class Care:
         self.finalizer = finalizer
         self.runner = runner
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._pauses: dict[str, Pause] = {}
+        self._pauses: dict[str, Backoff] = {}
         self._num_unreadable: dict[str, int] = {}
 
     @property
@@ -80,7 +80,7 @@ class Care:
             self.runner.wake()
 
     def _pause(self, batch_id: str, reason: str) -> None:
-        pause = self._pauses.setdefault(batch_id, Pause())
+        pause = self._pauses.setdefault(batch_id, Backoff())
         if pause.reason is None:
             logger.warning("Batch %s pauses: %s", batch_id, reason)
         pause.begin(reason)

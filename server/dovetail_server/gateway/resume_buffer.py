@@ -39,7 +39,7 @@ class Holder(Protocol):
         """With `max_queued_bytes`."""
 
 
-class KeptStream:
+class StreamBuffer:
     """The events and the journal of one stream."""
 
     def __init__(self, holder: Holder, path: str, body: bytes, ends: Callable[[Exception], bytes]) -> None:
@@ -122,7 +122,7 @@ class KeptStream:
         self.forget()
 
 
-class HeldReply:
+class ResponseBuffer:
     """The pieces of a reply that is held until it is whole."""
 
     def __init__(self, holder: Holder) -> None:

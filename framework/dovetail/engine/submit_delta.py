@@ -16,7 +16,7 @@ OWN = frozenset({"seed", "max_tokens"})
 SHARED_PARAMS = tuple(name for name in SamplingParams.__struct_fields__ if name not in OWN)
 
 
-class Likewise(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class DeltaSubmit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """A `Submit` as the one before it on the same channel, but for what stands here. `prompt_ids` None: its prompt."""
 
     handle: int
@@ -46,7 +46,7 @@ class Likewise(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
         )
 
 
-SHARED = tuple(sorted(set(Submit.__struct_fields__) - set(Likewise.__struct_fields__) - {"params"}))
+SHARED = tuple(sorted(set(Submit.__struct_fields__) - set(DeltaSubmit.__struct_fields__) - {"params"}))
 
 
 def is_alike(one: Submit, other: Submit) -> bool:
@@ -56,7 +56,7 @@ def is_alike(one: Submit, other: Submit) -> bool:
     )
 
 
-class Writer:
+class SubmitEncoder:
     """Encodes what goes to an engine through one channel."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Writer:
             return self._encode(message)
         is_same = last.prompt_ids is message.prompt_ids
         return self._encode(
-            Likewise(
+            DeltaSubmit(
                 handle=message.handle,
                 rid=message.rid,
                 seed=message.params.seed,
@@ -88,12 +88,12 @@ class Writer:
         )
 
 
-class Reader:
-    """Decodes what a `Writer` wrote, in its order."""
+class SubmitDecoder:
+    """Decodes what a `SubmitEncoder` wrote, in its order."""
 
     def __init__(self) -> None:
         """Begin with nothing received."""
-        self._decode = msgspec.msgpack.Decoder(Submit | Likewise | Abort | Control).decode
+        self._decode = msgspec.msgpack.Decoder(Submit | DeltaSubmit | Abort | Control).decode
         self._last: Submit | None = None
 
     def decode(self, data: bytes) -> ToEngine:
@@ -102,8 +102,8 @@ class Reader:
         Raises:
             ValueError: It refers to a request before the first.
         """
-        message: Submit | Likewise | Abort | Control = self._decode(data)
-        if isinstance(message, Likewise):
+        message: Submit | DeltaSubmit | Abort | Control = self._decode(data)
+        if isinstance(message, DeltaSubmit):
             if self._last is None:
                 raise ValueError("a request refers to the one before it, but is the first")
             message = message.after(self._last)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from dovetail_server.errors import ClientGoneError, ServiceError
-from dovetail_server.gateway.kept import MAX_REPLY_BYTES, HeldReply
+from dovetail_server.gateway.resume_buffer import MAX_REPLY_BYTES, ResponseBuffer
 from dovetail_server.http.journal import end_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class UnreachableError(Exception):
         self.was_taken = was_taken
 
 
-class Outlet:
+class DownstreamResponse:
     """Sends workers' replies to one client."""
 
     def __init__(self, state: GatewayState, request: Request, send: Send, *, is_asked_again: bool) -> None:
@@ -90,7 +90,7 @@ class Outlet:
             UnreachableError: The worker broke off, and another one can be asked for all of it, or for what is left.
             ServiceError: It broke off, and nobody can.
         """
-        pieces, held = reply.content.iter_any(), HeldReply(self.state)
+        pieces, held = reply.content.iter_any(), ResponseBuffer(self.state)
         try:
             if not self.has_begun:
                 self.etag = file_tag(reply) if self._wants_all and self._is_asked_again else None

@@ -1,4 +1,4 @@
-"""A server that ends with whoever started it: `python -m dovetail_server.cli.owned FD serve …`.
+"""A server that ends with whoever started it: `python -m dovetail_server.cli.parent_bound FD serve …`.
 
 The other end of the pipe `FD` is its parent's; when that process has ended, however it ended, the pipe hangs up.
 """

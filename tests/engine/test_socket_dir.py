@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.engine.place import PREFIX, SocketPlace, remove_stale
+from dovetail.engine.socket_dir import PREFIX, SocketDir, remove_stale
 
 HOLD = """
 import sys, socket
-from dovetail.engine.place import SocketPlace
-place = SocketPlace()
+from dovetail.engine.socket_dir import SocketDir
+place = SocketDir()
 socket.socket(socket.AF_UNIX).bind(str(place.path))
 print(place.path, flush=True)
 sys.stdin.read()
@@ -39,7 +39,7 @@ def test_a_long_name_of_the_directory_is_no_hindrance(tmp_path: Path, monkeypatc
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    place = SocketPlace()
+    place = SocketDir()
     try:
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(str(place.path))
@@ -65,7 +65,7 @@ def test_what_a_killed_server_left_is_removed_and_what_a_living_one_has_is_not(t
     try:
         end(dead)
         os.kill(alive.pid, signal.SIGSTOP)
-        mine = SocketPlace()
+        mine = SocketDir()
         remove_stale()
         assert not left.parent.exists()
         assert kept.is_socket()
@@ -107,7 +107,7 @@ def test_a_directory_that_is_removed_before_it_is_locked_is_made_again(
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", hasty)
-    place = SocketPlace()
+    place = SocketDir()
     assert [Path(path).exists() for path in made] == [False, True]
     assert str(place.path.parent) == made[1]
     place.close()

@@ -13,7 +13,7 @@ class UnreadableError(DovetailError):
     """Something on the disk cannot be read, and waiting does not help."""
 
 
-class Pause:
+class Backoff:
     """Whether to wait, why, and for how long. The reason stays until something has gone well."""
 
     def __init__(self) -> None:

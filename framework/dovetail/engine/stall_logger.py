@@ -19,7 +19,7 @@ EARLY = 0.75
 """The part of the client's limit after which it is said: the engine does not live to say it later."""
 
 
-class StandstillWatch:
+class StallLogger:
     """Looks at the thread that makes it, from a thread of its own, while the block lasts.
 
     Code that holds Python's lock stops that thread, too: what never leaves C is not named, and no progress is told.

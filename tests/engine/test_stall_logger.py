@@ -13,7 +13,7 @@ from restarting import Reading, plain
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.engine.standstill import StandstillWatch
+from dovetail.engine.stall_logger import StallLogger
 from dovetail.plugins import PluginPlan, Registry, make_plan
 from dovetail.plugins.files import add_file
 from dovetail.settings import EngineSettings
@@ -67,13 +67,13 @@ def test_it_is_said_once_for_a_place_and_not_of_an_idle_engine(is_busy: bool, ca
     told: list[str] = []
     with (
         caplog.at_level(logging.ERROR, "dovetail.engine"),
-        StandstillWatch(PluginPlan(), 0.05, lambda: (7, 7), lambda: is_busy, lambda: told.append("")),
+        StallLogger(PluginPlan(), 0.05, lambda: (7, 7), lambda: is_busy, lambda: told.append("")),
     ):
         deadline = time.monotonic() + (30 if is_busy else 0.5)
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
-    assert [("test_standstill.py" in r.getMessage()) for r in caplog.records] == ([True] if is_busy else [])
+    assert [("test_stall_logger.py" in r.getMessage()) for r in caplog.records] == ([True] if is_busy else [])
     assert not told
     assert "dovetail-standstill" not in {thread.name for thread in threading.enumerate()}
 
@@ -87,7 +87,7 @@ def test_progress_within_a_step_is_told_that_of_steps_tells_itself(steps: int, i
         at = next(looks)
         return steps * at, at
 
-    with StandstillWatch(PluginPlan(), 1.0, progress, lambda: True, lambda: told.append("")):
+    with StallLogger(PluginPlan(), 1.0, progress, lambda: True, lambda: told.append("")):
         time.sleep(0.5)
     num = next(looks)
     assert num > 3

@@ -10,7 +10,7 @@ from typing import Any
 from dovetail_server.batches.lines import Leased
 
 
-class FairQueue:
+class OwnerQueue:
     """Lines that this process may run, taken in turn."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ MAX_KEPT, MAX_CHARS = 4, 64 * 1024
 """Texts that are kept, and their characters in all: what was made of a longer one goes as the next one comes."""
 
 
-class Recent(Generic[T]):
+class LRUMemo(Generic[T]):
     """A function of one text that remembers. Thread-safe."""
 
     def __init__(self, make: Callable[[str], T]) -> None:

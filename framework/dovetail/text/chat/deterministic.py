@@ -17,7 +17,7 @@ import jinja2
 from jinja2.utils import pass_environment
 
 
-class Moment:
+class RenderState:
     """A time, and what is drawn from then on."""
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class Moment:
         self.chance = random.Random(self._seed)
 
 
-_CURRENT: ContextVar[Moment | None] = ContextVar("moment", default=None)
+_CURRENT: ContextVar[RenderState | None] = ContextVar("moment", default=None)
 
 
 @contextmanager
 def one_moment() -> Iterator[None]:
     """Render at one moment, within: the moment of now, or of an outer block."""
-    token = _CURRENT.set(_CURRENT.get() or Moment())
+    token = _CURRENT.set(_CURRENT.get() or RenderState())
     try:
         yield
     finally:
@@ -51,7 +51,7 @@ def begin_render() -> None:
 
 def strftime_now(pattern: str) -> str:
     """Write the time of the moment; the function that templates know."""
-    return (_CURRENT.get() or Moment()).now.strftime(pattern)
+    return (_CURRENT.get() or RenderState()).now.strftime(pattern)
 
 
 @pass_environment
@@ -59,4 +59,4 @@ def choice(environment: jinja2.Environment, values: Sequence[Any]) -> Any:
     """Draw one of several values; Jinja's filter `random`."""
     if not values:
         return environment.undefined("no value to draw from")
-    return (_CURRENT.get() or Moment()).chance.choice(values)
+    return (_CURRENT.get() or RenderState()).chance.choice(values)
