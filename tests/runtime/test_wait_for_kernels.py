@@ -67,6 +67,6 @@ def test_the_key_of_the_cache_is_the_same(is_asked: bool, monkeypatch: pytest.Mo
     settings = EngineSettings(model_path=str(tmp_path), wait_for_kernels=is_asked)
     plugins = Mock()
     plugins.states.return_value = []
-    check._kernels(torch.device("cuda"), settings, Mock(config={}), plugins)
+    check._compiled_ahead(torch.device("cuda"), settings, Mock(config={}), plugins)
     assert "wait_for_kernels" not in made.call_args.args[0][0]
     assert "dtype" in made.call_args.args[0][0]
