@@ -87,7 +87,7 @@ def fingerprint(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
     monkeypatch.setattr(ahead, "CompiledAhead", found.append)
     given = EngineSettings(**settings)
     folder = ModelFolder.read(given.folder, weights=False)
-    check._kernels(torch.device("cuda"), given, folder, SimpleNamespace(states=list))  # type: ignore[arg-type]
+    check._compiled_ahead(torch.device("cuda"), given, folder, SimpleNamespace(states=list))  # type: ignore[arg-type]
     return found[0]
 
 
