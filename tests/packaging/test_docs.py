@@ -15,7 +15,9 @@ from dovetail.plugins.kinds import KINDS, ROLES
 from dovetail.plugins.scan import Facts, parse_manifest
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+PLUGINS = "".join(
+    (ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("plugins", "plugins-manifest", "plugins-hooks")
+)
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -24,7 +26,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_every_kind_state_role_and_fact_is_documented() -> None:
-    """The page on plugins names each kind with its group and contract, each state, role and manifest fact."""
+    """The pages on plugins name each kind with its group and contract, each state, role and manifest fact."""
     for kind in KINDS.values():
         assert f"| `{kind.name}` | `{kind.entry_point_group}` |" in PLUGINS
         if kind.contract is not None:
@@ -34,7 +36,7 @@ def test_every_kind_state_role_and_fact_is_documented() -> None:
 
 
 def test_every_hook_is_documented() -> None:
-    """The page on plugins names each hook."""
+    """The pages on plugins name each hook."""
     hooks = [name for name, f in vars(hookspecs).items() if inspect.isfunction(f) and name.startswith("dovetail_")]
     assert [name for name in hooks if f"`{name}`" not in PLUGINS] == []
 
@@ -47,7 +49,7 @@ def test_the_documented_manifest_is_valid() -> None:
 
 
 def test_the_documented_code_runs() -> None:
-    """The Python blocks of the page on plugins run as they stand."""
+    """The Python blocks of the pages on plugins run as they stand."""
     for block in blocks(PLUGINS, "python"):
         done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`docs/output.md` names every parser, every alias and every template that there is."""
+"""`docs/parsers.md` names every parser, every alias and every template that there is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from dovetail.plugins import Registry
 from dovetail.text.chat.templates import builtin_templates
 
-PAGE = (Path(__file__).parents[2] / "docs" / "output.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "parsers.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("kind", "heading"), [("reasoning_parser", "Reasoning"), ("tool_parser", "Tool-call")])

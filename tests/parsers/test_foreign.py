@@ -1,4 +1,4 @@
-"""Replies as Dovetail, vLLM and SGLang read them; `docs/output.md` gives the reason of each difference.
+"""Replies as Dovetail, vLLM and SGLang read them; `docs/output-recovery.md` gives the reason of each difference.
 
 The others' columns are worked out by hand from what their parsers did on 28 November 2026, for whole replies: vLLM's
 `deepseek_r1`, `qwen3`, `gemma4` and `minimax_m2_append_think`, SGLang's of these names. Where the prompt opened the
@@ -17,7 +17,7 @@ from dovetail.messages import Finish
 from dovetail.text.parsing.stream import OutputStream
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
-OUTPUT = Path(__file__).parents[2] / "docs" / "output.md"
+OUTPUT = Path(__file__).parents[2] / "docs" / "output-recovery.md"
 OPENED = "<think>\n"
 CALL = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
 Read = tuple[str | None, str | None]

@@ -1,6 +1,6 @@
 """What a model writes slightly wrong: nothing is lost, nothing raw leaks, and the same comes out in every chunking.
 
-`ROWS` is the recovery table of `docs/output.md`: each line of it stands here for every format that it holds in.
+`ROWS` is the recovery table of `docs/output-recovery.md`: each line of it stands here for every format that it holds in.
 """
 
 # ruff: noqa: E501 - a table: one case per row, markers as they are

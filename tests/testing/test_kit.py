@@ -43,7 +43,7 @@ def test_the_page_tells_what_each_class_can_be_given(kind: str) -> None:
 def test_every_hook_is_tested_and_documented() -> None:
     """A hook cannot be added without a conformance test, a page that names it, and a test with an installed package."""
     source = (ROOT / "framework/dovetail_testing/conformance/hooks.py").read_text(encoding="utf-8")
-    page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/plugins-hooks.md").read_text(encoding="utf-8")
     test = (ROOT / "tests/plugins/test_server_hooks.py").read_text(encoding="utf-8")
     registering = {kind.hook for kind in KINDS.values()}  # test_server_hooks.py goes over the table
     missing = [hook for hook in HOOKS if f'"{hook}"' not in source or hook not in test]
