@@ -1,7 +1,7 @@
 """Decode steps of models for four and eight GPUs, simulated: `python tests/benchmarks/large_steps.py`.
 
 The simulation counts what a rank reads in a step from the published sizes (`large_shapes.py`) and samples at random
-which experts a step needs. Its times were measured on four H200 (docs/scale.md, `large_runs.py`):
+which experts a step needs. Its times were measured on four H200 (docs/benchmarks-large-models.md, `large_runs.py`):
 
 - reading at 4.20 TB/s, an H200's own copy, or `--bandwidth`;
 - an all-reduce with the addition and the norm behind it, for 1 to 256 rows of 4,096 numbers. Extrapolated to more

@@ -39,7 +39,7 @@ def test_every_part_stands_in_a_page_once() -> None:
 def test_no_figure_is_typed_into_a_part(name: str) -> None:
     """Cells of its tables have digits in fields only, and how they were measured stands below, or where it says."""
     text = "\n".join(DATA["pages"][name])
-    assert "\n{conditions}" in text or (name == "readme" and "](docs/benchmarks.md#figures-of-one-gpu)" in text)
+    assert "\n{conditions}" in text or (name == "readme" and "](docs/benchmarks-gpu.md)" in text)
     body = [line for line in text.splitlines() if line.startswith("|")][2:]
     cells = [cell for line in body for cell in re.sub(r"\{[^}]*\}", "", line).strip("|").split("|")[1:]]
     assert [cell for cell in cells if re.search(r"\d", cell)] == []
@@ -112,7 +112,7 @@ def test_one_command_records_and_writes_the_pages(
     monkeypatch.setattr("sys.argv", ["results.py", str(out), "--run", "qwen25-05b-empty", "--device", "one H200"])
     out.write_text(json.dumps(report))
     results.main()
-    for page in (tmp_path / "README.md", tmp_path / "docs/benchmarks.md"):
+    for page in (tmp_path / "README.md", tmp_path / "docs/benchmarks-gpu.md"):
         assert "98,765" in page.read_text("utf-8")
         assert "1 December 2026" in page.read_text("utf-8")
     assert "README.md: written" in capsys.readouterr().out
