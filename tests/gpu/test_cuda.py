@@ -15,8 +15,8 @@ import transformers
 from logprobs_of import Reference, assert_same, check_sane, differences, entries, reported
 
 from dovetail import LLM, SamplingParams, messages
-from dovetail.messages.seeds import row_key
-from dovetail.runtime.sampling.random import exponentials
+from dovetail.contracts.seeds import row_key
+from dovetail.sdk.random import exponentials
 from dovetail_testing.engine import collect, generate, make_client, tokens
 from dovetail_testing.models import make_model
 

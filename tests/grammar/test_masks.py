@@ -16,16 +16,18 @@ from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
-from dovetail.runtime.sampling.mask_ops import apply_mask_cpu, apply_mask_reference
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.sdk.masks import full_row, has_bit, ids_of, new_row, set_bit
+from dovetail.sdk.step import mask_logits as apply_mask_reference
+from dovetail_backends.kernels.cpu import mask_logits_by_table
 
+apply_mask_cpu = mask_logits_by_table()
 SIZES = [1, 31, 32, 33, 63, 100, 2000, 4097]
 
 KERNEL = """
 import torch
-from dovetail.runtime.sampling.mask_ops import apply_mask_reference
-from dovetail.runtime.sampling.mask_triton import apply_mask_triton
+from dovetail.sdk.step import mask_logits as apply_mask_reference
+from dovetail_backends.kernels.triton.mask import mask_logits as apply_mask_triton
 torch.manual_seed(0)
 for size in (1, 33, 100, 4097, 9000):
     logits = torch.randn(5, size)
@@ -77,7 +79,7 @@ def test_the_triton_kernel_equals_the_reference() -> None:
 @pytest.mark.gpu
 def test_the_triton_kernel_on_a_device() -> None:
     """As above, on CUDA, with a vocabulary of real size and many rows."""
-    from dovetail.runtime.sampling.mask_triton import apply_mask_triton
+    from dovetail_backends.kernels.triton.mask import mask_logits as apply_mask_triton
 
     logits = torch.randn(64, 151_937, device="cuda")
     mask = torch.randint(-(2**31), 2**31, (64, 4749), dtype=torch.int64, device="cuda").to(torch.int32)

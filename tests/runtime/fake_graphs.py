@@ -9,8 +9,8 @@ seconds a step there. What is not here: streams, and what goes wrong only becaus
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,20 +26,17 @@ from dovetail.executor.local import LocalExecutor
 from dovetail.messages.step import PrefillGraph
 from dovetail.plugins import load
 from dovetail.runtime.attention.grouped import make_attention
-from dovetail.runtime.device.draw_params import DrawParams
 from dovetail.runtime.device.graph_pool import GraphPool
 from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.graphs import decode as graphs
-from dovetail.runtime.graphs import prefill as prefill_graphs
-from dovetail.runtime.graphs import step_triton
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
-from dovetail.runtime.sampling import adjust_triton, draw_graphs, draw_triton
 from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.step_kernels import StepKernels
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.text.tokenizer.ends import end_ids
+from dovetail_backends.kernels.triton import adjust, draw, mask, row_changes, step
 from dovetail_testing.engine import make_plans
 
 KEPT = 2
@@ -148,20 +145,27 @@ def _spoil(tensor: Tensor) -> None:
 
 
 def use_triton(patch: pytest.MonkeyPatch) -> None:
-    """Let captured steps and draws on CPU take their kernels, in the interpreter."""
+    """Let the kernels of captured steps and draws be fit for the interpreter, with blocks of few tokens."""
     pytest.importorskip("triton.runtime.interpreter")
-
-    def drawn(logits: Tensor, p: DrawParams, greedy: Tensor | None = None, *, filtered: bool = True) -> Tensor:
-        return draw_triton.draw(logits, p, greedy, race=128, block=256)
-
     patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    patch.setattr(graphs, "begin", step_triton.begin)
-    patch.setattr(graphs, "finish", step_triton.finish)
-    patch.setattr(prefill_graphs, "finish", step_triton.finish)
-    patch.setattr(prefill_graphs, "check_tokens", step_triton.check_tokens)
-    patch.setattr(draw_graphs, "draw", SimpleNamespace(draw=drawn))
-    patch.setattr(adjust_triton, "BLOCK", 128)
-    patch.setattr(adjust_triton, "RANKED", 64)
+    patch.setattr(draw, "RACE", 128)
+    patch.setattr(draw, "BLOCK", 256)
+    patch.setattr(adjust, "BLOCK", 128)
+    patch.setattr(adjust, "RANKED", 64)
+
+
+def triton_step(*, apart: bool = False) -> StepKernels:
+    """What steps take from the set `triton`."""
+    return StepKernels(
+        begin_step=step.begin_step,
+        finish_step=step.finish_step,
+        check_finite=step.check_finite,
+        write_changes=row_changes.write_changes,
+        mask_logits=mask.mask_logits,
+        draw=partial(draw.draw_rows, apart=apart),
+        draw_plainly=partial(adjust.draw_plainly, apart=apart),
+        draw_adjusted=partial(adjust.draw_adjusted, apart=apart),
+    )
 
 
 def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **settings: Any) -> EngineCore:
@@ -196,8 +200,9 @@ def add_graphs(
     parts: Any = (runner.model, runner.attention, runner.state)
     num = runner.state.padding_row if max_requests is None else max_requests
     with torch.inference_mode():
-        decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts))
-        prefills = PrefillGraphs(*parts, sizes, pool)
+        kernels = triton_step(apart=runner.state.params.apart)
+        decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts), kernels)
+        prefills = PrefillGraphs(*parts, sizes, pool, kernels)
         runner.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)
         tasks = [task for task, wanted in ((prefills, prefill), (decodes, decode)) if wanted]
         queue = CaptureQueue(tasks)

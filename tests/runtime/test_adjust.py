@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_graphs import use_triton
+from fake_graphs import triton_step, use_triton
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.device.row_fields import MAX_BIAS, MAX_STOPS
-from dovetail.runtime.device.row_params import MAX_TOP
 from dovetail.runtime.sampling import sampler
 from dovetail.runtime.sampling.draw_graphs import SampleTables, draw_adjusted, give_way
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.ranked import Ranked
 from dovetail.runtime.sampling.sampler import Masked, SampleBatch
+from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
+from dovetail.sdk.rows import MAX_BIAS, MAX_STOPS, MAX_TOP
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPARE = 1
@@ -51,10 +51,12 @@ def asked(rng: random.Random, vocab: int) -> SamplingParams:
 class Batch:
     """Rows 0 … n-1 of a device, admitted; the draws of a graph or of the sampler, token after token."""
 
-    def __init__(self, params: list[SamplingParams], vocab: int, masks: np.ndarray[Any, Any] | None) -> None:
+    def __init__(
+        self, params: list[SamplingParams], vocab: int, masks: np.ndarray[Any, Any] | None, step: StepKernels
+    ) -> None:
         """Every row has stop ids, most of the vocabulary's best ones; of the masked rows, some allow only ends."""
         num = len(params)
-        self.vocab, self.num = vocab, num
+        self.vocab, self.num, self.step = vocab, num, step
         self.state = DeviceState(num, 1, DEVICE)
         self.counts = TokenCounts(vocab, DEVICE, num + SPARE)
         for i, each in enumerate(params):
@@ -90,7 +92,7 @@ class Batch:
         self.buffer.send(int((self.lines >= 0).sum()))
         said = np.where(self.ends_only, give_way(self.lines), self.lines)
         lines = torch.tensor([*said, *[-1] * SPARE], dtype=torch.int32, device=DEVICE)
-        ids, told = draw_adjusted(logits, rows, lines, state, SampleTables(self.buffer, self.counts))
+        ids, told = draw_adjusted(logits, rows, lines, state, SampleTables(self.buffer, self.counts), self.step)
         assert state.next_ids[: self.num].tolist() == ids[: self.num].tolist()
         params = [row.params for row in state.params.rows[: self.num]]
         wanted = [i for i, each in enumerate(params) if each.logprobs is not None]
@@ -100,16 +102,17 @@ class Batch:
         return chosen, [] if ranked is None else ranked.read()
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(8)
+@pytest.mark.parametrize("is_plain", [False, True])
 @pytest.mark.parametrize(
     ("vocab", "num", "is_masked"),
     [(7, 3, True), (199, 9, True), (1030, 2, False), (4097, 2, True)]
     + [pytest.param(v, n, m, marks=pytest.mark.gpu) for v, n in ((152_064, 64), (8193, 5)) for m in (True, False)],
 )
 def test_it_draws_what_the_sampler_draws(
-    vocab: int, num: int, is_masked: bool, monkeypatch: pytest.MonkeyPatch
+    vocab: int, num: int, is_masked: bool, is_plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few tokens each: the same tokens, counted alike, with the same log probabilities."""
+    """A few tokens each, by kernels and in plain torch: the same, counted alike, with the same log probabilities."""
     if DEVICE.type == "cpu":
         use_triton(monkeypatch)
     rng = random.Random(vocab)
@@ -119,7 +122,8 @@ def test_it_draws_what_the_sampler_draws(
         flags = np.random.default_rng(1).random(((num + 1) // 2, 32 * ((vocab + 31) // 32))) < 0.4
         flags[:, 0] = True
         masks = np.packbits(flags, axis=1, bitorder="little").view(np.int32)
-    graph, plain = Batch(params, vocab, masks), Batch(params, vocab, masks)
+    step = PLAIN_STEP if is_plain else triton_step()
+    graph, plain = Batch(params, vocab, masks, step), Batch(params, vocab, masks, PLAIN_STEP)
     generator = torch.Generator().manual_seed(vocab)
     for _ in range(2):
         logits = (3 * torch.randn(num + SPARE, vocab, generator=generator)).to(DEVICE)

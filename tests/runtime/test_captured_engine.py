@@ -22,7 +22,7 @@ from served_loads import Load, loads, serve
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
 from dovetail.messages import Finish, SamplingParams, Submit
-from dovetail.runtime.device.row_params import MAX_TOP
+from dovetail.sdk.rows import MAX_TOP
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 

@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from dovetail.contracts.kernels import PLAIN_KERNELS
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.device.draw_params import DrawParams
-from dovetail.runtime.sampling import draw, draw_triton
+from dovetail.runtime.step_kernels import PLAIN_STEP
+from dovetail.sdk import draws as draw
+from dovetail.sdk.rows import DrawParams
+from dovetail_backends.kernels.triton import draw as draw_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -167,25 +170,20 @@ class _Refuses:
 
 def test_draws_apart_are_made_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the number of rows must not tell, plain torch draws them one by one, and the kernels make no rounds."""
-    from dovetail.runtime.device.draw_params import DrawParams
-    from dovetail.runtime.sampling import draw as plain
-    from dovetail.runtime.sampling import draw_triton
-
     torch.manual_seed(0)
     logits, num = torch.randn(5, 300), 5
     half, zero = torch.full((num,), 0.5), torch.zeros(num)
     whole = torch.arange(num)
-    params = DrawParams(torch.ones(num), half, zero, torch.zeros(num, dtype=torch.int64), whole, whole, apart=True)
-    assert params.rows(slice(0, 2)).apart
+    params = DrawParams(torch.ones(num), half, zero, torch.zeros(num, dtype=torch.int64), whole, whole)
     seen: list[int] = []
-    block = plain._draw_block
-    monkeypatch.setattr(plain, "_draw_block", lambda x, p, **more: seen.append(len(x)) or block(x, p, **more))
-    drawn = plain.draw(logits, params)
+    block = draw._draw_block
+    monkeypatch.setattr(draw, "_draw_block", lambda x, p: seen.append(len(x)) or block(x, p))
+    plain = PLAIN_KERNELS.bind(PLAIN_KERNELS.ask("draw", "float32", {"V": 300}, {}, invariant=True))
+    greedy = logits.argmax(-1)
+    drawn = plain(logits, greedy, *params.tensors())
     assert seen == [1] * num
-    params.apart = False
-    assert torch.equal(plain.draw(logits, params), drawn)
+    assert torch.equal(PLAIN_STEP.draw(logits, greedy, *params.tensors()), drawn)
     monkeypatch.setattr(draw_triton, "_round_kernel", _Refuses())
     with pytest.raises(AssertionError, match="a round was launched"):
         draw_triton.draw(logits, params)
-    params.apart = True
-    assert torch.equal(draw_triton.draw(logits, params), drawn)
+    assert torch.equal(draw_triton.draw(logits, params, apart=True), drawn)

@@ -20,6 +20,7 @@ from dovetail.runtime.graphs.decode import FIRST, DecodeGraphs
 from dovetail.runtime.sampling import draw_graphs
 from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.step_kernels import PLAIN_STEP
 
 CPU = torch.device("cpu")
 
@@ -99,12 +100,11 @@ def test_a_backend_that_shares_nothing_gets_no_such_graph() -> None:
     assert not any(key.shares for key in make(prefix_group=0).keys)
 
 
-def test_the_hint_reaches_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hint_reaches_the_backend() -> None:
     """A sharing graph is recorded with the hint, the other without."""
     model, attention = Mock(), Mock(prefix_group=4)
-    made = DecodeGraphs(model, attention, Mock(padding_row=5, device=CPU), 16, 8, Mock(), Mock())
-    monkeypatch.setattr(graphs_module, "begin", Mock())
-    monkeypatch.setattr(graphs_module, "finish", lambda *args: (Mock(), Mock()))
+    step = PLAIN_STEP._replace(begin_step=lambda *args: [Mock()] * 4, finish_step=lambda *args: (Mock(), Mock()))
+    made = DecodeGraphs(model, attention, Mock(padding_row=5, device=CPU), 16, 8, Mock(), Mock(), step)
     for shares in (True, False):
         made._step(torch.tensor([1, 5]), torch.arange(3), torch.arange(2), shares)
         assert attention.plan_in_graph.call_args.args[0].shares_prefixes is shares

@@ -15,6 +15,7 @@ from dovetail.contracts.kernels import PLAIN_KERNELS, Ask, Claim, KernelSet, mak
 from dovetail.contracts.layers import BuildContext
 from dovetail.plugins import Registry, make_plan
 from dovetail.runtime.kernels.binding import Bands, KernelBinder, LoadedSet
+from dovetail.runtime.step_kernels import StepKernels
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.plain import PLAIN
@@ -192,7 +193,7 @@ def test_an_operation_that_is_not_there(op: str, given: dict[str, Any], message:
     [
         (["plain", "triton"], "--kernels 'plain,triton': 'plain' stands alone; give it, or names"),
         (["auto", "triton"], "--kernels 'auto,triton': 'auto' stands alone; give it, or names"),
-        (["swift"], "--kernels 'swift': not installed; installed: triton"),
+        (["swift"], "--kernels 'swift': not installed; installed: cpu, triton"),
     ],
 )
 def test_names_that_cannot_be(given: list[str], message: str) -> None:
@@ -210,7 +211,9 @@ def test_the_triton_set_is_no_set_of_a_cpu(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match=r"--kernels 'triton': .*it runs on cuda, not on cpu; leave it out"):
         make_core(folder, kernels=["triton"], load_format="dummy")
     table = make_core(folder, load_format="dummy").info.kernels
-    assert {name for use in table for _, _, name in use.served} == {"plain"}
+    served = {use.operation.split()[0]: use.served[0][2] for use in table}
+    assert served.pop("mask_logits") == "cpu"
+    assert set(served.values()) == {"plain"}
 
 
 def test_a_model_computes_the_same_by_kernels(tmp_path: Path) -> None:
@@ -219,5 +222,5 @@ def test_a_model_computes_the_same_by_kernels(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "Qwen3ForCausalLM")
     table = make_core(folder, kernels=["triton"]).info.kernels
     assert {use.operation.split()[0]: use.served[0][2] for use in table} == dict.fromkeys(
-        ("rms_norm", "add_rms_norm", "rotations", "norm_rotate", "act_and_mul"), "triton"
+        ("rms_norm", "add_rms_norm", "rotations", "norm_rotate", "act_and_mul", *StepKernels._fields), "triton"
     )

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from dovetail.messages.seeds import derive_seed, row_key, signed64
-from dovetail.runtime.sampling.random import exponentials, row_keys
+from dovetail.contracts.seeds import derive_seed, row_key, signed64
+from dovetail.sdk.random import exponentials, row_keys
 
 
 def keys(*pairs: tuple[int, int]) -> torch.Tensor:

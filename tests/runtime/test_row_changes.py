@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.contracts.seeds import signed64
 from dovetail.messages import SamplingParams
-from dovetail.messages.seeds import signed64
 from dovetail.messages.step import Admit, Ints, StepInput, no_ints
-from dovetail.runtime.device import device_state, row_changes, row_changes_triton
+from dovetail.runtime.device import device_state
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.sdk import step as step_ops
+from dovetail_backends.kernels.triton import row_changes
 
 CPU = torch.device("cpu")
 NUM_ROWS, WIDTH, GROUPS = 300, 9, 2
 """More rows and entries than a program of the kernel takes."""
-WRITERS = [row_changes.write_changes_reference, row_changes_triton.write_changes]
+WRITERS = [step_ops.write_changes, row_changes.write_changes]
 
 
 def step(cleared: list[int], admit: tuple[Admit, ...], tables: list[tuple[int, int, int, int]]) -> StepInput:
@@ -56,11 +58,10 @@ def same_as_host(state: DeviceState, held: dict[int, Admit]) -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_the_device_knows_what_the_host_does(writer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_knows_what_the_host_does(writer: Callable[..., None]) -> None:
     """Rows leave, are taken in the same step, grow, and two steps may come before what they say is sent."""
-    monkeypatch.setattr(device_state, "write_changes", writer)
     rng = random.Random(1)
-    state = DeviceState(NUM_ROWS, WIDTH, CPU, GROUPS)
+    state = DeviceState(NUM_ROWS, WIDTH, CPU, GROUPS, write_changes=writer)
     held: dict[int, Admit] = {}
     gone: set[int] = set()
     for turn in range(12):

@@ -14,9 +14,9 @@ from rows import Row, batch_of, sample
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.sampling import draw
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, adjust
+from dovetail.sdk import draws
 
 V = 50
 
@@ -70,7 +70,7 @@ def test_draws_follow_the_reference_distribution(
     params: dict[str, Any], candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """20,000 draws: nothing outside the filters, and a chi-square below its 0.01% quantile, short list or not."""
-    monkeypatch.setattr(draw, "CANDIDATES", candidates)
+    monkeypatch.setattr(draws, "CANDIDATES", candidates)
     n = 20_000
     x = logits()
     rows = [row(seed, **params) for seed in range(n)]
@@ -186,7 +186,7 @@ def test_many_rows_draw_what_they_draw_in_small_blocks(others: dict[str, Any], m
     x = logits(11)
     rows = [row(i, temperature=float(i % 4 > 0), **others) for i in range(11)]
     want = sample(x, rows).ids
-    monkeypatch.setattr(draw, "BLOCK", 3 * V)
+    monkeypatch.setattr(draws, "BLOCK", 3 * V)
     again = [row(i, temperature=float(i % 4 > 0), **others) for i in range(11)]
     assert torch.equal(sample(x, again).ids, want)
 

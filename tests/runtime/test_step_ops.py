@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.graphs import step_ops, step_triton
+from dovetail.sdk import step as plain
+from dovetail_backends.kernels.triton import step as kernels
 
 CPU = torch.device("cpu")
 
@@ -30,11 +31,12 @@ def test_a_steps_inputs_are_gathered(num: int, page_size: int) -> None:
     rows = torch.randperm(num + 3, generator=torch.Generator().manual_seed(1))[:num]
     rows = torch.cat((rows, torch.full((2,), state.padding_row)))
     state.page_table[rows[0]] = 0
-    want, found = step_ops.begin_reference(rows, state, page_size), step_triton.begin(rows, state, page_size)
-    for name in ("ids", "positions", "slots", "lens"):
-        assert torch.equal(getattr(found, name), getattr(want, name)), name
-    assert found.slots[-2:].tolist() == [-1, -1]
-    assert found.slots[0] == -1
+    operands = rows, state.next_ids, state.seq_lens, state.page_table, page_size, state.padding_row
+    want, found = plain.begin_step(*operands), kernels.begin_step(*operands)
+    for name, mine, theirs in zip(("ids", "positions", "slots", "lens"), found, want, strict=True):
+        assert torch.equal(mine, theirs), name
+    assert found[2][-2:].tolist() == [-1, -1]
+    assert found[2][0] == -1
 
 
 @pytest.mark.sampled
@@ -51,8 +53,10 @@ def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) ->
     states = [loaded(6, 4, 16) for _ in range(2)]
     rows = torch.tensor([4, 0, 2, 5, 1, states[0].padding_row])
     lens = torch.arange(10, 16)
-    want = step_ops.finish_reference(logits, rows, lens, states[0])
-    found = step_triton.finish(logits, rows, lens, states[1])
+    want, found = (
+        finish(logits, rows, lens, state.next_ids, state.seq_lens, state.padding_row)
+        for finish, state in zip((plain.finish_step, kernels.finish_step), states, strict=True)
+    )
     assert torch.equal(found[1], want[1])
     assert found[1].tolist() == [False, False, True, True, True, False]
     good = ~want[1]
@@ -76,7 +80,7 @@ def test_a_token_that_is_not_finite_breaks_its_request(hidden_size: int, dtype: 
         hidden[0, 0] = torch.finfo(dtype).max
         hidden[token, hidden_size - 1] = value
         hidden[13] = math.nan
-        for check in (step_ops.check_tokens, step_triton.check_tokens):
+        for check in (plain.check_finite, kernels.check_finite):
             non_finite = torch.zeros(5, dtype=torch.bool)
             non_finite[2] = True  # by its logits
             check(hidden, starts, non_finite)
@@ -86,7 +90,7 @@ def test_a_token_that_is_not_finite_breaks_its_request(hidden_size: int, dtype: 
 def test_finite_tokens_break_nobody() -> None:
     """One request of one token, and the largest numbers that there are."""
     hidden = torch.full((1, 70), torch.finfo(torch.bfloat16).max, dtype=torch.bfloat16)
-    for check in (step_ops.check_tokens, step_triton.check_tokens):
+    for check in (plain.check_finite, kernels.check_finite):
         non_finite = torch.zeros(1, dtype=torch.bool)
         check(hidden, torch.tensor([0, 1], dtype=torch.int32), non_finite)
         assert not non_finite.any()

@@ -25,18 +25,18 @@ from dovetail.messages.step import DecodeGraph, StepInput
 from dovetail.plugins import load
 from dovetail.runtime import warm_up
 from dovetail.runtime.device_memory import DeviceMemory
-from dovetail.runtime.graphs import step_triton
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import DecodeGraphs
 from dovetail.runtime.kernels.repeats import Repeats
-from dovetail.runtime.sampling import draw, draw_triton
 from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.start import load as load_phase
 from dovetail.runtime.start.capture import limits_of
 from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
 from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.ops import fused, skinny
 from dovetail.text.tokenizer.ends import end_ids
+from dovetail_backends.kernels.triton import draw, step
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.extend import extend
 from dovetail_testing.engine import make_core, make_plans
@@ -320,11 +320,10 @@ def test_any_other_failure_is_passed_on(
     assert core.executor.runner.state.seq_lens[-1] == 0
 
 
-def test_masks_are_warmed_up_like_a_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_are_warmed_up_like_a_grammars() -> None:
     """One call as for one constrained row; the buffer is as before."""
     calls: list[tuple[torch.Tensor, ...]] = []
-    monkeypatch.setattr("dovetail.runtime.sampling.masks.apply_mask", lambda *tensors: calls.append(tensors))
-    masks = MaskBuffer(7, torch.device("cpu"))
+    masks = MaskBuffer(7, torch.device("cpu"), kernel=lambda *tensors: calls.append(tensors))
     masks.warm_up(199)
     [(logits, words, rows)] = calls
     assert (logits.shape, logits.dtype) == ((1, 199), torch.float32)
@@ -399,10 +398,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         noted.run(kernel, *args, **kwargs)
 
-    def drawn(
-        logits: torch.Tensor, p: draw.DrawParams, greedy: torch.Tensor | None = None, *, filtered: bool = True
-    ) -> torch.Tensor:
-        return draw_triton.draw(logits, p, greedy).zero_()
+    def drawn(*operands: torch.Tensor) -> torch.Tensor:
+        return draw.draw_rows(*operands, apart=False).zero_()
 
     caps = replace(TritonBackend.caps, devices=frozenset({"cpu"}))
     monkeypatch.setattr(TritonBackend, "caps", caps)
@@ -412,8 +409,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr(ops, "_implementation", lambda x: fused)
     monkeypatch.setattr("dovetail.sdk.layers.linear.can_prepack", lambda weight: False)
     monkeypatch.setattr("dovetail.sdk.layers.embedding.can_prepack", lambda weight: False)
-    monkeypatch.setattr(draw, "draw", drawn)
-    monkeypatch.setattr("dovetail.runtime.stepper.check_tokens", step_triton.check_tokens)
+    plain = load_phase.bind_step
+    monkeypatch.setattr(
+        load_phase, "bind_step", lambda *a, **k: plain(*a, **k)._replace(draw=drawn, check_finite=step.check_finite)
+    )
     every = dict.fromkeys(skinny.ROWS, (16, 64, 4, 3, 1))
     monkeypatch.setattr(fused, "_tile", lambda x, w, tiles: skinny.tile_for(x.shape[0], w, {tuple(w.shape): every}))
     return noted

@@ -19,7 +19,8 @@ class Acme(KernelSet):
 ```
 
 The class is named in the entry-point group `dovetail.kernels.v1`; `--kernels acme,triton` asks `acme` first. Importing
-this module does not import torch. Letters: T rows of a step (tokens), H and F widths, N heads, D head dim, R rank.
+this module does not import torch. Letters: T rows of a step (tokens), H and F widths, N heads, D head dim, R rank,
+V vocabulary size, S device rows.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ class Operation(NamedTuple):
         meaning: `module:attr` of the function of plain torch that says what it computes, on any device.
         options: What else is known then; the meaning takes them as keywords, a kernel has them in its `Ask`.
         may_overwrite: Operands that a claim may say it overwrites.
+        changes: Operands that it changes: that is what it is for.
         composed_of: Operations of which it can be put together, if a set serves one of those and none serves this.
         composition: `module:attr` of the function that does: it takes their kernels and returns a kernel.
         is_row_by_row: Where rows must not depend on each other, the meaning is applied to each row by itself on a CPU:
-            torch computes the ends of its loops by other instructions.
+            torch computes the ends of its loops by other instructions. All its operands are by row.
     """
 
     name: str
@@ -63,12 +65,16 @@ class Operation(NamedTuple):
     meaning: str
     options: tuple[str, ...] = ()
     may_overwrite: frozenset[str] = frozenset()
+    changes: frozenset[str] = frozenset()
     composed_of: tuple[str, ...] = ()
     composition: str = ""
     is_row_by_row: bool = False
 
 
 _PLAIN = "dovetail.sdk.layers.ops.reference"
+_STEP = "dovetail.sdk.step"
+_DRAWS = "dovetail.sdk.draws"
+_ROWS = "floats [F, S], numbers [N, S]"
 
 OPS: Mapping[str, Operation] = {
     row.name: row
@@ -112,6 +118,66 @@ OPS: Mapping[str, Operation] = {
             f"{_PLAIN}:act_and_mul",
             options=("act",),
             is_row_by_row=True,
+        ),
+        Operation(
+            "mask_logits",
+            "logits [T, V] float32, mask [K, W] int32, rows [K] -> None",
+            ("V",),
+            f"{_STEP}:mask_logits",
+            changes=frozenset({"logits"}),
+        ),
+        Operation(
+            "draw",
+            "logits [T, V], greedy [T], temperature [T], top_p [T], min_p [T], top_k [T], seeds [T], positions [T] -> "
+            "tokens [T]",
+            ("V",),
+            f"{_DRAWS}:draw",
+            is_row_by_row=True,
+        ),
+        Operation(
+            "draw_plainly",
+            f"logits [T, V], greedy [T], rows [T], next_ids [S], seq_lens [S], {_ROWS} -> tokens [T]",
+            ("V",),
+            f"{_DRAWS}:draw_plainly",
+            changes=frozenset({"next_ids"}),
+        ),
+        Operation(
+            "draw_adjusted",
+            "logits [T, V], rows [T], lines [T], masks [K, W], next_ids [S], seq_lens [S], "
+            f"{_ROWS}, stops [S, A], bias_ids [S, B], bias [S, B], said [N, V], read [N, V], spare -> "
+            "tokens [T], told [T, P]",
+            ("V",),
+            f"{_DRAWS}:draw_adjusted",
+            changes=frozenset({"next_ids", "said"}),
+        ),
+        Operation(
+            "begin_step",
+            "rows [T], next_ids [S], seq_lens [S], page_table [S, P], page_size, spare -> "
+            "tokens [T], positions [T], slots [T], lens [T]",
+            (),
+            f"{_STEP}:begin_step",
+        ),
+        Operation(
+            "finish_step",
+            "logits [T, V], rows [T], lens [T], next_ids [S], seq_lens [S], spare -> tokens [T], non_finite [T]",
+            ("V",),
+            f"{_STEP}:finish_step",
+            changes=frozenset({"next_ids", "seq_lens"}),
+        ),
+        Operation(
+            "check_finite",
+            "hidden [T, H], starts [B], non_finite [B] -> None",
+            ("H",),
+            f"{_STEP}:check_finite",
+            changes=frozenset({"non_finite"}),
+        ),
+        Operation(
+            "write_changes",
+            f"sent [E], tables [G, S, P], next_ids [S], seq_lens [S], {_ROWS}, num_entries, num_cleared, num_admits -> "
+            "None",
+            (),
+            f"{_STEP}:write_changes",
+            changes=frozenset({"tables", "next_ids", "seq_lens", "floats", "numbers"}),
         ),
     )
 }
@@ -176,6 +242,8 @@ class KernelSet(Configurable, ABC):
 
     devices: ClassVar[frozenset[str]] = frozenset()
     """Kinds of devices that it has kernels for; on others it is not asked."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """Those of kernels that Triton compiles: a worker that compiles ahead imports them early, as that takes seconds."""
 
     @abstractmethod
     def serves(self, ask: Ask) -> Claim | str:

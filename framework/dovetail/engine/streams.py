@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.errors import ConfigError, EngineDeadError, EngineError
+from dovetail.contracts.seeds import derive_seed
 from dovetail.engine.client import CacheWatch
 from dovetail.engine.entry import Entry
 from dovetail.messages import (
@@ -35,7 +36,6 @@ from dovetail.messages import (
     ToEngine,
     TokenDelta,
 )
-from dovetail.messages.seeds import derive_seed
 
 ABORTED = Finish("abort", None, "aborted")
 CLOSED = "the engine was closed"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.seeds import derive_seed
 from dovetail.messages import SamplingParams
-from dovetail.messages.seeds import derive_seed
 from dovetail.processing.bounds import MAX_STOP_CHARS, MAX_STOPS
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.refusals import output_too_long, prompt_too_long, wrong

@@ -20,12 +20,11 @@ from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.device.row_params import MAX_TOP, RowFacts
+from dovetail.runtime.device.row_params import RowFacts
 from dovetail.runtime.device.upload import to_device, upload
 from dovetail.runtime.graphs.batch import prepare, tokens_of
 from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
-from dovetail.runtime.graphs.step_ops import check_tokens
 from dovetail.runtime.pooling import Pooler
 from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import give_way
@@ -34,7 +33,9 @@ from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
 from dovetail.runtime.step import InFlightStep, StepPart
+from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 from dovetail.runtime.verify import Drafts
+from dovetail.sdk.rows import MAX_TOP
 
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
@@ -62,13 +63,14 @@ class Stepper:
         graphs: StepGraphs | None,
         processors: Processors,
         progress: LayerProgress,
+        step: StepKernels = PLAIN_STEP,
     ) -> None:
         """Nothing is computed yet."""
         self.progress = progress
         self._model, self._attention, self._state, self._pool = model, attention, state, pool
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
         self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler(model)
-        self._processors = processors
+        self._processors, self._kernels = processors, step
         self._to_zero: dict[int, list[int]] = {}
 
     @torch.inference_mode()
@@ -166,7 +168,7 @@ class Stepper:
     def _check(self, starts: Tensor, hidden: Tensor) -> Tensor:
         """Find the rows with a token whose hidden state is not finite: `[B]` bool."""
         non_finite = torch.zeros(starts.shape[0] - 1, dtype=torch.bool, device=hidden.device)
-        check_tokens(hidden, starts, non_finite)
+        self._kernels.check_finite(hidden, starts, non_finite)
         return non_finite
 
     def _part(self, step: StepInput, first: int, stop: int, rows: Tensor) -> tuple[StepPart, RowFacts]:
@@ -200,7 +202,9 @@ class Stepper:
                 positions=positions,
                 is_banning=part.is_banning,
             )
-            sampled = sample(part.logits, batch, masked, self._counts, self._scratch, self._processors)
+            sampled = sample(
+                part.logits, batch, masked, self._counts, self._scratch, self._processors, self._kernels.draw
+            )
             if part.positions is None:
                 self._state.set_next(part.rows, sampled.ids)
             else:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from dovetail.contracts.kernels import Ask
 from dovetail.contracts.layers import Act
+from dovetail_testing.conformance.kernels_steps import STEP_OPERANDS, Draws
 
 Operands = list[Any]
 Draw = Callable[..., Tensor]
 
-DIMS: Mapping[str, Sequence[int]] = {"H": (63, 100, 2000), "F": (1, 63, 100), "D": (16, 80), "R": (20,)}
+DIMS: Mapping[str, Sequence[int]] = {"H": (63, 100, 2000), "F": (1, 63, 100), "D": (16, 80), "R": (20,), "V": (63, 300)}
 """Widths by letter."""
 ACTS: Sequence[Act] = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu_and_mul")
 OPTIONS: Mapping[str, Sequence[Any]] = {"act": ACTS}
@@ -44,6 +45,8 @@ def sample(ask: Ask, rows: int, device: torch.device, seed: int, *, is_strided: 
         wide = draw(rows, shape[0] + 3, *shape[1:])
         return wide[:, : shape[0]]
 
+    if ask.op in STEP_OPERANDS:
+        return STEP_OPERANDS[ask.op](Draws(dict(ask.dims), rows, device, generator, by_row))
     return _OPERANDS[ask.op](dict(ask.dims), by_row, draw, rows, device)
 
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.observers import RequestEnd, RequestStart
+from dovetail.contracts.seeds import derive_seed
 from dovetail.engine.client import TokenStream
 from dovetail.messages import TokenDelta
-from dovetail.messages.seeds import derive_seed
 from dovetail_server import errors
 from dovetail_server.http.auth import NOBODY
 from dovetail_server.http.journal import JOURNAL, Journal

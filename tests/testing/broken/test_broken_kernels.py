@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.kernels import Ask, Claim, KernelSet
+from dovetail.sdk import step
 from dovetail_testing import KernelSetConformance, check_class, conformance_class
 
 ATTRS: dict[str, Any] = {"dtypes": ["float32"], "device": "cpu"}
@@ -30,9 +31,10 @@ class Right(KernelSet):
     claims: Any = {"capturable": False, "row_independent": False}
     rms_norm: Any = staticmethod(normed)
     add_rms_norm: Any = staticmethod(added)
+    ops = frozenset({"rms_norm", "add_rms_norm"})
 
     def serves(self, ask: Ask) -> Claim | str:
-        if ask.op not in ("rms_norm", "add_rms_norm"):
+        if ask.op not in self.ops:
             return f"no {ask.op}"
         return Claim(ask.rows, **self.claims)
 
@@ -86,6 +88,26 @@ def on_the_host(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed(x, weight, eps) if float(x.abs().sum()) >= 0 else x
 
 
+class Forgets(Right):
+    """Does not write how long rows are now."""
+
+    ops = frozenset({"finish_step"})
+
+    def finish_step(
+        self, logits: Tensor, rows: Tensor, lens: Tensor, next_ids: Tensor, seq_lens: Tensor, spare: int
+    ) -> tuple[Tensor, Tensor]:
+        return step.finish_step(logits, rows, lens, next_ids, seq_lens.clone(), spare)
+
+
+class Greedy(Right):
+    """Draws the best token at any temperature."""
+
+    ops = frozenset({"draw"})
+
+    def draw(self, logits: Tensor, greedy: Tensor, *params: Tensor) -> Tensor:
+        return greedy.clone()
+
+
 class Beyond(Right):
     def serves(self, ask: Ask) -> Claim | str:
         return Claim((0, ask.rows[1] + 1)) if ask.op == "rms_norm" else "no"
@@ -127,6 +149,8 @@ FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
         "test_rows_are_independent_where_claimed",
         "is not what it is alone",
     ),
+    "changes too little": (Forgets, MEANING, "finish_step V=63 of 1 rows in float32: "),
+    "another token": (Greedy, MEANING, "draw V=63 of "),
     "borrows": (Borrows, "test_results_are_not_borrowed", "return a new tensor"),
     "keeps": (Keeps, "test_keeps_nothing", "bytes behind"),
     "reads": (

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from dovetail.cache.pool import StateCache
+from dovetail.contracts.kernels import Kernel
 from dovetail.messages.step import Ints, StepInput
-from dovetail.runtime.device.row_changes import pack, write_changes
+from dovetail.runtime.device.row_changes import pack
 from dovetail.runtime.device.row_params import RowParams
 from dovetail.runtime.device.upload import to_device
 from dovetail.runtime.memory.plan import NUM_SPARE
+from dovetail.runtime.step_kernels import PLAIN_STEP
 
 Longs = npt.NDArray[np.int64]
 Places = npt.NDArray[np.integer]
@@ -48,8 +50,9 @@ class DeviceState:
         device: torch.device,
         num_groups: int = 1,
         states: StateCache | None = None,
+        write_changes: Kernel = PLAIN_STEP.write_changes,
     ) -> None:
-        self.device = device
+        self.device, self._write_changes = device, write_changes
         self.padding_row = num_rows
         total = num_rows + NUM_SPARE
         self._tables = torch.zeros(num_groups, total, max_pages, dtype=torch.int32, device=device)
@@ -107,7 +110,10 @@ class DeviceState:
             places = np.concatenate(self._entries) if self._entries else NO_LONGS
             changes = pack(places, self.pages.reshape(-1)[places], self._cleared, admits)
             sent = to_device(torch.from_numpy(changes.packed), self.device)
-            write_changes(sent, changes, self._tables, self.next_ids, self.seq_lens, self.params)
+            self._write_changes(
+                sent, self._tables, self.next_ids, self.seq_lens, self.params.floats, self.params.numbers,
+                changes.num_entries, changes.num_cleared, changes.num_admits,
+            )  # fmt: skip
             self._entries, self._cleared = [], []
             self.params.sent()
         for groups, copies, rows in loads:

@@ -1,4 +1,4 @@
-"""What a step changes of the device rows, as one array: packed on the host, sent at once, written by one kernel.
+"""What a step changes of the device rows, as one array: packed on the host, to be sent and written at once.
 
 E page table entries, C rows that are cleared, A requests that take rows.
 """
@@ -6,19 +6,34 @@ E page table entries, C rows that are cleared, A requests that take rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from dovetail.messages.seeds import signed64
+from dovetail.contracts.seeds import signed64
 from dovetail.messages.step import Admit, Ints
-from dovetail.runtime.device.row_fields import FLOATS, MAX_BIAS, NOTHING, NUMBERS, Changes, Longs
+from dovetail.sdk.rows import FLOATS, MAX_BIAS, NOTHING
 
-if TYPE_CHECKING:
-    from dovetail.runtime.device.row_params import RowParams
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Some changes.
+
+    Attributes:
+        packed: `[2 E + C + A (1 + F + N)]` places in the page tables and their pages; rows that are cleared; rows that
+            are taken, and by name the bits of their float32 `FLOATS` and their `NUMBERS`.
+        num_entries: E.
+        num_cleared: C.
+        num_admits: A.
+    """
+
+    packed: Longs
+    num_entries: int
+    num_cleared: int
+    num_admits: int
 
 
 def pack(places: Longs, pages: Ints, cleared: Sequence[Ints], admits: Sequence[Admit]) -> Changes:
@@ -41,45 +56,3 @@ def pack(places: Longs, pages: Ints, cleared: Sequence[Ints], admits: Sequence[A
         rows = np.array([[admit.row for admit in admits]])
         parts += [rows.ravel(), floats.astype(np.float32).view(np.int32).ravel(), np.array(numbers).ravel()]
     return Changes(np.concatenate(parts, dtype=np.int64), len(places), sum(map(len, cleared)), len(admits))
-
-
-def write_changes(
-    sent: Tensor, changes: Changes, tables: Tensor, next_ids: Tensor, seq_lens: Tensor, params: RowParams
-) -> None:
-    """Write changes to the device.
-
-    Args:
-        sent: `changes.packed` on the device.
-        changes: Their numbers.
-        tables: `[G, S, max_pages]` int32, changed.
-        next_ids: `[S]` int64, 0 afterwards for rows that are cleared.
-        seq_lens: `[S]` int64, likewise.
-        params: Changed for rows that are taken.
-    """
-    if sent.is_cuda:
-        from dovetail.runtime.device import row_changes_triton  # imports Triton, which only CUDA tensors need
-
-        row_changes_triton.write_changes(sent, changes, tables, next_ids, seq_lens, params)
-    else:
-        write_changes_reference(sent, changes, tables, next_ids, seq_lens, params)
-
-
-def write_changes_reference(
-    sent: Tensor, changes: Changes, tables: Tensor, next_ids: Tensor, seq_lens: Tensor, params: RowParams
-) -> None:
-    """As `write_changes`, in torch."""
-    entries, cleared, admits = torch.split(sent, [2 * changes.num_entries, changes.num_cleared, _admit_len(changes)])
-    if changes.num_entries:
-        places, pages = entries.view(2, -1)
-        tables.view(-1).index_copy_(0, places, pages.to(torch.int32))
-    if changes.num_cleared:
-        next_ids.index_fill_(0, cleared, 0)
-        seq_lens.index_fill_(0, cleared, 0)
-    if changes.num_admits:
-        rows, floats, numbers = torch.split(admits.view(-1, changes.num_admits), [1, len(FLOATS), len(NUMBERS)])
-        params.floats.index_copy_(1, rows[0], floats.to(torch.int32).view(torch.float32))
-        params.numbers.index_copy_(1, rows[0], numbers)
-
-
-def _admit_len(changes: Changes) -> int:
-    return changes.num_admits * (1 + len(FLOATS) + len(NUMBERS))

@@ -14,15 +14,12 @@ from torch import Tensor
 
 from dovetail.messages.sampling import SamplingParams
 from dovetail.messages.step import Admit, Ints, no_ints
-from dovetail.runtime.device.draw_params import DrawParams
 from dovetail.runtime.device.penalties import History
-from dovetail.runtime.device.row_fields import FLOATS, MAX_BIAS, MAX_STOPS, NOTHING, NUMBERS
 from dovetail.runtime.device.upload import to_device, upload
+from dovetail.sdk.rows import FLOATS, MAX_BIAS, MAX_STOPS, MAX_TOP, NOTHING, NUMBERS, DrawParams, RowTable
 
 NO_STOP = -1
 """Pads the stop ids of a row."""
-MAX_TOP = 20
-"""Log probabilities of rivals that a graph finds for each row."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,16 +86,16 @@ class RowParams:
     Attributes:
         rows: `[S]` on the host.
         version: Changes whenever a row gets another request.
-        floats: `[F, S]` float32 on the device, by `row_changes.FLOATS`.
-        numbers: `[N, S]` int64 on the device, by `row_changes.NUMBERS`.
+        floats: `[F, S]` float32 on the device, by `rows.FLOATS`.
+        numbers: `[N, S]` int64 on the device, by `rows.NUMBERS`.
         num_prompt: `[S]` of these, tokens of the request's prompt.
         min_tokens: `[S]` of these, generated tokens before which no stop id may come.
         slots: `[S]` of these, where the row's tokens are counted, or `NOTHING`.
         num_top: `[S]` of these, rivals whose log probabilities are asked for, or `NOTHING`.
         stop_ids: `[S, W]` int64, padded with `NO_STOP`.
         stops: `[S, MAX_STOPS]`, the first of these; it stays where it is, as graphs read it.
-        apart: See `DrawParams`. Then what is more than temperature and filters is sampled outside of graphs: there and
-            here, it is computed by other instructions.
+        apart: A row's draw must not depend on how many rows there are. Then what is more than temperature and filters
+            is sampled outside of graphs: there and here, it is computed by other instructions.
         bias_ids, bias: `[S, MAX_BIAS]` int32 and float32, what is added to which logits; `num_bias` of them count.
     """
 
@@ -179,9 +176,12 @@ class RowParams:
 
     def draw_params(self, rows: Tensor, positions: Tensor) -> DrawParams:
         """Gather what draws for rows `[R]` take, whose next tokens have these `[R]` places."""
-        temperature, top_p, min_p = self.floats[:3].index_select(1, rows)
-        top_k, seeds = self.numbers[:2].index_select(1, rows)
-        return DrawParams(temperature, top_p, min_p, top_k, seeds, positions, self.apart)
+        return DrawParams.of_rows(rows, positions, self.floats, self.numbers)
+
+    @property
+    def table(self) -> RowTable:
+        """What the device knows of all rows; it stays where it is."""
+        return RowTable(self.floats, self.numbers, self.stops, self.bias_ids, self.bias)
 
 
 def _facts(rows: list[SampleRow], *, apart: bool = False) -> RowFacts:

@@ -23,9 +23,8 @@ from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import Borrowed, GraphPool, PooledGraph, StepOutputs
-from dovetail.runtime.device.row_fields import NOTHING
 from dovetail.runtime.device.upload import pinned
-from dovetail.runtime.graphs.step_ops import begin, finish
+from dovetail.runtime.graphs.step_inputs import StepInputs
 from dovetail.runtime.sampling.draw_graphs import (
     AdjustedDraw,
     AdjustedOutputs,
@@ -34,6 +33,8 @@ from dovetail.runtime.sampling.draw_graphs import (
     draw_adjusted,
     draw_plainly,
 )
+from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
+from dovetail.sdk.rows import NOTHING
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,10 @@ class DecodeGraphs:
         max_requests: int,
         pool: GraphPool,
         tables: SampleTables,
+        step: StepKernels = PLAIN_STEP,
     ) -> None:
         """Nothing is captured yet."""
-        self._tables = tables
+        self._tables, self._kernels = tables, step
         self._model, self._attention, self._state, self._page_size = model, attention, state, page_size
         self._buckets = [b for b in BUCKETS if b <= max_requests] or [1]
         sharing = [b for b in SHARING_BUCKETS if b <= self._buckets[-1]] if attention.prefix_group > 1 else []
@@ -132,9 +134,9 @@ class DecodeGraphs:
         for key in self.keys:
             rows, starts, last = self._inputs(key.rows)
             left = self._step(rows, starts, last, key.shares)
-            draw_plainly(left.logits, left.ids, rows, self._state)
+            draw_plainly(left.logits, left.ids, rows, self._state, self._kernels)
             lines = torch.full_like(starts[:-1], NOTHING)
-            draw_adjusted(left.logits, rows, lines, self._state, self._tables)
+            draw_adjusted(left.logits, rows, lines, self._state, self._tables, self._kernels)
 
     def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
@@ -199,12 +201,12 @@ class DecodeGraphs:
         return captured.adjusted.graph.replay(None if kept is not None else done.borrowed).read()
 
     def _capture_draws(self, done: Captured) -> None:
-        state, num = self._state, done.rows.shape[0]
+        state, kernels, num = self._state, self._kernels, done.rows.shape[0]
         logits, ids, _ = done.step.outputs
-        done.draw = self._pool.capture(lambda: draw_plainly(logits, ids, done.rows, state))
+        done.draw = self._pool.capture(lambda: draw_plainly(logits, ids, done.rows, state, kernels))
         current = np.full(num, NOTHING, dtype=np.int32)
         lines = torch.full((num,), NOTHING, dtype=torch.int32, device=state.device)
-        graph = self._pool.capture(lambda: draw_adjusted(logits, done.rows, lines, state, self._tables))
+        graph = self._pool.capture(lambda: draw_adjusted(logits, done.rows, lines, state, self._tables, kernels))
         done.adjusted = AdjustedDraw(graph, lines, current)
 
     def _capture(self, key: DecodeGraph) -> Captured:
@@ -224,13 +226,17 @@ class DecodeGraphs:
 
     def _step(self, rows: Tensor, starts: Tensor, last: Tensor, shares: bool) -> StepOutputs:
         """One decode step on device state alone."""
-        inputs = begin(rows, self._state, self._page_size)
+        state, kernels = self._state, self._kernels
+        given = kernels.begin_step(
+            rows, state.next_ids, state.seq_lens, state.page_table, self._page_size, state.padding_row
+        )
+        inputs = StepInputs(*given)
         batch = ForwardBatch(
             num_decode=rows.shape[0],
             positions=inputs.positions,
             kv_slots=inputs.slots,
             rows=rows,
-            page_table=self._state.page_table,
+            page_table=state.page_table,
             seq_lens=inputs.lens,
             q_starts=starts,
             seq_lens_cpu=[],
@@ -238,12 +244,14 @@ class DecodeGraphs:
             attention=self._attention,
             last_tokens=last,
             shares_prefixes=shares,
-            states=self._state.states,
+            states=state.states,
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)
         logits = self._model.lm_head(self._model.forward(inputs.ids, batch))
-        ids, non_finite = finish(logits, rows, inputs.lens, self._state)
+        ids, non_finite = kernels.finish_step(
+            logits, rows, inputs.lens, state.next_ids, state.seq_lens, state.padding_row
+        )
         return StepOutputs(logits, ids, non_finite)
 
 

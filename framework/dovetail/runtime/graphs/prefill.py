@@ -24,8 +24,8 @@ from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.graphs.batch import NO_TOKENS, Tokens
-from dovetail.runtime.graphs.step_ops import check_tokens, finish
 from dovetail.runtime.memory.prefill_sizes import FIRST
+from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +76,11 @@ class PrefillGraphs:
         state: DeviceState,
         sizes: Sequence[PrefillGraph],
         pool: GraphPool,
+        step: StepKernels = PLAIN_STEP,
     ) -> None:
         """Nothing is captured yet. The sizes are as `prefill_sizes.sizes` gives them."""
         self._model, self._attention, self._state = model, attention, state
-        self._pool = pool
+        self._pool, self._kernels = pool, step
         self.keys = list(sizes)
         self._captured: dict[PrefillGraph, CapturedPrefill] = {}
         self._logits: Tensor | None = None
@@ -167,8 +168,11 @@ class PrefillGraphs:
         self._attention.plan_in_graph(batch)
         hidden = self._model.forward(ids, batch)
         logits = self._keep(self._model.lm_head(hidden.index_select(0, last)))
-        chosen, non_finite = finish(logits, rows, lens, self._state)
-        check_tokens(hidden, starts, non_finite)
+        state = self._state
+        chosen, non_finite = self._kernels.finish_step(
+            logits, rows, lens, state.next_ids, state.seq_lens, state.padding_row
+        )
+        self._kernels.check_finite(hidden, starts, non_finite)
         return StepOutputs(logits, chosen, non_finite)
 
     def _keep(self, logits: Tensor) -> Tensor:

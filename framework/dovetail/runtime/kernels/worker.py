@@ -8,6 +8,7 @@ it. No CUDA context is made: compiling needs none, and it would take memory of t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -15,6 +16,7 @@ import selectors
 import signal
 import sys
 import time
+from importlib.metadata import entry_points
 from typing import Any
 
 from dovetail import log
@@ -24,13 +26,12 @@ REPLIES = 3
 """File descriptor of the replies: what a kernel's module may print goes to standard error."""
 
 
-CORE = (
-    "dovetail.sdk.layers.ops",
-    "dovetail.runtime.graphs.step_triton",
-    "dovetail.runtime.sampling.adjust_triton",
-    "dovetail.runtime.sampling.draw_triton",
-)
-"""Modules with kernels of every engine; importing them takes seconds, as they import torch."""
+def import_early() -> None:
+    """Import the kernels of all sets that are installed, which takes seconds: they import torch."""
+    for point in entry_points(group="dovetail.kernels.v1"):
+        with contextlib.suppress(Exception):  # a stranger's: who uses it says what is wrong with it
+            for module in point.load().modules:
+                importlib.import_module(module)
 
 
 class Worker:
@@ -160,8 +161,7 @@ def main() -> None:
     os.dup2(2, 1)
     num_jobs = max(1, len(os.sched_getaffinity(0)) - 1)
     os.nice(5)  # whoever loads weights meanwhile goes first
-    for module in CORE:
-        importlib.import_module(module)
+    import_early()
     from dovetail.runtime.kernels.stable_keys import make_keys_stable
 
     make_keys_stable()

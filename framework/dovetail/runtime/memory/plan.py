@@ -10,7 +10,7 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
 - *States*: of a recurrent layer, those of the R rows that decode, six times (`layers/recurrent.py`): gathered, four
   while the layer makes their successors (measured), and what the next layer gathers while they are written.
 - *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
-  (`runtime/sampling/sampler.py`, `runtime/sampling/draw.py`: the logits, their adjusted copy, scores, the race, its
+  (`runtime/sampling/sampler.py`, `sdk/draws.py`: the logits, their adjusted copy, scores, the race, its
   noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
 - *CUDA graphs*: what the largest captured step needs, states too, once more, for graphs share a pool of their own; the
   logits that each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph,

@@ -18,10 +18,10 @@ from torch import Tensor
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import PooledGraph
 from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.device.row_fields import NOTHING
 from dovetail.runtime.device.upload import pinned
-from dovetail.runtime.sampling import draw
 from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.step_kernels import StepKernels
+from dovetail.sdk.rows import NOTHING
 
 Lines = npt.NDArray[np.int32]
 
@@ -35,7 +35,7 @@ class SampleTables:
 
 
 class AdjustedOutputs(NamedTuple):
-    """`ids` `[B]` int64, and `told` `[B, PACKED]` int32; see `adjust_triton.tell`."""
+    """`ids` `[B]` int64, and `told` `[B, PACKED]` int32; see `dovetail.sdk.draws.draw_adjusted`."""
 
     ids: Tensor
     told: Tensor
@@ -69,25 +69,20 @@ def give_way(lines: Lines) -> Lines:
     return NOTHING - 1 - lines
 
 
-def draw_plainly(logits: Tensor, greedy: Tensor, rows: Tensor, state: DeviceState) -> Tensor:
+def draw_plainly(logits: Tensor, greedy: Tensor, rows: Tensor, state: DeviceState, step: StepKernels) -> Tensor:
     """Draw for every row `[B]` of a bucket; rows with temperature 0 get their best token `greedy` `[B]` again."""
-    from dovetail.runtime.sampling import adjust_triton  # imports Triton, which only captured steps need
-
-    p, _ = adjust_triton.gather(rows, state.seq_lens, state.params, None, logits.shape[1])
-    ids = draw.draw(logits, p, greedy)
-    state.set_next(rows, ids)
+    params = state.params
+    ids: Tensor = step.draw_plainly(logits, greedy, rows, state.next_ids, state.seq_lens, params.floats, params.numbers)
     return ids
 
 
 def draw_adjusted(
-    logits: Tensor, rows: Tensor, lines: Tensor, state: DeviceState, tables: SampleTables
+    logits: Tensor, rows: Tensor, lines: Tensor, state: DeviceState, tables: SampleTables, step: StepKernels
 ) -> AdjustedOutputs:
     """Draw for every row of a bucket as `sampler.sample` does."""
-    from dovetail.runtime.sampling import adjust_triton  # as above
-
-    params, counts = state.params, tables.counts
-    adjusted, best = adjust_triton.adjust(logits, rows, lines, tables.masks.sent, state.seq_lens, params, counts)
-    p, greedy = adjust_triton.gather(rows, state.seq_lens, params, best, logits.shape[1])
-    ids = draw.draw(adjusted, p, greedy)
-    told = adjust_triton.tell(logits, rows, ids, state.next_ids, params, counts, state.padding_row)
-    return AdjustedOutputs(ids, told)
+    counts = tables.counts
+    found = step.draw_adjusted(
+        logits, rows, lines, tables.masks.sent, state.next_ids, state.seq_lens, *state.params.table,
+        counts.said, counts.read, state.padding_row,
+    )  # fmt: skip
+    return AdjustedOutputs(*found)

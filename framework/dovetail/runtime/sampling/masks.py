@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dovetail.contracts.kernels import Kernel
 from dovetail.runtime.device.upload import to_device
-from dovetail.runtime.sampling.mask_ops import apply_mask
+from dovetail.runtime.step_kernels import PLAIN_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,16 @@ class TokenMask:
     Attributes:
         words: `[K, W]` int32 on the device of the logits.
         rows: `[K]` int64, ascending.
+        kernel: Of the operation `mask_logits`.
     """
 
     words: Tensor
     rows: Tensor
+    kernel: Kernel = PLAIN_STEP.mask_logits
 
     def apply(self, logits: Tensor) -> None:
         """Mask `logits` `[R, V]` float32 in place."""
-        apply_mask(logits, self.words, self.rows)
+        self.kernel(logits, self.words, self.rows)
 
 
 MAX_KEPT_BYTES = 16 << 20
@@ -50,8 +53,16 @@ class MaskBuffer:
         num_kept: Slots of masks that stay.
     """
 
-    def __init__(self, num_words: int, device: torch.device, max_rows: int = 0, num_kept: int = 0) -> None:
-        """`max_rows`: of a captured step."""
+    def __init__(
+        self,
+        num_words: int,
+        device: torch.device,
+        max_rows: int = 0,
+        num_kept: int = 0,
+        kernel: Kernel = PLAIN_STEP.mask_logits,
+    ) -> None:
+        """`max_rows`: of a captured step; `kernel` applies masks."""
+        self._kernel = kernel
         self.num_kept, self._max_rows = num_kept, max_rows
         self._device = device
         self._num_words = num_words
@@ -93,7 +104,7 @@ class MaskBuffer:
             words = words.to(self._device, non_blocking=True)
         if lent.size < rows.size:
             words = self._among_kept(words, lines[rows])
-        return TokenMask(words, to_device(torch.from_numpy(rows), self._device))
+        return TokenMask(words, to_device(torch.from_numpy(rows), self._device), self._kernel)
 
     def _among_kept(self, lent: Tensor, lines: npt.NDArray[np.int32]) -> Tensor:
         """Return the masks `[K, W]` of rows of which some are lent, in their order, and others kept."""

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dovetail.contracts.kernels import Kernel
 from dovetail.runtime.device.penalties import TokenCounts, penalize
 from dovetail.runtime.device.row_params import RowParams, SampleRow
 from dovetail.runtime.device.upload import upload
-from dovetail.runtime.sampling import draw as draws
-from dovetail.runtime.sampling.draw import is_filtered
 from dovetail.runtime.sampling.masks import TokenMask
 from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
+from dovetail.runtime.step_kernels import PLAIN_STEP
 
 
 class Masked(NamedTuple):
@@ -66,6 +66,7 @@ def sample(
     counts: TokenCounts | None = None,
     scratch: FloatScratch | None = None,
     processors: Processors | None = None,
+    draw: Kernel = PLAIN_STEP.draw,
 ) -> Sampled:
     """Choose one token per row.
 
@@ -76,6 +77,7 @@ def sample(
         counts: Where rows with penalties that are new get their history; a table of their own if not given.
         scratch: Where the logits are widened; memory of their own if not given.
         processors: Those that rows may ask for.
+        draw: Kernel of the operation.
     """
     rows = batch.rows
     asked = {} if processors is None else processors.groups(rows)
@@ -103,8 +105,7 @@ def sample(
     if drawn:
         index = upload(drawn, torch.int64, raw.device)
         params = batch.params.draw_params(batch.at[index], batch.positions[index])
-        filtered = any(is_filtered(rows[i].params) for i in drawn)
-        chosen = draws.draw(adjusted[index], params, greedy[index], filtered=filtered)
+        chosen = draw(adjusted[index], greedy[index], *params.tensors())
         ids = greedy.index_copy(0, index, chosen)
     count(ids, rows)
     if asked and processors is not None:

@@ -66,28 +66,32 @@ def allocate(checked: Checked, loaded: Loaded, planned: MemoryPlan) -> Allocated
     pool = checked.memory.make_pool()
     max_pages = -(-planned.context_len // settings.page_size)
     states = StateCache(pool) if pool.states else None
-    state = DeviceState(settings.max_running_requests, max_pages, device, max(1, len(pool.pools)), states)
+    state = DeviceState(
+        settings.max_running_requests, max_pages, device, max(1, len(pool.pools)), states, loaded.step.write_changes
+    )
     state.params.apart = settings.batch_invariant
     attention = make_attention(
         checked.chosen.backends, checked.local, pool, state.page_tables, device,
         batch_invariant=settings.batch_invariant,
     )  # fmt: skip
-    masks, counts = _tables(checked, state)
+    masks, counts = _tables(checked, loaded, state)
     parts = (loaded.model, attention, state)
     graphs = _graphs(checked, loaded, planned, pool, (attention, state), SampleTables(masks, counts))
     processors = Processors.make(checked.plugins, checked.config.vocab_size, settings.max_running_requests, device)
     progress = LayerProgress(loaded.model, device)
-    stepper = Stepper(*parts, pool, masks, counts, graphs, processors, progress)
+    stepper = Stepper(*parts, pool, masks, counts, graphs, processors, progress, loaded.step)
     return Allocated(pool=pool, state=state, attention=attention, masks=masks, graphs=graphs, stepper=stepper)
 
 
-def _tables(checked: Checked, state: DeviceState) -> tuple[MaskBuffer, TokenCounts]:
+def _tables(checked: Checked, loaded: Loaded, state: DeviceState) -> tuple[MaskBuffer, TokenCounts]:
     """Make what holds masks and counts; where graphs may read them, each row has its place from the start."""
     vocab, device, settings = checked.config.vocab_size, checked.device, checked.settings
     may_capture = device_of(device).captures and not settings.disable_cuda_graph
     num_rows = settings.max_running_requests if may_capture else 0
     num_slots, words = len(state.params.rows) if may_capture else 0, (vocab + 31) // 32
-    masks = MaskBuffer(words, device, min(num_rows, BUCKETS[-1]), num_kept(words) if may_capture else 0)
+    masks = MaskBuffer(
+        words, device, min(num_rows, BUCKETS[-1]), num_kept(words) if may_capture else 0, loaded.step.mask_logits
+    )
     return masks, TokenCounts(vocab, device, num_slots)
 
 
@@ -109,10 +113,12 @@ def _graphs(
     memory = GraphPool(device)
     rows = planned.max_running_requests
     sizes = prefill_sizes.sizes(loaded.weight_bytes, planned.step_tokens - rows, rows)
-    decode = DecodeGraphs(loaded.model, *parts, pool.page_size, settings.max_running_requests, memory, tables)
+    decode = DecodeGraphs(
+        loaded.model, *parts, pool.page_size, settings.max_running_requests, memory, tables, loaded.step
+    )
     # A chunk's states are copied at places that the host names: that cannot be recorded.
     is_mixed = attention.caps.graph == "mixed" and state.states is None
-    prefill = PrefillGraphs(loaded.model, *parts, sizes, memory) if is_mixed else None
+    prefill = PrefillGraphs(loaded.model, *parts, sizes, memory, loaded.step) if is_mixed else None
     with torch.inference_mode():
         max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
         attention.init_graph_state(decode.max_batch, max_tokens)

@@ -14,6 +14,7 @@ from dovetail.contracts.model import CausalLM
 from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.start.check import Checked
+from dovetail.runtime.step_kernels import StepKernels, bind_step
 
 CACHED_PRIMITIVES = "128"
 """Products on CPU whose code oneDNN and torch's binding of it keep, by shape, instead of 1,024 each: every number of
@@ -27,10 +28,12 @@ class Loaded:
     Attributes:
         model: With this rank's share of the weights.
         weight_bytes: What they take.
+        step: What steps compute around it.
     """
 
     model: CausalLM
     weight_bytes: int
+    step: StepKernels
 
 
 def load(checked: Checked) -> Loaded:
@@ -50,6 +53,8 @@ def load(checked: Checked) -> Loaded:
         model = checked.plugin.build(checked.config, ctx)
         if not isinstance(model, nn.Module):
             raise PluginError(f"model {checked.config.architecture}: build() must return a torch.nn.Module")
+        dtype = str(checked.dtype).removeprefix("torch.")
+        step = bind_step(checked.kernels, checked.config, dtype, invariant=checked.settings.batch_invariant)
         checked.kernels.freeze()
         model.eval()
         checked.memory.built()
@@ -60,7 +65,7 @@ def load(checked: Checked) -> Loaded:
             load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
     if is_host:
         torch.set_num_threads(checked.settings.num_threads or useful_threads(size, parallel.size))
-    return Loaded(model=model, weight_bytes=size)
+    return Loaded(model=model, weight_bytes=size, step=step)
 
 
 def bound_primitive_caches() -> None:

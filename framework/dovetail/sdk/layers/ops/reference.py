@@ -77,9 +77,12 @@ def act_and_mul(gate_up: Tensor, *, act: Act) -> Tensor:
     return gelu_and_mul(gate_up, is_tanh=act == "gelu_tanh_and_mul")
 
 
-def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function of the elements of `x` `[T, F]` to each row by itself: see `invariant`."""
-    return invariant.by_rows(x, function)
+def row_by_row(function: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
+    """Apply a function of `x` and others `[T, …]` to each row by itself: see `invariant`."""
+    if not others:
+        return invariant.by_rows(x, function)
+    parts = [function(*(one[i : i + 1] for one in (x, *others))) for i in range(len(x))]
+    return torch.cat(parts) if parts else function(x, *others)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The mask kernel for CUDA; its reference is `mask_ops.apply_mask_reference`.
+"""The operation `mask_logits` as a kernel.
 
 R rows of logits, K masked rows, V tokens, W = ceil(V / 32) words of int32.
 """
@@ -26,8 +26,8 @@ def _apply_mask(logits, mask, rows, num_tokens, logits_stride, mask_stride, BLOC
     tl.store(at, values + float("-inf"), mask=inside & banned)
 
 
-def apply_mask_triton(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
-    """See `mask_ops.apply_mask_reference`. All three are on one CUDA device."""
+def mask_logits(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
+    """See `dovetail.sdk.step.mask_logits`."""
     num_tokens = logits.shape[1]
     grid = (rows.shape[0], triton.cdiv(num_tokens, BLOCK))
     _apply_mask[grid](logits, mask, rows, num_tokens, logits.stride(0), mask.stride(0), BLOCK=BLOCK, num_warps=8)

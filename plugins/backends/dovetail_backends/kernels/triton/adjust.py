@@ -1,7 +1,7 @@
 """What stands before and behind a draw in a graph: masks, penalties and biases; counts and log probabilities.
 
-`sampler.sample` is the reference: this does the same for the rows of a captured step, from what the device knows of
-them. Four kernels around those of the draw: `adjust` and `gather` before it, `rank` and `tell` behind it.
+`dovetail.sdk.draws` is the reference: this does the same for the rows of a captured step, from what the device knows
+of them. Four kernels around those of the draw: `adjust` and `gather` before it, `rank` and `tell` behind it.
 
 B rows of the batch, S device rows, V vocabulary size, W = ceil(V / 32) words of a mask, N slots of counts.
 """
@@ -13,18 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dovetail.runtime.device.draw_params import DrawParams
-from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.device.row_fields import MAX_BIAS, MAX_STOPS
-from dovetail.runtime.device.row_params import MAX_TOP, RowParams
-from dovetail.runtime.sampling.draw_triton import _load, order_keys
+from dovetail.sdk.rows import MAX_BIAS, MAX_STOPS, MAX_TOP, PACKED, DrawParams, RowTable
+from dovetail_backends.kernels.triton.draw import _load, draw, order_keys
 
 BLOCK = 4096
 """Logits that one program adjusts."""
 RANKED = 8192
 """Logits whose most likely tokens one program lists."""
-PACKED = 2 + 2 * MAX_TOP
-"""Numbers that `tell` says of a row: its token, that one's log probability, those of its rivals, and their ids."""
 
 
 @triton.jit
@@ -40,7 +35,7 @@ def _adjust_kernel(
     inside = at < V
     x = tl.load(logits + i * stride + at, mask=inside, other=float("-inf")).to(tl.float32)
     line = tl.load(lines + i).to(tl.int64)
-    gives_way = line < -1  # a minimum length, to a mask of nothing but ends: see `give_way`
+    gives_way = line < -1  # a minimum length, to a mask of nothing but ends
     line = tl.where(gives_way, -2 - line, line)
     if line >= 0:
         words = tl.load(masks + line * W + at // 32, mask=inside, other=0)
@@ -74,19 +69,21 @@ def adjust(
     lines: Tensor,
     masks: Tensor,
     seq_lens: Tensor,
-    params: RowParams,
-    counts: TokenCounts,
+    table: RowTable,
+    said: Tensor,
+    read: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Apply masks, penalties, biases and minimum lengths.
 
     Args:
         logits: `[B, V]`, any float dtype; not changed.
         rows: `[B]` int64, device rows.
-        lines: `[B]` int32, which of the masks each row has, as `AdjustedDraw` says it.
+        lines: `[B]` int32, which of the masks each row has.
         masks: `[K, W]` int32, a bit for each token that is allowed.
         seq_lens: `[S]` int64, as for `gather`.
-        params: Of the device rows.
-        counts: What the slots of `params.slots` have said and read.
+        table: Of the device rows.
+        said: `[N, V]` int32, what slots have said.
+        read: `[N, V]` bool, what they have read.
 
     Returns:
         `[B, V]` float32; and for `gather` the best value of each block and its place.
@@ -97,17 +94,17 @@ def adjust(
     values = torch.empty(num, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(num, num_blocks, dtype=torch.int32, device=logits.device)
     _adjust_kernel[(num, num_blocks)](
-        logits, rows, lines, masks, seq_lens, params.num_prompt, params.min_tokens, params.stops,
-        params.floats, params.slots, params.num_bias,
-        counts.said, counts.read.view(torch.uint8), params.bias_ids, params.bias, out, values, places,
-        vocab, masks.shape[1], logits.stride(0), params.floats.shape[1], num_blocks,
+        logits, rows, lines, masks, seq_lens, table.number("num_prompt"), table.number("min_tokens"), table.stops,
+        table.floats, table.number("slot"), table.number("num_bias"),
+        said, read.view(torch.uint8), table.bias_ids, table.bias, out, values, places,
+        vocab, masks.shape[1], logits.stride(0), table.floats.shape[1], num_blocks,
         MAX_STOPS=MAX_STOPS, MAX_BIAS=MAX_BIAS, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     return out, (values, places)
 
 
 SINGLE = ["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "values", "places", "greedy"]
-"""As `draw_triton.SINGLE`."""
+"""As `draw.SINGLE`."""
 
 
 @triton.jit(do_not_specialize=["num", "num_rows", "num_blocks"], do_not_specialize_on_alignment=SINGLE)
@@ -133,14 +130,20 @@ def _gather_kernel(
 
 
 def gather(
-    rows: Tensor, seq_lens: Tensor, params: RowParams, best: tuple[Tensor, Tensor] | None, vocab: int
+    rows: Tensor,
+    seq_lens: Tensor,
+    floats: Tensor,
+    numbers: Tensor,
+    best: tuple[Tensor, Tensor] | None,
+    vocab: int,
 ) -> tuple[DrawParams, Tensor]:
     """Gather what draws for device rows `[B]` take.
 
     Args:
         rows: `[B]` int64.
         seq_lens: `[S]` int64, tokens of each device row; so many more than its prompt has has it generated.
-        params: Of the device rows.
+        floats: `[F, S]`, of the device rows.
+        numbers: `[N, S]`.
         best: What `adjust` found, or None.
         vocab: V.
 
@@ -149,13 +152,12 @@ def gather(
     """
     num = rows.shape[0]
     p = DrawParams.uninitialised(num, rows.device)
-    p.apart = params.apart
     greedy = torch.empty(num, dtype=torch.int64, device=rows.device)
     values, places = best or (greedy, greedy)
     num_blocks = values.shape[1] if best else 1
     _gather_kernel[(num,)](
-        rows, seq_lens, params.floats, params.numbers, *p.tensors(), values, places, greedy,
-        num, params.floats.shape[1], vocab, num_blocks,
+        rows, seq_lens, floats, numbers, *p.tensors(), values, places, greedy,
+        num, floats.shape[1], vocab, num_blocks,
         HAS_BEST=best is not None, BLOCKS=triton.next_power_of_2(num_blocks), num_warps=1,
     )  # fmt: skip
     return p, greedy
@@ -223,7 +225,7 @@ def _tell_kernel(
 
 
 def tell(
-    logits: Tensor, rows: Tensor, ids: Tensor, next_ids: Tensor, params: RowParams, counts: TokenCounts, spare: int
+    logits: Tensor, rows: Tensor, ids: Tensor, next_ids: Tensor, table: RowTable, said: Tensor, spare: int
 ) -> Tensor:
     """Take tokens as the next inputs of their rows, count them, and rank what is asked for.
 
@@ -232,8 +234,8 @@ def tell(
         rows: `[B]` int64, device rows.
         ids: `[B]` int64, their tokens.
         next_ids: `[S]` int64, changed, but for the spare row's.
-        params: Of the device rows.
-        counts: Changed for rows whose tokens are counted.
+        table: Of the device rows.
+        said: `[N, V]` int32, changed for rows whose tokens are counted.
         spare: The row of padding.
 
     Returns:
@@ -246,12 +248,36 @@ def tell(
     lists = torch.empty(num, num_blocks, MAX_TOP, dtype=torch.int64, device=logits.device)
     out = torch.empty(num, PACKED, dtype=torch.int32, device=logits.device)
     _rank_kernel[(num, num_blocks)](
-        logits, rows, params.num_top, tops, sums, lists, vocab, logits.stride(0), num_blocks,
+        logits, rows, table.number("num_top"), tops, sums, lists, vocab, logits.stride(0), num_blocks,
         LISTED=MAX_TOP, BLOCK=RANKED, num_warps=8,
     )  # fmt: skip
     _tell_kernel[(num,)](
-        logits, rows, ids, next_ids, params.slots, params.num_top, counts.said, tops, sums, lists, out, spare, vocab,
-        logits.stride(0), num_blocks,
+        logits, rows, ids, next_ids, table.number("slot"), table.number("num_top"), said, tops, sums, lists, out,
+        spare, vocab, logits.stride(0), num_blocks,
         LISTED=MAX_TOP, BLOCKS=triton.next_power_of_2(num_blocks), PACKED=PACKED, num_warps=1,
     )  # fmt: skip
     return out
+
+
+def draw_plainly(
+    logits: Tensor, greedy: Tensor, rows: Tensor, next_ids: Tensor, seq_lens: Tensor, floats: Tensor, numbers: Tensor,
+    *, apart: bool,
+) -> Tensor:  # fmt: skip
+    """See `dovetail.sdk.draws.draw_plainly`."""
+    p, _ = gather(rows, seq_lens, floats, numbers, None, logits.shape[1])
+    ids = draw(logits, p, greedy, apart=apart)
+    next_ids.index_copy_(0, rows, ids)
+    return ids
+
+
+def draw_adjusted(
+    logits: Tensor, rows: Tensor, lines: Tensor, masks: Tensor, next_ids: Tensor, seq_lens: Tensor, floats: Tensor,
+    numbers: Tensor, stops: Tensor, bias_ids: Tensor, bias: Tensor, said: Tensor, read: Tensor, spare: int,
+    *, apart: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """See `dovetail.sdk.draws.draw_adjusted`."""
+    table = RowTable(floats, numbers, stops, bias_ids, bias)
+    adjusted, best = adjust(logits, rows, lines, masks, seq_lens, table, said, read)
+    p, greedy = gather(rows, seq_lens, floats, numbers, best, logits.shape[1])
+    ids = draw(adjusted, p, greedy, apart=apart)
+    return ids, tell(logits, rows, ids, next_ids, table, said, spare)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.messages.seeds import MIX_A, MIX_B, OFFSET, POSITION_FACTOR, SEED_FACTOR, signed64
+from dovetail.contracts.seeds import MIX_A, MIX_B, OFFSET, POSITION_FACTOR, SEED_FACTOR, signed64
 
 
 def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`row_changes` as one kernel."""
+"""The operation `write_changes` as one kernel."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dovetail.runtime.device.row_fields import FLOATS, NUMBERS, Changes
-from dovetail.runtime.device.row_params import RowParams
+from dovetail.sdk.rows import FLOATS, NUMBERS
 
 BLOCK = 128
 
@@ -39,12 +38,12 @@ def _write_kernel(
 
 
 def write_changes(
-    sent: Tensor, changes: Changes, tables: Tensor, next_ids: Tensor, seq_lens: Tensor, params: RowParams
-) -> None:
-    """See `row_changes.write_changes`."""
-    most = max(changes.num_entries, changes.num_cleared, changes.num_admits)
+    sent: Tensor, tables: Tensor, next_ids: Tensor, seq_lens: Tensor, floats: Tensor, numbers: Tensor,
+    num_entries: int, num_cleared: int, num_admits: int,
+) -> None:  # fmt: skip
+    """See `dovetail.sdk.step.write_changes`."""
+    most = max(num_entries, num_cleared, num_admits)
     _write_kernel[(triton.cdiv(most, BLOCK),)](
-        sent, tables, next_ids, seq_lens, params.floats, params.numbers,
-        changes.num_entries, changes.num_cleared, changes.num_admits, params.floats.shape[1],
+        sent, tables, next_ids, seq_lens, floats, numbers, num_entries, num_cleared, num_admits, floats.shape[1],
         F=len(FLOATS), N=len(NUMBERS), BLOCK=BLOCK,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`step_ops` as kernels, launched in the ordinary way: see `layers/ops/pdl.py` on how a step begins."""
+"""A step's inputs, best tokens and check as kernels, launched in the ordinary way: see `pdl` on how a step begins."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.graphs.step_inputs import StepInputs
 
 BLOCK = 4096
 """Logits that one program of the first pass looks at."""
@@ -33,16 +30,17 @@ def _begin_kernel(
     tl.store(out + 3 * num + at, place + 1, mask=inside)
 
 
-def begin(rows: Tensor, state: DeviceState, page_size: int) -> StepInputs:
-    """See `step_ops.begin`."""
+def begin_step(
+    rows: Tensor, next_ids: Tensor, seq_lens: Tensor, page_table: Tensor, page_size: int, spare: int
+) -> tuple[Tensor, ...]:
+    """See `dovetail.sdk.step.begin_step`."""
     num = rows.shape[0]
     out = torch.empty(4, num, dtype=torch.int64, device=rows.device)
-    table = state.page_table
     _begin_kernel[(triton.cdiv(num, 128),)](
-        rows, state.next_ids, state.seq_lens, table, out, state.padding_row, table.stride(0), table.shape[1], num,
+        rows, next_ids, seq_lens, page_table, out, spare, page_table.stride(0), page_table.shape[1], num,
         P=page_size, BLOCK=128,
     )  # fmt: skip
-    return StepInputs(*out.unbind())
+    return out.unbind()
 
 
 @triton.jit
@@ -80,8 +78,10 @@ def _finish_kernel(
         tl.store(seq_lens + row, tl.load(lens + i))
 
 
-def finish(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceState) -> tuple[Tensor, Tensor]:
-    """See `step_ops.finish`."""
+def finish_step(
+    logits: Tensor, rows: Tensor, lens: Tensor, next_ids: Tensor, seq_lens: Tensor, spare: int
+) -> tuple[Tensor, Tensor]:
+    """See `dovetail.sdk.step.finish_step`."""
     num, vocab = logits.shape
     num_blocks = triton.cdiv(vocab, BLOCK)
     values = torch.empty(num, num_blocks, dtype=torch.float32, device=logits.device)
@@ -90,8 +90,8 @@ def finish(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceState) -> tu
     non_finite = torch.empty(num, dtype=torch.bool, device=logits.device)
     _best_kernel[(num, num_blocks)](logits, values, places, vocab, logits.stride(0), num_blocks, BLOCK=BLOCK)
     _finish_kernel[(num,)](
-        values, places, rows, lens, ids, non_finite, state.next_ids, state.seq_lens, state.padding_row,
-        vocab, num_blocks, BLOCKS=triton.next_power_of_2(num_blocks),
+        values, places, rows, lens, ids, non_finite, next_ids, seq_lens, spare, vocab, num_blocks,
+        BLOCKS=triton.next_power_of_2(num_blocks),
     )  # fmt: skip
     return ids, non_finite
 
@@ -111,8 +111,8 @@ def _check_kernel(hidden, starts, non_finite, num, H, stride, CHUNKS: tl.constex
     tl.store(non_finite + mine, True, mask=(num_bad > 0) & (mine < num))
 
 
-def check_tokens(hidden: Tensor, starts: Tensor, non_finite: Tensor) -> None:
-    """See `step_ops.check_tokens`."""
+def check_finite(hidden: Tensor, starts: Tensor, non_finite: Tensor) -> None:
+    """See `dovetail.sdk.step.check_finite`."""
     num = non_finite.shape[0]
     _check_kernel[(hidden.shape[0],)](
         hidden, starts, non_finite, num, hidden.shape[1], hidden.stride(0),

@@ -12,8 +12,8 @@ largest logits of stretches of `PEAK` tokens, for at least k tokens are. There a
 few tokens everything is known. Where there are more than `CANDIDATES`, or top-k is larger and top-p is given, too, the
 mass of what top-k leaves has to be known first: then that place is found, by bisection between values that occur.
 
-Sums are taken in a fixed order, so a row's token does not depend on its batch. `draw.draw_filtered` over the whole
-vocabulary is the reference. V vocabulary size.
+Sums are taken in a fixed order, so a row's token does not depend on its batch. `dovetail.sdk.draws.draw_filtered`
+over the whole vocabulary is the reference. V vocabulary size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dovetail.runtime.device.draw_params import DrawParams
+from dovetail.sdk.rows import DrawParams
 
 RACE = 4096
 BLOCK = 8192
@@ -461,7 +461,13 @@ def _mix(h):
 
 
 def draw(
-    logits: Tensor, p: DrawParams, greedy: Tensor | None = None, *, race: int = RACE, block: int = BLOCK
+    logits: Tensor,
+    p: DrawParams,
+    greedy: Tensor | None = None,
+    *,
+    apart: bool = False,
+    race: int | None = None,
+    block: int | None = None,
 ) -> Tensor:
     """Draw one token per row of `[R, V]` logits: `[R]` int64. Fit for a CUDA graph; rows may be strided.
 
@@ -469,18 +475,20 @@ def draw(
         logits: Any float dtype.
         p: Parameters by row; rows whose temperature is 0 take the best token.
         greedy: `[R]` int64, the best token of each row, where it is known.
-        race: Logits of one program of the first kernel.
-        block: Logits that the last works on at once.
+        apart: A row's draw must not depend on how many rows there are, down to how its probabilities are summed.
+        race: Logits of one program of the first kernel; `RACE` if not given.
+        block: Logits that the last works on at once; `BLOCK` if not given.
 
     Of a row without any finite logit, token 0 comes back.
     """
+    race, block = race or RACE, block or BLOCK
     rows, vocab = logits.shape
     greedy = logits.argmax(dim=-1) if greedy is None else greedy
     num_blocks = triton.cdiv(vocab, race)
     masses, scores = torch.empty(2, rows, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
     # Rounds sum probabilities by blocks, the last kernel does by larger ones: where that must not tell, one of both.
-    rounds, peak = ROUNDS if rows <= FEW_ROWS and not p.apart else 0, min(PEAK, race // 4)
+    rounds, peak = ROUNDS if rows <= FEW_ROWS and not apart else 0, min(PEAK, race // 4)
     passes = torch.empty(rounds, 4, rows, num_blocks, dtype=torch.int32, device=logits.device)
     tested = torch.empty(rounds, 2, rows, dtype=torch.int32, device=logits.device)
     num_peaks = num_blocks * (race // peak)
@@ -513,3 +521,8 @@ def draw(
         num_warps=max(1, min(16, block // 256)),
     )  # fmt: skip
     return out
+
+
+def draw_rows(logits: Tensor, greedy: Tensor, *params: Tensor, apart: bool) -> Tensor:
+    """See `dovetail.sdk.draws.draw`."""
+    return draw(logits, DrawParams(*params), greedy, apart=apart)
