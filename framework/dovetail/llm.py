@@ -29,7 +29,7 @@ from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.contracts.grammar import GrammarBackend
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.spec.blame import explained
+from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
 from dovetail.llm_prompts import Prompt, prompt_ids
 from dovetail.llm_requests import Job, OfflineRequests

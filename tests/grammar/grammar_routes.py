@@ -11,11 +11,11 @@ import pytest
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Vocabulary
 from dovetail.grammar.compile.trial import try_out
-from dovetail.grammar.spec.asking import asked
+from dovetail.grammar.spec.negotiation import asked
+from dovetail.grammar.spec.relax import weaken
 from dovetail.grammar.spec.route import EnforcementOption, Route
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
-from dovetail.grammar.spec.weaken import weaken
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan

@@ -13,7 +13,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.sdk.expressions import are_apart, complement, plainly
+from dovetail.sdk.expressions import complement, plainly
 from dovetail.sdk.schemas import schema
 
 FEW, MANY = 60, 240
@@ -103,7 +103,7 @@ def num_calls(router: Router, given: Any) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    for kept in (schema.parse, schema.nodes, are_apart, complement, plainly):
+    for kept in (schema.parse, schema.nodes, complement, plainly):
         kept.cache_clear()
     sys.setprofile(noted)
     try:

@@ -138,7 +138,6 @@ NEEDED: tuple[dict[str, Any], ...] = (
     {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
     {"minProperties": 1},
     {"minProperties": 2, "required": ["c"]},
-    {"maxProperties": 1},
     {"dependentRequired": {"a": ["b"]}},
     {"dependentSchemas": {"a": {"required": ["b"], "not": {"required": ["c"]}}}},
     {"not": {"required": ["a", "b"]}},

@@ -13,8 +13,8 @@ from random_pairs import Maker
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.unique.locations import unique_places
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.unique.places import unique_places
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.contracts.output import Event, ToolArgs, ToolEnd, ToolStart
 from dovetail.contracts.requests import Ids, Request
-from dovetail.grammar.spec.blame import explained
+from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.route import GrammarReport, Route
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import SamplingParams, Submit, TokenDelta, TokenLogprob

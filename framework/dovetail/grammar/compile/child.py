@@ -26,7 +26,7 @@ from dovetail.forks import GoneError, control_of, receive, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, allocated_bytes, resident_bytes
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.compile.vocabulary import unpack
-from dovetail.grammar.spec.weaken import weaken
+from dovetail.grammar.spec.relax import weaken
 from dovetail.grammar.spec.wire import (
     ChildBegun,
     ChildCheck,

@@ -24,8 +24,8 @@ from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildStartErr
 from dovetail.grammar.compile.queue import Workers
 from dovetail.grammar.matching.constraint import TokenSets
 from dovetail.grammar.spec.refusals import BUSY, FINAL, TOO_COMPLEX
+from dovetail.grammar.spec.relax import is_weakenable
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.weaken import is_weakenable
 from dovetail.grammar.spec.wire import option_of, spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins

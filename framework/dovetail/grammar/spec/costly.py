@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind
-from dovetail.grammar.spec.weaken import leave_out
+from dovetail.grammar.spec.relax import leave_out
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.schema import escape
 from dovetail.sdk.schemas.structural import schemas_with_places

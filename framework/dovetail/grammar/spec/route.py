@@ -23,10 +23,10 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
 from dovetail.grammar.spec.advice import advice
-from dovetail.grammar.spec.asking import Weakened, weakened
+from dovetail.grammar.spec.negotiation import Weakened, weakened
 from dovetail.grammar.spec.normal import Normal, normalize
+from dovetail.grammar.spec.relax import leave_out
 from dovetail.grammar.spec.unique.tags import Watched
-from dovetail.grammar.spec.weaken import leave_out
 from dovetail.grammar.spec.wire import option_of
 from dovetail.messages import GrammarOption
 from dovetail.sdk.schemas import schema

@@ -16,10 +16,10 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.spec.asking import Weakened, weakened
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
+from dovetail.grammar.spec.negotiation import Weakened, weakened
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import EnforcementOption, Route, Router, ToolSchema, not_strict
 from dovetail.grammar.spec.unique.tags import Watched

@@ -4,6 +4,6 @@ Says in plain expressions what look-around says, and what does not match; and wh
 """
 
 from dovetail.sdk.expressions.characters import RARE
-from dovetail.sdk.expressions.plain import are_apart, complement, plainly
+from dovetail.sdk.expressions.plain import complement, plainly
 
-__all__ = ["RARE", "are_apart", "complement", "plainly"]
+__all__ = ["RARE", "complement", "plainly"]

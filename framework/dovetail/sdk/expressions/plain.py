@@ -116,20 +116,6 @@ def complement(pattern: str) -> tuple[str | None, int]:
         return None, writer.work
 
 
-@lru_cache(maxsize=MAX_KEPT)
-def are_apart(first: str, second: str) -> tuple[bool, int]:
-    """Whether no text matches two expressions; may say no where it is so. Also what finding out took, as above."""
-    terms = None
-    try:
-        trees = read(first), read(second)
-        meaning = Meaning(trees)
-        terms = meaning.terms
-        is_empty = terms.automaton(terms.both(map(meaning.of, trees))).is_empty
-    except (UnreadableError, TooLargeError, RecursionError):
-        is_empty = False
-    return is_empty, _work(terms) if terms else 0
-
-
 def _parts(tree: Tree) -> list[Tree] | None:
     """Return what stands in front, the rest, and what is looked for behind the last character, each on its own."""
     given = list(tree.parts) if isinstance(tree, Sequence) else [tree]

@@ -31,11 +31,6 @@ class Automaton:
     after: Sequence[Sequence[int]]
     accepting: Sequence[bool]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no text is in the set: all states can be reached."""
-        return not any(self.accepting)
-
 
 class Terms:
     """Terms over some classes of characters; equal ones are one number."""

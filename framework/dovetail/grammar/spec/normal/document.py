@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from dovetail.grammar.spec.normal import nodes
-from dovetail.grammar.spec.normal.already import is_normal
+from dovetail.grammar.spec.normal.is_normal import is_normal
 from dovetail.grammar.spec.normal.rewrite import Rewriter
-from dovetail.grammar.spec.unique.places import unique_places
+from dovetail.grammar.spec.unique.locations import unique_places
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import CONTENT, MEANING, draft_of
 from dovetail.sdk.schemas.references import REFERENCES, References, Target

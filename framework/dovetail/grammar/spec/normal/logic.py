@@ -128,12 +128,9 @@ class Logic:
             return _other_names(node, beside) if value is False else None
         if key == "not":
             return [value]
-        if key == "allOf":
+        if key in ("allOf", "anyOf"):
             parts = [self.opposite(part, beside, depth + 1) for part in value]
-            return None if any(part is None for part in parts) else parts
-        if key == "anyOf":
-            parts = [self.opposite(part, beside, depth + 1) for part in value]
-            return None if any(part is None for part in parts) else [all_of(parts)]
+            return None if any(part is None for part in parts) else parts if key == "allOf" else [all_of(parts)]
         return None
 
     def _other_properties(self, value: Mapping[str, Any], beside: Node, depth: int) -> list[Any] | None:
@@ -176,13 +173,6 @@ def is_same(first: Any, second: Any) -> bool:
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(is_same(first[key], second[key]) for key in first)
     return bool(first == second)
-
-
-def has_repeats(values: Any) -> bool:
-    """Whether a value is an array with two equal items."""
-    if not isinstance(values, list):
-        return False
-    return any(is_same(one, two) for i, one in enumerate(values) for two in values[:i])
 
 
 def types_of_value(value: Any) -> frozenset[str]:

@@ -30,7 +30,7 @@ class Names:
             return None
         names, patterns = allowed
         given = node.get("patternProperties", {})
-        if given and (names or len(patterns) != 1):
+        if given and not patterns:
             return None
         rest, listed = node.get("additionalProperties", True), node.get("properties", {})
         try:
@@ -38,7 +38,6 @@ class Names:
         except ValueError:
             return None
         made |= {name: rest for name in names if name not in listed}
-        patterns = ["|".join(f"(?:{pattern})" for pattern in patterns)] if len(patterns) > 1 else patterns
         found: Node = {"properties": made, "additionalProperties": False}
         if given:
             (rule,) = patterns
@@ -59,9 +58,6 @@ class Names:
         rule = self._logic.followed(rule)
         if not isinstance(rule, dict):
             return None
-        if "not" in rule:
-            rule = {key: value for key, value in rule.items() if key != "not"} | {"not": rule["not"]}
-            return self._but(rule) if set(rule) <= {"not", "type"} else None
         given = {key: value for key, value in rule.items() if key != "type" or value != "string"}
         names = given.get("enum", [given["const"]] if "const" in given else None)
         if names is not None:
@@ -69,19 +65,7 @@ class Names:
         if given and set(given) <= _LENGTHS | {"pattern"}:
             sizes = [_of_length(given.get("minLength", 0), given.get("maxLength"))] if _LENGTHS & set(given) else []
             return [], [_all_of([*sizes, *([given["pattern"]] if "pattern" in given else [])])]
-        if set(given) == {"anyOf"}:
-            parts = [self._allowed(part) for part in given["anyOf"]]
-            if any(part is None for part in parts):
-                return None
-            return [name for part in parts if part for name in part[0]], [
-                pattern for part in parts if part for pattern in part[1]
-            ]
         return None
-
-    def _but(self, rule: Node) -> tuple[list[str], list[str]] | None:
-        """All names but some."""
-        opposite = self._logic.opposite(rule["not"], {"type": "string"})
-        return self._allowed(opposite) if isinstance(opposite, dict) and "not" not in opposite else None
 
 
 def _all_of(patterns: list[str]) -> str:

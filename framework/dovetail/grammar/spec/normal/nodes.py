@@ -213,10 +213,6 @@ class Finder:
         finally:
             self._left_s -= time.thread_time() - began
 
-    def are_apart(self, first: str, second: str) -> bool:
-        """Whether no text matches both of two expressions. May say no where it is so."""
-        return self._counted(lambda: expressions.are_apart(first, second)) or False
-
     def complement(self, pattern: str) -> str | None:
         """Return an expression of the texts in which another one is not found; None where none is known."""
         return self._counted(lambda: expressions.complement(pattern))

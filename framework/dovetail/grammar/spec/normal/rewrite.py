@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import perm
 from typing import Any
 
 from dovetail.grammar.spec.normal import counts
-from dovetail.grammar.spec.normal.apart import Apart
-from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, has_repeats, is_closed, types_of_value, values_of
+from dovetail.grammar.spec.normal.disjoint import Disjointness
+from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, is_closed, values_of
 from dovetail.grammar.spec.normal.names import Names
 from dovetail.grammar.spec.normal.nodes import Finder, Place, kinds_in_common, kinds_of
 from dovetail.grammar.spec.normal.unevaluated import Reader
@@ -23,12 +21,8 @@ MAX_OPTIONS = 24
 """Alternatives that one keyword may become, and options of a `oneOf` that are looked at."""
 MAX_PRODUCT = 48
 """Alternatives of one schema, multiplied."""
-MAX_ABOVE = 4
-"""Schemas around one whose keywords it may count on."""
 MAX_SEARCHES = 50
 """Schemas of one document of which it is asked whether less may be allowed."""
-MAX_LISTS = 500
-"""Orders of values that are written out: of five values, or of twenty up to two at a time."""
 
 
 class Rewriter:
@@ -51,11 +45,9 @@ class Rewriter:
         self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {}, finder)
         owners = [place.rpartition("/")[0] for place in lost]
         self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
-        self._apart = Apart(self._logic, finder)
+        self._apart = Disjointness(self._logic, finder)
         self._evaluated = Reader(self._logic, self._is_lost)
         self._names = Names(self._logic, finder)
-        self._above: dict[int, Node] = {}  # by the identity of a schema, the one whose instances it speaks of, too
-        self._facts: dict[int, Node] = {}  # by the same, what is known of those instances
         self._num_searches = 0
         self._kept: list[Any] = []  # objects that `places` knows by identity
 
@@ -65,9 +57,6 @@ class Rewriter:
         if all(map(_KEYWORDS.isdisjoint, every)):
             return self._root
         self._room = self._most()
-        for node in every:
-            for part in _in_place(node):
-                self._above[id(part)] = node
         for node in every:
             if not _KEYWORDS.isdisjoint(node):
                 for key, rewriting in _REWRITES.items():
@@ -121,30 +110,6 @@ class Rewriter:
                 self._places[id(part)] = place
                 self._kept.append(part)
 
-    def _beside(self, node: Node, *without: str) -> Node:
-        """Return what else is known of a schema's instances, by its own keywords and those of schemas around it."""
-        beside = {key: value for key, value in node.items() if key not in without}
-        above, depth = self._above.get(id(node)), 0
-        while above is not None and depth < MAX_ABOVE:
-            facts = self._facts.get(id(above))
-            if facts is None:
-                seen = self._apart.seen(above)
-                facts = self._facts[id(above)] = seen if isinstance(seen, dict) else {}
-            if "type" in facts:
-                beside["type"] = sorted(kinds_in_common(kinds_of(beside), kinds_of(facts)))
-            named = beside.get("properties", {})
-            beside["properties"] = {
-                **named,
-                **{
-                    name: part
-                    for name, part in facts.get("properties", {}).items()
-                    if values_of(named.get(name)) is None
-                },
-            }
-            beside["required"] = [*beside.get("required", ()), *facts.get("required", ())]
-            above, depth = self._above.get(id(above)), depth + 1
-        return beside
-
     def unevaluated(self, node: Node) -> None:
         """Where it is known what is evaluated, the rest is what is additional."""
         found = self._evaluated.evaluated(node)
@@ -168,7 +133,7 @@ class Rewriter:
 
     def negation(self, node: Node) -> None:
         """`not`, where the opposite can be said."""
-        self._replace(node, "not", self._logic.opposite(node["not"], self._beside(node, "not")))
+        self._replace(node, "not", self._logic.opposite(node["not"], _beside(node, "not")))
 
     def condition(self, node: Node) -> None:
         """`if`: it and `then` hold, or its opposite and `else` do."""
@@ -178,7 +143,7 @@ class Rewriter:
         if then is True:
             made = any_of([first, other])
         else:
-            opposite = self._logic.opposite(first, self._beside(node, "if", "then", "else"))
+            opposite = self._logic.opposite(first, _beside(node, "if", "then", "else"))
             made = None if opposite is None else any_of([all_of([first, then]), all_of([opposite, other])])
         self._replace(node, "if", made, "then", "else")
 
@@ -214,7 +179,7 @@ class Rewriter:
         options = [option for option in node["oneOf"] if option is not False]
         if not options or len(options) > 4 * MAX_OPTIONS:
             return
-        beside = self._beside(node, "oneOf")
+        beside = _beside(node, "oneOf")
         made = []
         for index, option in enumerate(options):
             parts = [option]
@@ -299,51 +264,9 @@ class Rewriter:
 
     def fewest_properties(self, node: Node) -> None:
         """Some of the optional properties are there, or others that are not declared."""
-        self._count(node, "minProperties")
-
-    def most_properties(self, node: Node) -> None:
-        """All but so many of the optional properties are absent."""
-        if "maxProperties" in node:  # else it went with the other count
-            self._count(node, "maxProperties")
-
-    def _count(self, node: Node, key: str) -> None:
-        found = counts.ways_of(node, key)
-        if found is None:
-            return
-        ways, said = found
-        self._replace(node, key, any_of(ways or _not_object(node)), *said, most=counts.MAX_SINGLE + 1)
-
-    def unique_items(self, node: Node) -> None:
-        """Few values in every order, or no more than one item."""
-        if node.get("maxItems", 2) <= 1:
-            del node["uniqueItems"]
-            return
-        if "enum" in node:
-            node["enum"] = [value for value in node["enum"] if not has_repeats(value)]
-            del node["uniqueItems"]
-            return
-        items = self._logic.followed(node.get("items"))
-        if not isinstance(items, dict) or {"prefixItems", "contains", "const"} & set(node):
-            return
-        values = [False, True] if items == {"type": "boolean"} else items.get("enum")
-        if values is None:
-            return
-        if "type" in items:
-            values = [value for value in values if types_of_value(value) & kinds_of(items)]
-        node["maxItems"] = min(node.get("maxItems", len(values)), len(values))
-        if set(items) - {"enum", "type"}:
-            return
-        low, high = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
-        if sum(perm(len(values), size) for size in range(low, high + 1)) > MAX_LISTS:
-            return
-        texts = {json.dumps(value, sort_keys=True) for value in values}
-        if len(texts) < len(values) or any(isinstance(value, (float, list, dict)) for value in values):
-            return
-        lists = [list(some) for size in range(low, high + 1) for some in itertools.permutations(values, size)]
-        others = sorted(kinds_of(node) - {"array"})
-        made = any_of([*([{"enum": lists}] if lists else []), *([{"type": others}] if others else [])])
-        if self._replace(node, "uniqueItems", made, "items", "minItems", "maxItems"):
-            return
+        ways = counts.ways_of(node)
+        if ways is not None:
+            self._replace(node, "minProperties", any_of(ways or _not_object(node)), most=counts.MAX_SINGLE + 1)
 
 
 _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
@@ -355,18 +278,15 @@ _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
     "dependentSchemas": Rewriter.dependent_schemas,
     "oneOf": Rewriter.one_of,
     "minProperties": Rewriter.fewest_properties,
-    "maxProperties": Rewriter.most_properties,
-    "uniqueItems": Rewriter.unique_items,
 }
 _KEYWORDS = frozenset(_REWRITES)
 _ARRAYS = frozenset(("type", "items", "maxItems", "uniqueItems"))
 """Keywords with which a schema allows an empty array."""
 
 
-def _in_place(node: Node) -> list[Any]:
-    """Return the schemas in one that speak of the same instances."""
-    parts = [part for key in ("allOf", "anyOf", "oneOf") for part in node.get(key, ())]
-    return [*parts, *(node[key] for key in ("if", "then", "else", "not") if key in node)]
+def _beside(node: Node, *without: str) -> Node:
+    """Return what else is known of a schema's instances."""
+    return {key: value for key, value in node.items() if key not in without}
 
 
 def _negated(node: Node) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarMatcher
-from dovetail.grammar.spec.unique.places import shape_of
+from dovetail.grammar.spec.unique.locations import shape_of
 from dovetail.grammar.spec.unique.scan import Frame, Mode, Scan
 from dovetail.grammar.spec.unique.tags import TaggedScan, tags_of
 from dovetail.grammar.spec.unique.tokens import SPACE, TokenTexts

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, Self
 
-from dovetail.grammar.spec.unique.places import Shape
+from dovetail.grammar.spec.unique.locations import Shape
 
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dovetail.grammar.spec.unique.places import KEY, Shape, shape_of, unique_places
+from dovetail.grammar.spec.relax import leave_out
+from dovetail.grammar.spec.unique.locations import KEY, Shape, shape_of, unique_places
 from dovetail.grammar.spec.unique.scan import Mode, Scan
-from dovetail.grammar.spec.weaken import leave_out
 
 Node = Mapping[str, Any]
 _BLANK = re.compile(r"(?:[\s*+?{},0-9()|\[\]]|\\[tnr])*")

@@ -12,7 +12,7 @@ from served import ASK, Served
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.spec.advice import ADVICE
-from dovetail.grammar.spec.blame import explained
+from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.refusals import BUSY, TOO_COMPLEX
 from dovetail.grammar.spec.route import Route, ToolSchema

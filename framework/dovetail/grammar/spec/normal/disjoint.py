@@ -11,11 +11,9 @@ from dovetail.grammar.spec.normal.nodes import Finder, kinds_in_common, kinds_of
 MAX_DEPTH = 5
 MAX_LOOKS = 50_000
 """Schemas that are looked at to compare one document's options."""
-_NUMBERS = frozenset(("integer", "number"))
-_LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 
 
-class Apart:
+class Disjointness:
     """Compares the schemas of one document."""
 
     def __init__(self, logic: Logic, finder: Finder) -> None:
@@ -46,13 +44,7 @@ class Apart:
             values = values_of(node)
             if values is not None and not any(self._may_be(value, other, kinds) for value in values):
                 return True
-        if kinds <= _NUMBERS and (_low(one) > _high(two) or _low(two) > _high(one)):
-            return True
-        if len(kinds) == 1 and _lengths_apart(one, two, *kinds):
-            return True
         if kinds == {"array"} and _fewest(one, two) > 0 and self.are_items_apart(one, two, depth):
-            return True
-        if kinds == {"string"} and self._texts_apart(one, two):
             return True
         if kinds == {"object"} and self._objects_apart(one, two, beside, depth):
             return True
@@ -63,10 +55,6 @@ class Apart:
         if "prefixItems" in one or "prefixItems" in two or not ("items" in one and "items" in two):
             return False
         return self.are_apart(one["items"], two["items"], {}, depth + 1)
-
-    def _texts_apart(self, one: Node, two: Node) -> bool:
-        """Whether no text matches the patterns of both."""
-        return "pattern" in one and "pattern" in two and self._finder.are_apart(one["pattern"], two["pattern"])
 
     def _options_apart(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
         """Whether each option of a schema is apart from another schema."""
@@ -121,7 +109,7 @@ class Apart:
             return True
 
 
-_MERGED = ("type", "anyOf", "oneOf", "pattern", "minLength", "maxLength", "minItems", "maxItems")
+_MERGED = ("type", "anyOf", "oneOf", "pattern", "minLength", "maxLength", "minItems")
 """Keywords of which one part of a conjunction says enough to be told apart by."""
 
 
@@ -147,11 +135,6 @@ _SEEN = ("anyOf", "oneOf", "allOf", "$ref")
 """Keywords that `seen` has looked into."""
 
 
-def _lengths_apart(one: Node, two: Node, kind: str) -> bool:
-    low, high = _LENGTHS.get(kind, ("", ""))
-    return any(first.get(low, 0) > second.get(high, math.inf) for first, second in ((one, two), (two, one)))
-
-
 def _fewest(one: Node, two: Node) -> float:
     return float(max(one.get("minItems", 0), two.get("minItems", 0)))
 
@@ -163,11 +146,3 @@ def _property(node: Node, name: str) -> Any:
     if "patternProperties" in node or "additionalProperties" not in node:
         return {}
     return node["additionalProperties"]
-
-
-def _low(node: Node) -> float:
-    return float(max(node.get("minimum", -math.inf), node.get("exclusiveMinimum", -math.inf)))
-
-
-def _high(node: Node) -> float:
-    return float(min(node.get("maximum", math.inf), node.get("exclusiveMaximum", math.inf)))

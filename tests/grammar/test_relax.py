@@ -17,8 +17,8 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
+from dovetail.grammar.spec.relax import keywords_in, leave_out, weaken
 from dovetail.grammar.spec.route import Route, Router
-from dovetail.grammar.spec.weaken import keywords_in, leave_out, weaken
 from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary

@@ -14,7 +14,7 @@ import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
 from dovetail.grammar.spec.normal import Normal
-from dovetail.grammar.spec.weaken import leave_out
+from dovetail.grammar.spec.relax import leave_out
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.sdk.schemas import schema
