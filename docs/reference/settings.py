@@ -14,10 +14,11 @@ HEAD = f"""\
 # Settings
 
 Every setting of `dovetail serve`. Each is a flag, an environment variable (`{ENV_PREFIX}PORT` for `--port`) and a key
-of the file of `--config`; flags win over variables, variables over the file. A switch also has a `--no-` form. The
-default stands in brackets. The offline `LLM` takes those of the engine as arguments: `LLM(max_total_tokens=4096)`.
+of the file of `--config`. Flags override variables, and variables override the file. A switch also has a `--no-` form.
+The offline `LLM` takes those of the engine as arguments: `LLM(max_total_tokens=4096)`.
 
-Flags of SGLang and vLLM that are not listed here are known too: see [Migrate](../migrate.md#flags-fields-and-routes).
+Flags of SGLang, vLLM and llama.cpp that are not listed here are known too: see
+[Migrate](../migrate.md#flags-fields-and-routes).
 Options of plugins are shown by `dovetail plugin info NAME`.
 
 """

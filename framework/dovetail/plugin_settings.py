@@ -92,47 +92,48 @@ class PluginSettings(EngineSettings):
 
     chat_template: str | None = Field(
         None,
-        description="Used instead of the model's own chat template: a Jinja file, or the name of a template that "
-        "Dovetail brings, such as `chatml` or `qwen3`.",
+        description="Chat template that replaces the model's own: a Jinja file, or the name of a built-in one such "
+        "as chatml or qwen3.",
         json_schema_extra=flag(common=True),
     )
     reasoning_parser: PluginName = Field(
         "auto",
-        description="Plugin that separates reasoning from content, such as `qwen3`; `auto` finds it out from the "
-        "model's chat template, `none` for none.",
+        description="Plugin that separates reasoning from content, such as qwen3; auto: selected by the model's "
+        "chat template; none: off.",
         json_schema_extra=flag(common=True),
     )
     tool_call_parser: PluginName = Field(
         "auto",
-        description="Plugin that reads the model's tool calls, such as `hermes`; `auto` finds it out from the "
-        "model's chat template, `none` for none.",
+        description="Plugin that parses the model's tool calls, such as hermes; auto: selected by the model's chat "
+        "template; none: off.",
         json_schema_extra=flag("tool-parser", common=True),
     )
     grammar_backend: PluginName = Field(
         "auto",
-        description="Plugin that enforces structured outputs; `auto` chooses for each request; `none` for none.",
+        description="Plugin that enforces structured outputs; auto: selected per request; none: off.",
         json_schema_extra=flag("guided-decoding-backend", common=True),
     )
     apis: Names = Field(
         default_factory=list,
-        description="APIs to serve, by plugin name, comma-separated, such as `openai,ollama`.",
+        description="APIs to serve, by plugin name, comma-separated. Each one listed is served, so to add one such "
+        "as `ollama`, list the built-in three too.",
         json_schema_extra=flag(),
     )
     logits_processors: Names = Field(
         default_factory=list,
-        description="Logits processors that requests may ask for, by plugin name, comma-separated, such as "
+        description="Logits processors that requests may use, by plugin name, comma-separated, such as "
         "`no-repeat-ngram`.",
         json_schema_extra=flag(),
     )
     strict_schema: bool = Field(
         False,
-        description="Refuse a `strict` JSON schema that cannot be enforced in full, instead of validating the result.",
+        description="Reject a `strict` JSON schema that cannot be enforced in full, instead of validating the output.",
         json_schema_extra=flag(),
     )
     refuse_validate_only: bool = Field(
         False,
-        description="Refuse a JSON schema, or a tool, of which no more could be enforced than that the text is JSON, "
-        "instead of validating the result.",
+        description="Reject a JSON schema or tool for which only JSON syntax can be enforced, instead of validating "
+        "the output.",
         json_schema_extra=flag(),
     )
     plugin: Names = Field(
@@ -142,27 +143,28 @@ class PluginSettings(EngineSettings):
     )
     plugin_file: Names = Field(
         default_factory=list,
-        description="Python files with plugins, or folders with an __init__.py, for one-off work; comma-separated.",
+        description="Python files with plugins, or directories with an __init__.py, comma-separated.",
         json_schema_extra=flag(),
     )
     plugins_dir: Names = Field(
         default_factory=list,
-        description="Folders of such files and folders, all of whose plugins are known by name; comma-separated.",
+        description="Directories of such files and directories; all their plugins are available by name. "
+        "Comma-separated.",
         json_schema_extra=flag(),
     )
     plugin_deny: Names = Field(
         default_factory=list,
-        description="Packages, or package:plugin, whose plugins are never imported; comma-separated.",
+        description="Packages, or package:plugin, whose plugins are never imported, comma-separated.",
         json_schema_extra=flag(),
     )
     plugin_allow: Names = Field(
         default_factory=list,
-        description="The only packages, or package:plugin, that may bring plugins, beside Dovetail's own.",
+        description="The only packages, or package:plugin, allowed to provide plugins besides Dovetail's own.",
         json_schema_extra=flag(),
     )
     plugins_locked: Path | None = Field(
         None,
-        description="Lock file of `dovetail plugin lock`; every plugin that is not in it as installed is refused.",
+        description="Lock file of `dovetail plugin lock`; plugins not listed in it as installed are rejected.",
         json_schema_extra=flag(),
     )
     plugin_timeout: float = Field(
@@ -170,7 +172,7 @@ class PluginSettings(EngineSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds that a plugin gets to be imported or started; 0 for no limit.",
+        description="Maximum time to import or start a plugin; 0: no limit.",
         json_schema_extra=flag(),
     )
     plugins: PluginOptions = Field(

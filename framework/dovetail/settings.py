@@ -68,82 +68,83 @@ class EngineSettings(BaseModel):
 
     model_path: str | None = Field(
         None,
-        description="Folder with config.json, safetensors and tokenizer, a GGUF file, or a hub's name such as "
-        "Qwen/Qwen3-0.6B; the bundled demo model if not given.",
+        description="Directory with config.json, safetensors and tokenizer, a GGUF file, or a hub name such as "
+        "Qwen/Qwen3-0.6B. Default: the bundled demo model.",
         json_schema_extra=flag("model", common=True),
     )
     revision: str | None = Field(
         None,
         min_length=1,
         max_length=256,
-        description="Branch, tag or commit of a model that is fetched from a hub; main if not given.",
+        description="Branch, tag or commit of a model from a hub. Default: main.",
         json_schema_extra=flag(),
     )
     download_dir: Path | None = Field(
         None,
-        description="Where models of a hub are kept; its own cache (HF_HOME) if not given.",
+        description="Directory for models from a hub. Default: the hub's own cache (HF_HOME).",
         json_schema_extra=flag(),
     )
     tokenizer_path: str | None = Field(
         None,
-        description="Folder, or a hub's name, of the tokenizer; the model's own if not given.",
+        description="Directory, or hub name, of the tokenizer. Default: the model's.",
         json_schema_extra=flag("tokenizer"),
     )
     load_format: str = Field(
         "auto",
         min_length=1,
-        description="Format of the checkpoint by plugin name: `auto` what claims the files; `safetensors` a folder as "
-        "transformers writes it; `dummy` fills the weights with small random numbers, for benchmarks.",
+        description="Format of the checkpoint, by plugin name. `auto`: the plugin that recognizes the files; "
+        "`safetensors`: a directory as transformers writes it; `dummy`: random weights, for benchmarks.",
         json_schema_extra=flag(),
     )
     model_impl: Annotated[str, BeforeValidator(none_word)] = Field(
         "auto",
         min_length=1,
-        description="Whose code runs the model: `dovetail` a plugin of its architecture; `transformers` the modules of "
-        "transformers, on this cache; `auto` the first where there is one. Or another plugin's name that serves any.",
+        description="Implementation of the model. `dovetail`: a plugin for its architecture; `transformers`: "
+        "transformers' modules with Dovetail's KV cache; `auto`: the first if it exists, else the "
+        "second; or the name of a plugin that serves any model.",
         json_schema_extra=flag(common=True),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="Where the model runs; `auto` takes CUDA if there is one.",
+        description="Device that runs the model; `auto`: CUDA if available.",
         json_schema_extra=flag(common=True),
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
-        description="Weights and activations; `auto` takes the checkpoint's.",
+        description="Dtype of weights and activations; `auto`: the checkpoint's.",
         json_schema_extra=flag(common=True),
     )
     context_length: Tokens | None = Field(
         None,
         ge=1,
-        description="Longest prompt plus output, in tokens (`32k` works); the model's own if not given.",
+        description="Maximum prompt plus output of a request, in tokens (`32k` works). Default: the model's.",
         json_schema_extra=flag("max-model-len", common=True),
     )
     attention_backend: str = Field(
-        "auto", description="Attention backend by plugin name.", json_schema_extra=flag(common=True)
+        "auto", description="Attention backend, by plugin name.", json_schema_extra=flag(common=True)
     )
     prefill_attention_backend: str | None = Field(
         None,
         min_length=1,
-        description="Attention backend for prompts alone; that of --attention-backend if not given.",
+        description="Attention backend for prefill. Default: --attention-backend.",
         json_schema_extra=flag(),
     )
     decode_attention_backend: str | None = Field(
         None,
         min_length=1,
-        description="Attention backend for the tokens after the prompt; that of --attention-backend if not given.",
+        description="Attention backend for decode. Default: --attention-backend.",
         json_schema_extra=flag(),
     )
     kernels: Names = Field(
         default_factory=lambda: ["auto"],
-        description="Kernel sets by plugin name, comma-separated, asked in this order for each operation of the model; "
-        "`auto` asks those that fit the device, `plain` computes every operation in plain torch.",
+        description="Kernel sets by plugin name, comma-separated, asked in this order for each operation of the "
+        "model. `auto`: those that fit the device; `plain`: plain torch for every operation.",
         json_schema_extra=flag(),
     )
     quantization: Annotated[str | None, BeforeValidator(none_word)] = Field(
         "auto",
-        description="Plugin that reads a quantised checkpoint; `auto` takes the one that reads what its config.json "
-        "names. `fp8`, `int8` and `int4` quantise a plain one while it loads.",
+        description="Quantization plugin; `auto`: the one for the method in the checkpoint's config.json. `fp8`, "
+        "`int8` and `int4` quantize an unquantized checkpoint at load time.",
         json_schema_extra=flag(),
     )
     grammar_compile_timeout: float = Field(
@@ -151,37 +152,36 @@ class EngineSettings(BaseModel):
         gt=0,
         le=600,
         allow_inf_nan=False,
-        description="Seconds that compiling one request's grammar may take; then that request gets a 400.",
+        description="Maximum time to compile one request's grammar; beyond it, the request gets 400.",
         json_schema_extra=flag(),
     )
     grammar_cache_bytes: int = Field(
-        256 << 20, ge=0, description="Memory for compiled grammars that are kept.", json_schema_extra=flag()
+        256 << 20, ge=0, description="Maximum memory for cached compiled grammars.", json_schema_extra=flag()
     )
     tensor_parallel_size: int = Field(
         1,
         ge=1,
         le=64,
-        description="Processes that compute one model together, each with its share of the heads and inner widths: one "
-        "for each GPU, or on the CPU.",
+        description="Number of ranks (processes) that compute one model together, each with a shard of its heads "
+        "and inner widths; one per GPU, or on CPU.",
         json_schema_extra=flag("tp-size", "tp", common=True),
     )
     devices: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(parse_list)] = Field(
         None,
         min_length=1,
-        description="GPUs of the ranks, such as `0,2`, counted among those of CUDA_VISIBLE_DEVICES; the first ones if "
-        "not given.",
+        description="GPUs of the ranks, such as `0,2`, as indices into CUDA_VISIBLE_DEVICES. Default: the first ones.",
         json_schema_extra=flag("device-ids"),
     )
     expert_parallel: bool = Field(
         False,
-        description="Ranks have whole experts each, instead of a share of the width of every one.",
+        description="Distribute whole experts over the ranks instead of splitting each by width.",
         json_schema_extra=flag("enable-expert-parallel"),
     )
     expert_parallel_size: int | None = Field(
         None,
         ge=1,
         le=64,
-        description="The same in SGLang's words: as many as --tensor-parallel-size for whole experts, or 1.",
+        description="SGLang's form of --expert-parallel: equal to --tensor-parallel-size for whole experts, or 1.",
         json_schema_extra=flag("ep-size", "ep"),
     )
     page_size: int = Field(
@@ -189,76 +189,79 @@ class EngineSettings(BaseModel):
     )
     kv_cache_dtype: Annotated[Literal["auto", "fp8", "int8"], BeforeValidator(cache_word)] = Field(
         "auto",
-        description="What keys and values are cached in: `auto` the model's dtype, `fp8` (e4m3) or `int8` with a scale "
-        "for each token and head: twice the tokens in the same memory, see the page on quantisation for the loss.",
+        description="Dtype of cached keys and values. `auto`: the model's; `fp8` (e4m3) or `int8` with a scale per "
+        "token and head: twice the tokens in the same memory, with a loss that the page on quantization "
+        "shows.",
         json_schema_extra=flag(),
     )
     max_total_tokens: Tokens | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache in tokens, in whole pages; from free memory if not given.",
+        description="Size of the KV cache in tokens, rounded to whole pages. Default: from free memory.",
         json_schema_extra=flag(),
     )
     mem_fraction_static: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Share of the memory that is free before loading for weights and KV cache together; the rest is "
-        "for activations and graphs. If not given, 0.88 on CUDA, less where a step needs more than the rest; on CPU, "
-        "half of what the weights leave, up to 4 GiB, goes to the KV cache.",
+        description="Fraction of the memory that is free before loading, for weights plus KV cache; the rest is for "
+        "activations and graphs. Default: 0.88 on CUDA, or less if a step needs more than the rest; on "
+        "CPU the KV cache gets half of what the weights leave, up to 4 GiB.",
         json_schema_extra=flag(common=True),
     )
     gpu_memory_utilization: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Share of all device memory that the engine may use, activations and graphs included (CUDA); "
-        "instead of --mem-fraction-static.",
+        description="Fraction of total device memory for the engine, including activations and graphs (CUDA). "
+        "Replaces --mem-fraction-static.",
         json_schema_extra=flag("device-memory-utilization"),
     )
     max_running_requests: int = Field(
         256,
         ge=1,
         le=65536,
-        description="Requests decoded at once.",
+        description="Maximum number of requests decoded concurrently.",
         json_schema_extra=flag("max-num-seqs", common=True),
     )
     max_queued_requests: int = Field(
         4096,
         ge=1,
-        description="Requests waiting; beyond it a request gets 429.",
+        description="Maximum number of queued requests; further requests get 429.",
         json_schema_extra=flag("max-num-queued-reqs"),
     )
     task: Annotated[Task | None, BeforeValidator(task_word)] = Field(
         None,
-        description="Serve this alone: generate, embed, classify or score (two texts). If not given, all that the "
-        "model and its folder are made for.",
+        description="Serve only this task: generate, embed, classify or score (two texts). Default: every task that "
+        "the model and its directory support.",
         json_schema_extra=flag(),
     )
     chunked_prefill_size: Tokens | None = Field(
         None,
         ge=-1,
-        description="Most prompt tokens in one step; longer prompts are computed in chunks, beside decoding requests. "
-        "-1: never cut a prompt. If not given, 8192 on CUDA and 256 to 4096 on CPU, fewer for larger models.",
+        description="Maximum prompt tokens per step. Longer prompts are computed in chunks, beside decoding "
+        "requests; -1: never in chunks. Default: 8192 on CUDA and 256 to 4096 on CPU, fewer for larger "
+        "models.",
         json_schema_extra=flag("max-num-batched-tokens", common=True),
     )
     max_prefill_tokens: Tokens = Field(
         16384,
         ge=1,
-        description="Most prompt tokens in one step when prompts are not cut; a longer one then runs alone.",
+        description="Maximum prompt tokens per step without chunks; a longer prompt then runs alone.",
         json_schema_extra=flag(),
     )
     schedule_policy: str = Field(
         "fcfs",
         min_length=1,
-        description="Order of waiting requests by plugin name: `fcfs` first come, `lpm` longest cached prefix, `lof` "
-        "longest output, `priority` as fcfs and whoever has less gives way.",
+        description="Order of queued requests, by plugin name. `fcfs`: first come; `lpm`: longest cached prefix; "
+        "`lof`: longest output; `priority`: as fcfs, and lower priorities are retracted.",
         json_schema_extra=flag("scheduling-policy", common=True),
     )
     speculator: Annotated[str | None, BeforeValidator(none_word)] = Field(
         None,
-        description="Plugin that drafts what requests may say next, verified several tokens a step; the text is the "
-        "same. `ngram` repeats what followed the same words before. Steps then do not overlap. None if not given.",
+        description="Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the "
+        "output is unchanged. `ngram` repeats what followed the same tokens before. Disables overlap "
+        "scheduling. Default: none.",
         json_schema_extra=flag(),
     )
     disable_radix_cache: bool = Field(
@@ -266,26 +269,26 @@ class EngineSettings(BaseModel):
     )
     disable_cuda_graph: bool = Field(
         False,
-        description="Launch every operation of a decode step by itself instead of replaying CUDA graphs.",
+        description="Launch each operation of a decode step separately instead of replaying CUDA graphs.",
         json_schema_extra=flag("enforce-eager"),
     )
     disable_compile_ahead: bool = Field(
-        False, description="compile Triton kernels when they are first launched, not side by side before the first step"
+        False, description="Compile Triton kernels at their first launch instead of in parallel before the first step."
     )
     wait_for_kernels: bool = Field(
         False,
-        description="Be ready only when every graph is captured and every kernel compiled; on a CPU there are none.",
+        description="Report ready only when every graph is captured and every kernel compiled. No effect on CPU.",
         json_schema_extra=flag(),
     )
     disable_overlap_schedule: bool = Field(
         False,
-        description="Read a step's tokens before the next step is launched, instead of while it runs.",
+        description="Read a step's tokens before launching the next step, instead of meanwhile.",
         json_schema_extra=flag(),
     )
     batch_invariant: bool = Field(
         False,
-        description="A request's tokens do not depend, to the last bit, on the requests beside it, on how its prompt "
-        "is cut, or on what was cached: slower, and refused where something cannot.",
+        description="Make a request's tokens bit-identical whatever the batch, the chunks of its prompt and the "
+        "prefix cache. Slower; startup fails if a part does not support it.",
         json_schema_extra=flag("enable-deterministic-inference"),
     )
     report_cache: bool = Field(
@@ -302,7 +305,7 @@ class EngineSettings(BaseModel):
         None,
         ge=0,
         lt=2**63,
-        description="Seed for requests without one; random if not given.",
+        description="Seed for requests without one. Default: random.",
         json_schema_extra=flag("seed"),
     )
     decode_log_interval: int = Field(
@@ -311,8 +314,8 @@ class EngineSettings(BaseModel):
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of the engine; one per 64 MiB of weights, at most all cores, if not given: "
-        "beyond that, threads of a small model wait for each other more than they compute.",
+        description="CPU threads of the engine. Default: one per 64 MiB of weights, at most all cores; more threads "
+        "make a small model slower.",
         json_schema_extra=flag(),
     )
 

@@ -16,41 +16,41 @@ class KeySettings(BaseModel):
 
     api_key: ApiKeys = Field(
         default_factory=list,
-        description="Key that every request must carry; may be given several times. Better in the environment "
-        "(DOVETAIL_API_KEY, comma-separated) or the file: other users of the machine see command lines.",
+        description="Key that every request must carry; repeatable. Prefer the environment (DOVETAIL_API_KEY, "
+        "comma-separated) or the file, because other users of the machine can read command lines.",
         json_schema_extra=flag(common=True),
     )
     admin_api_key: ApiKey = Field(
         None,
-        description="Key that /flush_cache, /start_profile and other admin routes need; it opens everything else too.",
+        description="Key for /flush_cache, /start_profile and other admin routes; it opens everything else too.",
         json_schema_extra=flag(),
     )
     resume_key: ApiKey = Field(
         None,
-        description="Key that this server and the gateways before it share, so that these can move a stream here from "
-        "a server that is gone. Better in the environment (DOVETAIL_RESUME_KEY).",
+        description="Key shared by this server and its gateways, which lets them move a stream here from a crashed "
+        "server. Prefer the environment (DOVETAIL_RESUME_KEY).",
         json_schema_extra=flag(),
     )
     keys_file: Path | None = Field(
         None,
-        description="YAML file with the hashes of keys, their roles, weights and limits; read again when it changes. "
+        description="YAML file with hashes of keys, their roles, weights and limits; read again when it changes. "
         "`dovetail hash-key` prints a key's hash.",
         json_schema_extra=flag(),
     )
     isolate_prefix_cache: Literal["shared", "key"] = Field(
         "shared",
-        description="`key`: what one key's prompts left in the prefix cache is not found by another key's. Default: "
-        "all keys share the cache, which `cached_tokens` and times to the first token show.",
+        description="`key`: no key reuses another key's cached prefixes. `shared`: all keys share the cache, which "
+        "is visible in `cached_tokens` and TTFT.",
         json_schema_extra=flag(),
     )
     closed_probes: bool = Field(
         False,
-        description="Let /health, /readyz, /health_generate and /ping ask for a key, too; /livez never does.",
+        description="Require a key for /health, /readyz, /health_generate and /ping too; /livez never needs one.",
         json_schema_extra=flag(),
     )
     open_metrics: bool = Field(
         False,
-        description="Let /metrics answer without a key, for a scraper that has none.",
+        description="Serve /metrics without a key, for a scraper that has none.",
         json_schema_extra=flag(),
     )
 

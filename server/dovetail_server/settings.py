@@ -30,13 +30,13 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
 
     config: Path | None = Field(
         None,
-        description="YAML or TOML file with any of these settings; flags and environment variables win over it.",
+        description="YAML or TOML file with any of these settings. Flags and environment variables override it.",
         json_schema_extra=flag(common=True),
     )
     apis: Names = Field(
         default_factory=lambda: ["openai", "anthropic", "sglang"],
-        description="APIs to serve, by plugin name, comma-separated: those that generate; an installed one more, such "
-        "as `ollama`, is added to the three built-in ones by naming all.",
+        description="APIs to serve, by plugin name, comma-separated. Each one listed is served, so to add one such "
+        "as `ollama`, list the built-in three too.",
         json_schema_extra=flag(),
     )
     host: str = Field(
@@ -45,55 +45,58 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         json_schema_extra=flag(common=True),
     )
     port: int = Field(
-        30000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.", json_schema_extra=flag(common=True)
+        30000,
+        ge=0,
+        le=65535,
+        description="Port to listen on; 0 selects a free one.",
+        json_schema_extra=flag(common=True),
     )
     data_parallel_size: int = Field(
         1,
         ge=1,
         le=256,
-        description="Workers behind this address, each with the whole model and its own share of the GPUs or cores; "
-        "needs dovetail-llm[gateway].",
+        description="Number of workers behind one address, each with the whole model and its own GPUs or cores. "
+        "Needs dovetail-llm[gateway].",
         json_schema_extra=flag("dp-size", "dp", common=True),
     )
     served_model_name: Names = Field(
         default_factory=list,
-        description="Names under which requests may ask for the model, comma-separated; the model path if not given.",
+        description="Names under which requests may select the model, comma-separated. Default: the model path.",
         json_schema_extra=flag(common=True),
     )
     model_aliases: Aliases = Field(
         default_factory=lambda: ["anthropic=claude-*", "openai=gpt-*"],
-        description="Names that clients have built in and that mean the served model, comma-separated: API=PATTERN on "
-        "the routes of openai, anthropic or sglang, PATTERN on all of them; * stands for any characters. Replies carry "
-        "the served name. [] for none.",
+        description="Names built into clients that mean the served model, comma-separated: API=PATTERN on the "
+        "routes of openai, anthropic or sglang, PATTERN on all of them; * matches any characters. "
+        "Responses carry the served name. []: none.",
         json_schema_extra=flag(),
     )
     allow_origins: Origins = Field(
         default_factory=list,
         description="Origins of web pages that may use this server, such as https://chat.example.org, "
-        "comma-separated; * for all.",
+        "comma-separated; * allows all.",
         json_schema_extra=flag("allowed-origins"),
     )
     allowed_hosts: Hosts = Field(
         default_factory=list,
-        description="Names under which clients reach this server, such as chat.example.org,*.lan, comma-separated; * "
-        "for any. This machine's own (localhost) always work. If not given: any, but on a loopback address without "
-        "--api-key this machine's own only, since web pages can give their names that address.",
+        description="Host names that clients may use, such as chat.example.org,*.lan, comma-separated; * allows "
+        "any. This machine's own names (localhost) always work. Default: any; on a loopback address "
+        "without --api-key only this machine's own, because a web page can point its name there.",
         json_schema_extra=flag(),
     )
     max_connections: int | None = Field(
         None,
         ge=1,
         le=1 << 20,
-        description="Most connections at once; beyond it new ones get 503. What the limit of open files allows, if not "
-        "given.",
+        description="Maximum concurrent connections; further ones get 503. Default: what the open-file limit allows.",
         json_schema_extra=flag(),
     )
     max_connections_per_address: int | None = Field(
         None,
         ge=1,
         le=1 << 20,
-        description="Most connections from one address (an IPv6 network of 64 bits is one); three quarters of "
-        "--max-connections if not given, so that a gateway in front gets nearly all.",
+        description="Maximum concurrent connections from one IPv4 address or IPv6 /64. Default: three quarters of "
+        "--max-connections.",
         json_schema_extra=flag(),
     )
     header_timeout: float = Field(
@@ -101,7 +104,7 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds that a connection gets to send a request's headers; 0 for no limit.",
+        description="Maximum time to receive a request's headers; 0: no limit.",
         json_schema_extra=flag(),
     )
     body_timeout: float = Field(
@@ -109,23 +112,22 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds that a request's body may pause, and after which --min-body-rate counts; one that is no "
-        "upload gets ten times that in all. 0 for no limit.",
+        description="Maximum pause within a request's body, and the time after which --min-body-rate applies. A "
+        "body that is no upload has ten times this in total. 0: no limit.",
         json_schema_extra=flag(),
     )
     min_body_rate: int = Field(
         1024,
         ge=0,
         le=1 << 30,
-        description="Bytes per second that a request's body comes at, at least, on average; 0 for no limit.",
+        description="Minimum average rate of a request's body; 0: no limit.",
         json_schema_extra=flag(),
     )
     keep_alive_timeout: int = Field(
         75,  # longer than clients' pools keep theirs (5 to 60 s): who sends while the server closes meets a reset
         ge=1,
         le=86400,
-        description="Seconds that an idle connection is kept for another request. A gateway should give its own up "
-        "earlier.",
+        description="Time before an idle connection is closed. Gateways and clients should close theirs earlier.",
         json_schema_extra=flag("timeout-keep-alive"),
     )
     websocket_idle_timeout: float = Field(
@@ -133,52 +135,48 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds that a WebSocket at /v1/responses may go without a whole message between two responses; "
-        "0 for no limit.",
+        description="Maximum time without a complete message between two responses on a WebSocket at /v1/responses; "
+        "0: no limit.",
         json_schema_extra=flag(),
     )
     root_path: str = Field(
         "",
         pattern=r"^(/[^/?#]+)*$",
-        description="Path under which a proxy in front shows this server, such as /llm.",
+        description="Path under which a proxy exposes this server, such as /llm.",
         json_schema_extra=flag("fastapi-root-path"),
     )
     ssl_certfile: Path | None = Field(
-        None,
-        description="Certificate chain in PEM form; the server then speaks HTTPS.",
-        json_schema_extra=flag(),
+        None, description="Certificate chain in PEM form; the server then uses HTTPS.", json_schema_extra=flag()
     )
     ssl_keyfile: Path | None = Field(
-        None,
-        description="Private key of --ssl-certfile; in the same file if not given.",
-        json_schema_extra=flag(),
+        None, description="Private key of --ssl-certfile. Default: in the same file.", json_schema_extra=flag()
     )
     ssl_keyfile_password: SecretStr | None = Field(
         None,
-        description="Password of --ssl-keyfile. Better in the environment (DOVETAIL_SSL_KEYFILE_PASSWORD).",
+        description="Password of --ssl-keyfile. Prefer the environment (DOVETAIL_SSL_KEYFILE_PASSWORD).",
         json_schema_extra=flag(),
     )
     max_queued_tokens: int | None = Field(
         None,
         ge=1,
         le=1 << 40,
-        description="Most prompt tokens of all requests that run or wait; beyond it a request gets 429. 8 times the "
-        "KV cache if not given.",
+        description="Maximum total prompt tokens of running and queued requests; beyond it, requests get 429. "
+        "Default: 8 times the KV cache.",
         json_schema_extra=flag("max-num-queued-tokens"),
     )
     max_queued_bytes: int = Field(
         256 << 20,
         ge=1024,
         le=1 << 40,
-        description="Most bytes of the bodies of all requests that run or wait; beyond it a request gets 429.",
+        description="Maximum total body size of running and queued requests; beyond it, requests get 429.",
         json_schema_extra=flag(),
     )
     body_processes: int = Field(
         2,
         ge=0,
         le=256,
-        description="Requests of more than 64 KiB that are parsed, rendered and tokenized at a time, each in a process "
-        "that can be killed; 0 does it in the server's own.",
+        description="Number of processes that parse, template and tokenize request bodies over 64 KiB; each can be "
+        "killed. 0: the server process does it.",
         json_schema_extra=flag(),
     )
     body_cpu_limit: float = Field(
@@ -186,27 +184,27 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0.1,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds of processor time that such a process may take for one request.",
+        description="Maximum CPU time of such a process per request.",
         json_schema_extra=flag(),
     )
     metrics_style: Literal["dovetail", "vllm", "sglang"] = Field(
         "dovetail",
-        description="Whose names GET /metrics uses beside Dovetail's own, for dashboards that know them.",
+        description="Metric names to add at GET /metrics, for existing dashboards.",
         json_schema_extra=flag(),
     )
     max_body_bytes: int = Field(
-        32 << 20, ge=1024, le=1 << 34, description="Largest request body.", json_schema_extra=flag()
+        32 << 20, ge=1024, le=1 << 34, description="Maximum size of a request body.", json_schema_extra=flag()
     )
     stream_interval: int = Field(
         1,
         ge=1,
         le=1 << 16,
-        description="Tokens per event of a stream, after the first event; more make longer intervals and less work.",
+        description="Tokens per event of a stream, after the first event. More means fewer events and less CPU time.",
         json_schema_extra=flag(),
     )
     stream_response_default_include_usage: bool = Field(
         False,
-        description="End streams with a chunk that holds the usage, unless a request says whether it wants one.",
+        description="End streams with a usage chunk, unless the request sets it.",
         json_schema_extra=flag("enable-force-include-usage"),
     )
     stream_keep_alive: float = Field(
@@ -214,8 +212,8 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds of silence after which a stream gets a comment, so that nobody between here and the "
-        "client gives it up; also how long a stream's status waits for its first event. 0 for no limit.",
+        description="Idle time before a stream sends an SSE comment, so that no intermediary times it out. Also the "
+        "maximum wait for the first event before the status is sent. 0: no limit.",
         json_schema_extra=flag("sse-keep-alive-interval"),
     )
     stream_write_timeout: float = Field(
@@ -223,7 +221,7 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds after which a client that reads nothing of its stream is cut off; 0 for no limit.",
+        description="Time after which a client that reads nothing from its stream is disconnected; 0: no limit.",
         json_schema_extra=flag(),
     )
     drain_timeout: float = Field(
@@ -231,7 +229,7 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds that running requests get to finish after SIGTERM.",
+        description="Time for running requests to finish after SIGTERM.",
         json_schema_extra=flag("shutdown-timeout", common=True),
     )
     drain_grace: float = Field(
@@ -239,17 +237,18 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds after SIGTERM, of --drain-timeout, in which new requests are still served while /health "
-        "says 503 and clients hold connections open: a router that looks at it as often loses no request.",
+        description="Time after SIGTERM, within --drain-timeout, during which new requests are still served, "
+        "/health is 503 and clients keep their connections. A router that checks health this often "
+        "loses no request.",
         json_schema_extra=flag(),
     )
     max_engine_restarts: int = Field(
         16,
         ge=0,
         le=10000,
-        description="Times that an engine which died or hung is started again within --engine-restart-window; beyond "
-        "that the server ends, with an exit code that is not 0. 0: the first death ends it. Deaths of which one "
-        "request is found guilty do not count.",
+        description="Maximum engine restarts after a crash or hang within --engine-restart-window. Beyond it, the "
+        "server exits with an error code; 0: at the first crash. Crashes attributed to a single request "
+        "do not count.",
         json_schema_extra=flag(common=True),
     )
     engine_restart_window: float = Field(
@@ -257,7 +256,7 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         gt=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds in which restarts of the engine are counted.",
+        description="Time window in which engine restarts are counted.",
         json_schema_extra=flag(),
     )
     engine_hang_timeout: float = Field(
@@ -265,94 +264,100 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0.5,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds within which a busy engine must compute a step, or a layer of a long one; else it counts "
-        "as hanging, and is ended and started again.",
+        description="Maximum time for a busy engine to compute a step, or a layer of a long step. Beyond it, the "
+        "engine is killed and restarted.",
         json_schema_extra=flag(),
     )
     file_storage_path: Path | None = Field(
         None,
-        description="Folder of uploaded files and batches, created when first used; dovetail in the user's data "
-        "folder if not given.",
+        description="Directory of uploaded files and batches, created at first use. Default: dovetail in the user's "
+        "data directory.",
         json_schema_extra=flag(common=True),
     )
     database_url: SecretStr | None = Field(
         None,
-        description="PostgreSQL for what is known of files and batches, shared by several servers: "
-        "postgresql+psycopg://user@host/name; SQLite in --file-storage-path if not given.",
+        description="PostgreSQL database for files and batches, shared by several servers: "
+        "postgresql+psycopg://user@host/name. Default: SQLite in --file-storage-path.",
         json_schema_extra=flag(),
     )
     max_file_bytes: int = Field(
-        512 << 20, ge=1, le=1 << 34, description="Largest uploaded file.", json_schema_extra=flag()
+        512 << 20, ge=1, le=1 << 34, description="Maximum size of an uploaded file.", json_schema_extra=flag()
     )
     max_storage_bytes: int | None = Field(
         None,
         ge=1,
         le=1 << 50,
-        description="Most bytes of all files together; as the disk allows if not given.",
+        description="Maximum total size of all files. Default: the disk.",
         json_schema_extra=flag(),
     )
     min_free_disk_bytes: int = Field(
         256 << 20,
         ge=0,
         le=1 << 50,
-        description="Space kept free on the disk: with less, uploads get 507 and batches pause.",
+        description="Minimum free disk space; below it, uploads get 507 and batches pause.",
         json_schema_extra=flag(),
     )
     max_batch_lines: int = Field(
-        50_000, ge=1, le=1 << 20, description="Most requests in one batch.", json_schema_extra=flag()
+        50_000, ge=1, le=1 << 20, description="Maximum number of requests in one batch.", json_schema_extra=flag()
     )
     max_batch_requests: int | None = Field(
         None,
         ge=1,
         le=65536,
-        description="Requests of batches that run at once; a quarter of --max-running-requests if not given.",
+        description="Maximum concurrent requests of batches. Default: a quarter of --max-running-requests.",
         json_schema_extra=flag(),
     )
     max_stored_responses: int = Field(
         20_000,
         ge=0,
         le=1 << 30,
-        description="Replies of /v1/responses that are kept per key, the newest; 0 keeps none.",
+        description="Maximum stored responses of /v1/responses per key; the newest are retained. 0: none.",
         json_schema_extra=flag(),
     )
     max_stored_response_bytes: int = Field(
-        1 << 30, ge=1 << 20, le=1 << 50, description="Most bytes of kept replies per key.", json_schema_extra=flag()
+        1 << 30,
+        ge=1 << 20,
+        le=1 << 50,
+        description="Maximum total size of stored responses per key.",
+        json_schema_extra=flag(),
     )
     stored_response_ttl: int = Field(
-        30 * 24 * 3600, ge=1, le=1 << 31, description="Seconds that a reply is kept.", json_schema_extra=flag()
+        30 * 24 * 3600, ge=1, le=1 << 31, description="Time that a response is stored.", json_schema_extra=flag()
     )
     unservable_tools: Literal["drop", "refuse"] = Field(
         "drop",
-        description="Optional tools that a request has and this server cannot run, such as `web_search`: left out and "
-        "named in the reply, or refused.",
+        description="Optional tools in a request that this server cannot run, such as `web_search`: drop them and "
+        "name them in the response, or reject the request.",
         json_schema_extra=flag(),
     )
     unknown_fields: Literal["warn", "refuse"] = Field(
         "refuse",
-        description="Fields of requests that nobody here knows: left out and counted at /metrics, or a 400.",
+        description="Request fields that Dovetail does not know: drop and count them at /metrics, or reject the "
+        "request with 400.",
         json_schema_extra=flag(),
     )
     disable_playground: bool = Field(
         False,
-        description="Do not serve the page for people at / and /playground; / then leads to /docs.",
+        description="Do not serve the playground at / and /playground; / then redirects to /docs.",
         json_schema_extra=flag(),
     )
     profile_dir: Path | None = Field(
         None,
-        description="Folder for profiles of the engine's steps: POST /start_profile and /stop_profile need it.",
+        description="Directory for profiles of engine steps; required by POST /start_profile and /stop_profile.",
         json_schema_extra=flag(),
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="What is logged.", json_schema_extra=flag(common=True)
+        "info", description="Minimum level of log lines.", json_schema_extra=flag(common=True)
     )
     log_format: Literal["text", "json"] = Field(
         "text",
-        description="`json` makes every line of every process one JSON object, tracebacks and warnings too.",
+        description="Format of log lines; `json`: one JSON object per line from every process, including tracebacks "
+        "and warnings.",
         json_schema_extra=flag(),
     )
     log_requests: bool = Field(
         False,
-        description="Log start and end of each generation request: client, hashed key, sizes, times; not its text.",
+        description="Log start and end of each generation request: client, hashed key, sizes, times; never its text.",
         json_schema_extra=flag("enable-log-requests", common=True),
     )
     log_slow_requests: float = Field(
@@ -360,7 +365,7 @@ class ServeSettings(KeySettings, TextSettings, BaseSettings):
         ge=0,
         le=86400,
         allow_inf_nan=False,
-        description="Seconds from which on a generation request gets a line that says where its time went; 0 for none.",
+        description="Log a time breakdown of generation requests that take at least this long; 0: off.",
         json_schema_extra=flag(),
     )
     disable_access_log: bool = Field(

@@ -1,6 +1,6 @@
 """Attention backends side by side: `python tests/benchmarks/attention_backends.py --backends triton fa3` (needs a GPU).
 
-Printed as a table, for the heads of the models that `docs/benchmarks-gpu.md` is about: prompts of one request, and decode
+Printed as a table, for the heads of the models of `docs/benchmarks-gpu.md`: prompts of one request, and decode
 rows over a context of one length. A backend is named as the registry has it, or as `module:Class`; the first is what
 the others are compared with, in time and in result. `--loads` has loads of one's own: requests, cached tokens of each,
 new tokens of each, KV heads, query heads of each KV head, head dim.

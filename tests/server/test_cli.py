@@ -18,6 +18,7 @@ from dovetail.processing.prepare import check_model
 from dovetail_server import preflight
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
+from dovetail_server.cli.help_groups import GROUPS, METAVARS, metavar_of
 from dovetail_server.cli.options import build_parser, has_flag, load_settings, parse_flags
 from dovetail_server.peers.flags import TABLE
 from dovetail_server.settings import ServeSettings
@@ -80,6 +81,16 @@ def test_every_flag_is_deliberate() -> None:
     names = {name[2:] for action in build_parser(True)._actions for name in action.option_strings if name[:2] == "--"}
     names = {name for name in names if not (name.startswith("no-") and name[3:] in names)}  # of every switch
     assert names == set(FLAGS.split())
+
+
+def test_every_flag_is_in_one_group_and_its_metavar_says_the_unit() -> None:
+    """Of the help: a new setting needs a group, and no group or metavar names a setting that is gone."""
+    shown = [name for name, field in ServeSettings.model_fields.items() if has_flag(field)]
+    grouped = [name for names in GROUPS.values() for name in names.split()]
+    assert sorted(grouped) == sorted(shown)
+    assert {name for names in METAVARS.values() for name in names.split()} <= set(shown)
+    for suffix, unit in (("_bytes", "BYTES"), ("_timeout", "SECONDS"), ("_tokens", "TOKENS")):
+        assert [name for name in shown if name.endswith(suffix) and metavar_of(name) != unit] == []
 
 
 def test_common_help_is_short_and_full_help_is_complete() -> None:

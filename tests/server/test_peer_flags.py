@@ -1,4 +1,4 @@
-"""Flags of SGLang and vLLM: each is a setting, or known with what it means here; and lines that people paste."""
+"""Flags of SGLang, vLLM and llama.cpp: settings, or known with what they mean here; and lines that people paste."""
 
 from __future__ import annotations
 
@@ -103,6 +103,19 @@ FIRST_DAY: dict[str, dict[str, Any]] = {
     "--max_num_seqs 4 --distributed_executor_backend mp": {"max_running_requests": 4},
     "--api-server-count 1 --max-logprobs 20 --response-role assistant": {},
     "--limit-mm-per-prompt '{\"image\": 2}'": {},
+    # llama.cpp
+    "-m m -c 8192 -ngl 99 -fa on -np 4 -t 8 -b 2048": {
+        "model_path": "m",
+        "context_length": 8192,
+        "max_running_requests": 4,
+        "num_threads": 8,
+    },
+    "-hf Qwen/Qwen3-0.6B --jinja --no-webui --alias a": {
+        "model_path": "Qwen/Qwen3-0.6B",
+        "served_model_name": ["a"],
+        "disable_playground": True,
+    },
+    "--no-mmap --mlock --no-warmup --cache-type-k f16 --reasoning-format none": {"reasoning_parser": None},
 }
 
 
@@ -137,6 +150,10 @@ REFUSED = {
     "--no-trust-remote-code --uds /tmp/x": "--host",
     "--preferred-sampling-params '{\"heat\": 1}'": "temperature",
     "--default-chat-template-kwargs nope": "JSON",
+    "--mmproj x.gguf": "text only",
+    "-ctk q8_0": "--kv-cache-dtype",
+    "--temp 0.7": "--preferred-sampling-params",
+    "-md draft.gguf": "draft models",
 }
 
 
@@ -162,6 +179,8 @@ def test_a_flag_that_nobody_knows_gets_the_nearest_name() -> None:
     """A slip of the pen is told from a peer's flag; a value that is missing is missed."""
     with pytest.raises(ConfigError, match="did you mean --port"):
         read("--prot 1")
+    with pytest.raises(ConfigError, match="--n-gpu-thing: unknown option; `dovetail serve --help=all` lists them"):
+        read("--n-gpu-thing 3")
     with pytest.raises(ConfigError, match="--pp: expected a value"):
         read("--pp --port 1")
 

@@ -34,24 +34,25 @@ class TextSettings(PluginSettings):
 
     default_chat_template_kwargs: JsonObject = Field(
         default_factory=dict,
-        description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; those of a '
-        "request win.",
+        description='Chat template variables as a JSON object, such as {"enable_thinking": false}; those of a '
+        "request override them.",
         json_schema_extra=flag(),
     )
     compact_json: bool = Field(
         False,
-        description="JSON that a schema constrains has no whitespace between its tokens, where a request says nothing.",
+        description="Generate JSON without whitespace between its tokens for requests with a schema, unless the "
+        "request sets it.",
         json_schema_extra=flag("constrained-json-disable-any-whitespace"),
     )
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",
-        description="Where parameters that a request leaves out come from: the model's generation_config.json, or "
+        description="Source of sampling parameters that a request omits: the model's generation_config.json, or "
         "OpenAI's defaults.",
         json_schema_extra=flag(),
     )
     preferred_sampling_params: Sampling = Field(
         default_factory=dict,
-        description="Sampling parameters of requests that leave them out, as a JSON object; they win over "
+        description="Sampling parameters for requests that omit them, as a JSON object; they override "
         "--sampling-defaults.",
         json_schema_extra=flag("override-generation-config"),
     )
@@ -59,21 +60,21 @@ class TextSettings(PluginSettings):
         None,
         ge=1,
         le=1 << 34,
-        description="Largest prompt that is tokenized at all; 32 bytes per token of context if not given.",
+        description="Maximum size of a prompt's text before tokenization. Default: 32 bytes per token of context.",
         json_schema_extra=flag(),
     )
     max_logprobs: int = Field(
         20,
         ge=-1,
         le=1 << 20,
-        description="Most likely tokens that a request may ask for with each token; -1: all of the vocabulary.",
+        description="Maximum top alternatives per token that a request may ask for; -1: the whole vocabulary.",
         json_schema_extra=flag(),
     )
     max_tokens_beyond: Literal["clamp", "refuse"] | None = Field(
         None,
-        description="What becomes of a request for more tokens than the context holds behind its prompt: `clamp` ends "
-        "the reply at the context's end, `refuse` answers 400. If not given, chats are clamped, as agents ask for "
-        "32,000 tokens and more by themselves; /v1/completions, /v1/responses and /generate refuse.",
+        description="Handling of a request for more tokens than the context holds after its prompt. `clamp`: end "
+        "the response with the context; `refuse`: 400. Default: clamp for chats, because agents ask for "
+        "32,000 tokens and more; refuse for /v1/completions, /v1/responses and /generate.",
         json_schema_extra=flag(),
     )
 

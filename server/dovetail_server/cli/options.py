@@ -13,15 +13,19 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from dovetail.config_file import field_aliases
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugin_settings import ENV_PREFIX, from_environment, is_secret, merge_options
+from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
 from dovetail_server.cli.plugin_flags import split_plugin_flags
 from dovetail_server.peers.arguments import Translation
 from dovetail_server.peers.environment import check as peers_environment
 from dovetail_server.settings import ServeSettings
 
+NEAR = 0.75
+"""How alike two names must be for one to be suggested: below it a guess misleads more than it helps."""
 NOTES = "(notes)"
 """Where parsed flags carry what is to be said of them: no setting has such a name."""
 
@@ -88,49 +92,58 @@ def is_common(field: FieldInfo) -> bool:
     return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("common"))
 
 
-def describe(field: FieldInfo) -> str:
-    """Return the help text of a setting, with its choices and default."""
+def describe(field: FieldInfo, *, with_choices: bool = True) -> str:
+    """Return the help text of a setting, with its default and, unless the metavar has them, its choices."""
     text = field.description or ""
-    choices = [get_args(a) for a in (field.annotation, *get_args(field.annotation)) if get_origin(a) is Literal]
-    if choices:
-        text += f" One of {', '.join(map(str, choices[0]))}."
-    if field.default is not None and field.annotation is not bool and not callable(field.default_factory):
-        text += f" [{field.default}]"
+    if with_choices and (choices := choices_of(field)):
+        text += f" One of {', '.join(choices)}."
+    default = field.default_factory() if field.default_factory is not None else field.default  # type: ignore[call-arg]
+    if default not in (None, "", [], {}) and field.annotation is not bool and default is not PydanticUndefined:
+        text += f" Default: {','.join(map(str, default)) if isinstance(default, list) else default}."
     return text.replace("`", "").replace("%", "%%")
+
+
+def choices_of(field: FieldInfo) -> tuple[str, ...]:
+    """Return the values that a setting may have; none where they are not a short list."""
+    kinds = [get_args(a) for a in (field.annotation, *get_args(field.annotation)) if get_origin(a) is Literal]
+    return tuple(map(str, kinds[0])) if kinds else ()
 
 
 def build_parser(show_all: bool) -> Parser:
     """Build the parser; `show_all` lists the less common flags in its help too."""
-    more = " These are the common options; --help=all shows every one."
+    more = " These are the common options; --help=all lists all."
     if show_all:
-        more = " Flags of SGLang and vLLM are known, too: accepted where they change nothing, else refused."
+        more = " Flags of SGLang, vLLM and llama.cpp are known too: translated, ignored with a log line, or rejected."
     parser = Parser(
         prog="dovetail serve",
         allow_abbrev=False,
         add_help=False,
         usage="dovetail serve [MODEL] [options]",
-        description=f"Serve MODEL, a folder, through the OpenAI API; without MODEL, a small demo model.{more} "
+        description=f"Serve MODEL, a directory or hub name, over HTTP; without MODEL, a small demo model.{more} "
         f"Every option can also be an environment variable ({ENV_PREFIX}PORT) or a line in --config FILE.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )
     parser.add_argument("model_path", nargs="?", metavar="MODEL", action=Once, help=argparse.SUPPRESS)
-    for name, field in ServeSettings.model_fields.items():
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    shown_last = {name: i for i, name in enumerate(GROUP_OF)}
+    for name, field in sorted(ServeSettings.model_fields.items(), key=lambda item: shown_last.get(item[0], -1)):
         if not has_flag(field):
             continue
-        shown = describe(field) if show_all or is_common(field) else argparse.SUPPRESS
+        group = groups[GROUP_OF[name]]
+        shown = describe(field, with_choices=False) if show_all or is_common(field) else argparse.SUPPRESS
         names = flag_names(name, field)
         if field.annotation is bool:
-            parser.add_argument(*names, dest=name, action=Once, is_flag=True, help=shown)
+            group.add_argument(*names, dest=name, action=Once, is_flag=True, help=shown)
             off = [f"--no-{flag[2:]}" for flag in names]
-            parser.add_argument(*off, dest=name, action=Once, is_flag=True, value=False, help=argparse.SUPPRESS)
+            group.add_argument(*off, dest=name, action=Once, is_flag=True, value=False, help=argparse.SUPPRESS)
         elif get_origin(field.annotation) is list:
             # A key takes one word: what follows is more likely the model, and a model taken for a key would be silent.
-            nargs, metavar = (None, "KEY") if is_secret(field) else ("+", "NAME")
-            parser.add_argument(*names, dest=name, action=Once, is_list=True, nargs=nargs, metavar=metavar, help=shown)
+            nargs, unit = None if is_secret(field) else "+", metavar_of(name)
+            group.add_argument(*names, dest=name, action=Once, is_list=True, nargs=nargs, metavar=unit, help=shown)
         else:
-            metavar = name.rsplit("_", 1)[-1].upper()
-            parser.add_argument(*names, dest=name, action=Once, metavar=metavar, help=shown)
-    parser.add_argument("-h", "--help", action="store_true", help="Show this; --help=all shows every option.")
+            unit = metavar_of(name, choices_of(field))
+            group.add_argument(*names, dest=name, action=Once, metavar=unit, help=shown)
+    parser.add_argument("-h", "--help", action="store_true", help="Show this help; --help=all lists all options.")
     parser.set_defaults(**dict.fromkeys(ServeSettings.model_fields, argparse.SUPPRESS))
     return parser
 
@@ -145,7 +158,7 @@ def check_names(argv: Sequence[str], known: Sequence[str]) -> list[str]:
             continue
         name = name.replace("_", "-")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
             hint = f"did you mean {near[0]}?" if near else "`dovetail serve --help=all` lists them"
             raise ConfigError(f"{name}: unknown option; {hint}")
         result.append(name + equals + value)
@@ -200,7 +213,7 @@ def check_environment() -> None:
         key = name.removeprefix(ENV_PREFIX).lower()
         if not name.startswith(ENV_PREFIX) or "__" in key or key in ServeSettings.model_fields:
             continue
-        near = [known[k] for k in difflib.get_close_matches(key, known, n=1, cutoff=0.75)]
+        near = [known[k] for k in difflib.get_close_matches(key, known, n=1, cutoff=NEAR)]
         if near:
             raise ConfigError(f"environment variable {name}: unknown; did you mean {ENV_PREFIX}{near[0].upper()}?")
 
@@ -213,7 +226,7 @@ def explain(error: ValidationError, flags: dict[str, Any]) -> str:
         return reason  # about several settings, which it names
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, field_aliases(ServeSettings), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, field_aliases(ServeSettings), n=1, cutoff=NEAR)
         hint = f"did you mean {near[0]!r}?" if near else "`dovetail serve --help=all` lists the settings"
         return f"{name!r} in the configuration file: unknown setting; {hint}"
     if name in flags:

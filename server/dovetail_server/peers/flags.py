@@ -1,9 +1,9 @@
-"""Flags of SGLang and vLLM that are no settings here: what each means, accepted or refused.
+"""Flags of SGLang, vLLM and llama.cpp that are no settings here: what each means, accepted or refused.
 
 `flags.json` lists them: `why` one is refused or means nothing; `at` which values it means nothing, all where that is
-not said; whether it is a `switch`; which flags of ours it `sets`, by value, "" for a switch. A setting's own name and
-aliases go first (`settings.py`). Names are written without the dashes in front; one that ends with `*` stands for every
-name that begins so, where no longer one fits.
+not said; whether it is a `switch`; which flags of ours it `sets`, by value, "" for a switch; the flag of ours that it
+is read `as`. A setting's own name and aliases go first (`settings.py`). Names are written without the dashes in front;
+one that ends with `*` stands for every name that begins so, where no longer one fits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from dovetail_server.peers.known import Known
@@ -38,13 +38,20 @@ class Flag(Known):
     rewrite: Callable[[str], list[str]] | None = None
 
 
+def _renamed(ours: str, value: str) -> list[str]:
+    """Return our flag with the value that another name of it was given."""
+    return [ours, value]
+
+
 TABLE: dict[str, Flag] = {}
 for _row in _DATA["flags"]:
     _sets = tuple(_row.get("sets", {}).items())
     _ways = ", ".join(value for value, _ in _sets if value)
     _why = _row.get("why") or (f"give {_ways}" if _ways else "")
     _at = () if _sets else tuple(_row["at"]) if "at" in _row else None
-    TABLE |= dict.fromkeys(_row["names"].split(), Flag(_why, _at, "switch" in _row, _sets))
+    _as = _row.get("as")
+    _rewrite = partial(_renamed, _as) if _as else None
+    TABLE |= dict.fromkeys(_row["names"].split(), Flag(_why, _at, "switch" in _row, _sets, _rewrite))
 _DRAFTING = TABLE["speculative-*"].why
 TABLE |= {
     "speculative-num-draft-tokens": Flag(_DRAFTING, (), rewrite=lambda value: ["--ngram.max-drafts", value]),
