@@ -57,7 +57,8 @@ def pages(root: Path) -> dict[Path, str]:
     """Return the pages of the tree and where each stands in the site."""
     docs = root / "docs"
     found = {path: path.name for path in sorted(docs.glob("*.md"))}
-    found |= {path: f"tutorials/{tutorial(path)}" for path in sorted((docs / "tutorials").glob("*.md"))}
+    for folder in ("tutorials", "design"):
+        found |= {path: f"{folder}/{tutorial(path)}" for path in sorted((docs / folder).glob("*.md"))}
     found |= {path: f"examples/{path.parent.name}.md" for path in sorted(docs.glob("examples/*/README.md"))}
     return found | {root / name: place for name, place in ROOT_PAGES.items() if name != "README.md"}
 
@@ -70,7 +71,7 @@ def files(docs: Path) -> list[Path]:
 
 
 def tutorial(path: Path) -> str:
-    """Return a tutorial's name in the site, where a folder's page is its `index.md`."""
+    """Return the name in the site of a page of a folder, where a folder's page is its `index.md`."""
     return "index.md" if path.name == "README.md" else path.name
 
 

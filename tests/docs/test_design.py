@@ -1,4 +1,4 @@
-"""The picture of the rooms in `docs/design.md` is that of the code."""
+"""The picture of the rooms in `docs/design/README.md` is that of the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/design.md").read_text("utf-8")
+PAGE = (ROOT / "docs/design/README.md").read_text("utf-8")
+PAGES = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "docs/design").glob("*.md"))}
 PACKAGES = {"dovetail": ROOT / "framework/dovetail", "dovetail_server": ROOT / "server/dovetail_server"}
 FOLDERS = {
     f"{package}.{folder.name}"
@@ -60,6 +61,13 @@ def test_every_folder_is_drawn_and_every_import_goes_along_the_arrows(imports: s
 
 def test_every_file_that_is_named_is_there() -> None:
     """Paths in backticks are files or folders of one of the two packages, or of the tree."""
-    named = set(re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)*(?:/|\.py))`", PAGE))
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)*(?:/|\.py))`", "".join(PAGES.values())))
     homes = [*PACKAGES.values(), ROOT, ROOT / "server", ROOT / "framework", ROOT / "framework/dovetail/sdk"]
     assert sorted(path for path in named if not any((home / path).exists() for home in homes)) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - {"README.md"}))
+def test_a_page_of_the_design_is_short_and_listed(name: str) -> None:
+    """Under 800 words, and linked from the index."""
+    assert len(PAGES[name].split()) < 800
+    assert f"]({name})" in PAGE

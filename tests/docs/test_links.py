@@ -12,7 +12,7 @@ import pytest
 from stage import FENCE, GENERATED
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".", "docs", "docs/tutorials", "docs/examples/*")
+FOLDERS = (".", "docs", "docs/design", "docs/tutorials", "docs/examples/*")
 PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 READERS = {"json": json.loads, "python": ast.parse, "toml": tomllib.loads}
 

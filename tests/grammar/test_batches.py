@@ -59,7 +59,7 @@ def test_a_mixed_batch_says_what_each_says_alone(make_demo: Callable[..., Demo])
 def test_seeded_draws_do_not_depend_on_company(make_demo: Callable[..., Demo]) -> None:
     """Seeded draws with grammars, thinking, forced text and penalties: alone as in a batch of small chunks.
 
-    In float32, where logits of equal texts differ by less than a draw can notice (`docs/design.md`).
+    In float32, where logits of equal texts differ by less than a draw can notice (`docs/design/sampling.md`).
     """
     demo = make_demo(dtype="float32", overlap_on_cpu=True, chunked_prefill_size=24, max_running_requests=6, page_size=4)
     wanted = [kind for kind in kinds(demo) if all(step.backend == "llguidance" for step in kind["steps"])]

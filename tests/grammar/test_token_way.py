@@ -34,7 +34,7 @@ WAY = (
     "apis/chat/chunks.py",
     "serving/sse.py",
 )
-"""The rooms, in the order in which a token comes to them: those of `docs/design.md`, and what stands between them."""
+"""Rooms in the order in which a token comes to them (`docs/design/README.md`), and what stands between them."""
 HOMES = [str(Path(package.__file__ or "").parent) + "/" for package in (dovetail, dovetail_server)]
 PULLS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 FIRST, LAST = 3, 12
