@@ -24,13 +24,12 @@ from quant_products import BANDWIDTH, graph_us, relative
 from torch import Tensor
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops import fused
 from dovetail.sdk.layers.ops.packed_integers import Words
 from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, of_slots, slot_tiles
 from dovetail.sdk.layers.ops.route import route
 from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
-from dovetail_backends.kernels.triton import norms
+from dovetail_backends.kernels.triton import norms, products
 
 EPS = 1e-5
 LAYERS = 8
@@ -71,7 +70,7 @@ def drawn_router(num: int, hidden: int) -> Tensor:
 def chosen_by_steps(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     """Normed tokens, ids and shares, in three kernels."""
     rows = norms.rms_norm(x, layer.norm.weight, EPS)
-    logits = fused.linear(rows, layer.router, layer.bias)
+    logits = products.linear(rows, layer.router, layer.bias)
     return rows, *route(logits, None, layer.routing, scale=1.0, dtype=x.dtype)
 
 
@@ -137,7 +136,7 @@ def routers(rounds: int, *, has_tiles: bool) -> Iterator[str]:
 
         def by_steps(weights: Any = weights, norm: Any = norm, none: Any = none, routing: Any = routing) -> None:
             for weight in weights:
-                logits = fused.linear(norms.rms_norm(x, norm.weight, EPS), weight, none)
+                logits = products.linear(norms.rms_norm(x, norm.weight, EPS), weight, none)
                 route(logits, None, routing, scale=1.0, dtype=x.dtype)
 
         def at_once(

@@ -18,7 +18,7 @@ import triton
 from expert_tiles import BANDWIDTH, graph_us
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.gemv import best_tile, gemv
+from dovetail_backends.kernels.triton.gemv import best_tile, gemv
 
 COLD_BYTES = 1 << 30
 """Of weights in a graph."""

@@ -12,7 +12,6 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -25,13 +24,13 @@ from triton.runtime.jit import JITFunction
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops import fused, pdl
+from dovetail.sdk.layers.ops import pdl
 from dovetail.sdk.layers.ops.packed_integers import Words
 from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, of_slots, slot_tiles
 from dovetail.sdk.layers.ops.peer_sum import PeerBuffers, peer_sum
 from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
-from dovetail_backends.kernels.triton import norms
+from dovetail_backends.kernels.triton import products
 from dovetail_backends.triton.decode import DecodeScratch, decode_qkv
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, TOP_K, EPS = 2880, 2880, 64, 8, 64, 4, 1e-5
@@ -66,15 +65,14 @@ def steps(num: int, ranks: int, context: int) -> Iterator[Step]:
     if ranks > 1:
         yield summed
     qkv, out = empty(width, HIDDEN), empty(HIDDEN, heads * DIM)
-    normed = partial(norms.rms_norm, weight=norm, eps=EPS)
-    yield "norm and qkv", lambda: fused.norm_linear(x, norm, EPS, qkv, empty(width), normed), 2 * width * HIDDEN
+    yield "norm and qkv", lambda: products.norm_linear(x, norm, EPS, qkv, empty(width)), 2 * width * HIDDEN
     yield "attention", attended(heads, kv_heads), 2 * 2 * kv_heads * DIM * context
     given, bias = empty(1, heads * DIM), empty(HIDDEN)
     if ranks > 1:
-        yield "out", lambda: fused.linear(given, out, bias), out.numel() * 2
+        yield "out", lambda: products.linear(given, out, bias), out.numel() * 2
         yield summed
     else:
-        yield "out, onto the stream", lambda: fused.linear_add(given, out, bias, x), out.numel() * 2
+        yield "out, onto the stream", lambda: products.linear_add(given, out, bias, x), out.numel() * 2
     routing = Routing(num=num, top_k=TOP_K, score="chosen", bias=True)
     router, of_router = empty(num, HIDDEN), empty(num)
     yield (

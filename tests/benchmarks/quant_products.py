@@ -27,7 +27,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops import fused, packed_weight, reference
+from dovetail.sdk.layers.ops import packed_weight, reference
 from dovetail.sdk.layers.ops.packed import linear as packed_linear
 from dovetail.sdk.layers.ops.packed_few import few
 from dovetail.sdk.layers.ops.packed_halves import by_halves, fits_halves
@@ -40,7 +40,7 @@ from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
 from dovetail.sdk.layers.ops.packed_write import many, written
 from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
 from dovetail.sdk.quantization.words import nibbles_of
-from dovetail_backends.kernels.triton import norms
+from dovetail_backends.kernels.triton import norms, products
 
 FORMS: dict[str, Form] = {
     "fp8-blocks": Scaled(torch.float8_e4m3fn, 128),
@@ -143,15 +143,11 @@ class Around:
         y = product(x, residual=self.residual)
         return norms.silu_and_mul(y) if self.site.gate else y
 
-    def plain(self, weight: Tensor, ops: Any = fused) -> Tensor:
+    def plain(self, weight: Tensor, ops: Any = products) -> Tensor:
         """With a weight in bfloat16."""
         if self.norm is not None:
-            rms_norm = norms.rms_norm if ops is fused else reference.rms_norm
-            normed = partial(rms_norm, weight=self.norm, eps=1e-6)
-            if not self.site.gate:
-                return ops.norm_linear(self.x, self.norm, 1e-6, weight, None, normed)  # type: ignore[no-any-return]
-            gated = norms.silu_and_mul if ops is fused else reference.silu_and_mul
-            return ops.norm_gate(self.x, self.norm, 1e-6, weight, None, normed, gated)  # type: ignore[no-any-return]
+            product = ops.norm_gate if self.site.gate else ops.norm_linear
+            return product(self.x, self.norm, 1e-6, weight, None)  # type: ignore[no-any-return]
         return ops.linear_add(self.x, weight, None, self.residual.clone())  # type: ignore[no-any-return,union-attr]
 
 

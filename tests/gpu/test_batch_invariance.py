@@ -12,7 +12,7 @@ from logprobs_of import assert_same
 
 from dovetail.demo import MODEL_DIR
 from dovetail.messages import SamplingParams
-from dovetail.sdk.layers.ops import fixed
+from dovetail_backends.kernels.triton import fixed
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing.conformance.attention import AttentionBackendConformance
 from dovetail_testing.engine import generate

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.sdk.layers.ops import fixed
+from dovetail_backends.kernels.triton import fixed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32, torch.float16]

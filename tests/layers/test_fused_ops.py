@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
 
-from dovetail.sdk.layers.ops import fused, reference
-from dovetail.sdk.layers.ops.gemv import gemv
-from dovetail.sdk.layers.ops.skinny import Tile, skinny, tile_for
-from dovetail_backends.kernels.triton import latent, norms
+from dovetail.sdk.layers.ops import reference
+from dovetail.sdk.layers.ops.pdl import Tile
+from dovetail_backends.kernels.triton import latent, norms, products
+from dovetail_backends.kernels.triton.gemv import gemv
+from dovetail_backends.kernels.triton.skinny import skinny, tile_for
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DOT_DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
@@ -100,13 +99,13 @@ def test_gemv(dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> No
     """One row times a matrix equals the reference, for sizes off the tiles."""
     x, weight = random(1, shape[1], dtype=dtype), random(*shape, dtype=dtype, seed=1)
     bias = random(shape[0], dtype=dtype, seed=2) if with_bias else None
-    close(fused.linear(x, weight, bias), reference.linear(x, weight, bias))
+    close(products.linear(x, weight, bias), reference.linear(x, weight, bias))
 
 
 def test_gemv_of_thousands_of_outputs() -> None:
     """They have tiles of their own, as a vocabulary's projection does."""
     x, weight, bias = (random(*shape, dtype=torch.float32) for shape in ((1, 64), (4100, 64), (4100,)))
-    close(fused.linear(x, weight, bias), reference.linear(x, weight, bias))
+    close(products.linear(x, weight, bias), reference.linear(x, weight, bias))
 
 
 @pytest.mark.sampled
@@ -175,13 +174,12 @@ def test_a_tile_is_chosen_by_the_number_of_rows() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_operations_by_the_number_of_rows(rows: int) -> None:
-    """Whatever kernels serve a number of rows, the operations of the registry equal the reference."""
+    """Whatever kernels serve a number of rows, the operations of the set equal the reference."""
     x, weight, bias = (random(*shape, dtype=torch.float32, seed=len(shape)) for shape in ((rows, 64), (96, 64), (96,)))
     norm, residual = random(64, dtype=torch.float32, seed=3), random(rows, 96, dtype=torch.float32, seed=4)
-    normed = partial(norms.rms_norm, weight=norm, eps=1e-6)
-    found = fused.norm_linear(x, norm, 1e-6, weight, bias, normed)
+    found = products.norm_linear(x, norm, 1e-6, weight, bias)
     close(found, reference.norm_linear(x, norm, 1e-6, weight, bias))
-    found = fused.norm_gate(x, norm, 1e-6, weight, bias, normed, norms.silu_and_mul)
+    found = products.norm_gate(x, norm, 1e-6, weight, bias)
     close(found, reference.norm_gate(x, norm, 1e-6, weight, bias))
     want = reference.linear_add(x, weight, bias, residual.clone())
-    close(fused.linear_add(x, weight, bias, residual), want)
+    close(products.linear_add(x, weight, bias, residual), want)

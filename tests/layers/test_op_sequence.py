@@ -11,8 +11,6 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.kernels import PlainKernels, meaning
-from dovetail.sdk.layers import ops
-from dovetail.sdk.layers.ops import reference
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
@@ -65,8 +63,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return call
 
-    for name in ops.__all__:
-        monkeypatch.setattr(ops, name, noting(name, getattr(reference, name, getattr(ops, name))))
     monkeypatch.setattr(PlainKernels, "bind", lambda self, ask: noting(ask.op, meaning(ask)))
     monkeypatch.setattr(model_runtime, "ReferenceAttention", OneKernelAttention)
     OneKernelAttention.calls = found

@@ -15,7 +15,7 @@ from dovetail.sdk.layers.ops.packed_halves import halves
 from dovetail.sdk.layers.ops.packed_pairs import by_pairs, fits_pairs
 from dovetail.sdk.layers.ops.packed_stacked import by_stacked, fits_stacked
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.skinny import Tile
+from dovetail.sdk.layers.ops.pdl import Tile
 from dovetail.sdk.quantization.forms import Form, Scaled
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

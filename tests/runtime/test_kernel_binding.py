@@ -23,6 +23,8 @@ from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
 CPU = DeviceView("cpu")
+PRODUCTS = ("linear", "linear_add", "norm_linear", "norm_gate")
+"""Of a dense model."""
 NORM = make_ask("rms_norm", CPU, "float32", {"H": 8}, {})
 
 
@@ -87,6 +89,30 @@ def test_an_operation_is_put_together_of_others() -> None:
     normed, total = kernel(torch.ones(2, 8), torch.ones(2, 8), torch.ones(8), 1e-6)
     assert (float(normed[0, 0]), float(total[0, 0])) == (3.0, 2.0)
     assert {use.operation: use.served[0][2] for use in bound.table}["add_rms_norm H=8"] == "composed"
+
+
+def test_a_norm_comes_before_a_product_that_no_set_has() -> None:
+    """A set with a norm alone serves the norm of a product, and of one with a gate: parts have widths of their own."""
+    bound = binder(Some("rms_norm", 1.0))
+    x, norm = torch.ones(2, 8), torch.ones(8)
+    product = bound.bind(make_ask("norm_linear", CPU, "float32", {"N": 3, "K": 8}, {}))
+    assert product(x, norm, 1e-6, torch.ones(3, 8), torch.ones(3)).tolist() == [[17.0] * 3] * 2
+    gate = bound.bind(make_ask("norm_gate", CPU, "float32", {"F": 2, "K": 8}, {}))
+    torch.testing.assert_close(gate(x, norm, 1e-6, torch.ones(4, 8), None), torch.full((2, 2), 256.0))
+    assert [use.operation for use in bound.table if use.served[0][2] == "composed"] == [
+        "norm_linear N=3 K=8",
+        "norm_gate F=2 K=8",
+    ]
+
+
+def test_rows_of_a_product_are_alike_in_any_company() -> None:
+    """Where they must be, the meaning in plain torch multiplies blocks of one size."""
+    x, weight = torch.randn(37, 300), torch.randn(50, 300)
+    for op, operands in (("linear", ()), ("wide_linear", ()), ("linear_add", (torch.randn(37, 50),))):
+        kernel = PLAIN_KERNELS.bind(make_ask(op, CPU, "float32", {"N": 50, "K": 300}, {}, invariant=True))
+        whole = kernel(x, weight, None, *operands)
+        for rows in (slice(0, 1), slice(5, 22)):
+            assert torch.equal(kernel(x[rows], weight, None, *(one[rows] for one in operands)), whole[rows]), op
 
 
 def test_invariant_rows_need_a_claim() -> None:
@@ -222,5 +248,6 @@ def test_a_model_computes_the_same_by_kernels(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "Qwen3ForCausalLM")
     table = make_core(folder, kernels=["triton"]).info.kernels
     assert {use.operation.split()[0]: use.served[0][2] for use in table} == dict.fromkeys(
-        ("rms_norm", "add_rms_norm", "rotations", "norm_rotate", "act_and_mul", *StepKernels._fields), "triton"
+        ("rms_norm", "add_rms_norm", "rotations", "norm_rotate", "act_and_mul", *PRODUCTS, *StepKernels._fields),
+        "triton",
     )

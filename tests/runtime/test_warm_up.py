@@ -33,10 +33,8 @@ from dovetail.runtime.start import load as load_phase
 from dovetail.runtime.start.capture import limits_of
 from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
-from dovetail.sdk.layers import ops
-from dovetail.sdk.layers.ops import fused, skinny
 from dovetail.text.tokenizer.ends import end_ids
-from dovetail_backends.kernels.triton import draw, step
+from dovetail_backends.kernels.triton import draw, products, skinny, step
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.extend import extend
 from dovetail_testing.engine import make_core, make_plans
@@ -406,7 +404,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", run)
     monkeypatch.setattr(sys.modules[extend.__module__], "shared_bytes", lambda device: 227 << 10)
-    monkeypatch.setattr(ops, "_implementation", lambda x: fused)
     monkeypatch.setattr("dovetail.sdk.layers.linear.can_prepack", lambda weight: False)
     monkeypatch.setattr("dovetail.sdk.layers.embedding.can_prepack", lambda weight: False)
     plain = load_phase.bind_step
@@ -414,7 +411,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         load_phase, "bind_step", lambda *a, **k: plain(*a, **k)._replace(draw=drawn, check_finite=step.check_finite)
     )
     every = dict.fromkeys(skinny.ROWS, (16, 64, 4, 3, 1))
-    monkeypatch.setattr(fused, "_tile", lambda x, w, tiles: skinny.tile_for(x.shape[0], w, {tuple(w.shape): every}))
+    monkeypatch.setattr(products, "_tile", lambda x, w, tiles: skinny.tile_for(x.shape[0], w, {tuple(w.shape): every}))
     return noted
 
 

@@ -1,4 +1,4 @@
-"""Vector-norm: a kernel set for Dovetail that computes RMS norms with one call of torch for the sum of squares.
+"""Vector-norm: a kernel set for Dovetail with an RMS norm of its own, and a product that adds its bias in place.
 
 The plain meaning squares a row in memory and adds it up; a norm of vectors reads the row once. Rows go through it one
 after the other in a loop of the library, each by itself.
@@ -18,12 +18,14 @@ MAX_WIDTH = 16384
 
 
 class VectorNorm(KernelSet):
-    """Serves `rms_norm` and, with the addition before it, `add_rms_norm`."""
+    """Serves `rms_norm`, with the addition before it `add_rms_norm`, and `linear`."""
 
     devices = frozenset({"cpu"})
 
     def serves(self, ask: Ask) -> Claim | str:
-        """RMS norms of floats, up to a width."""
+        """RMS norms of floats, up to a width; products in float32."""
+        if ask.op == "linear" and ask.dtype == "float32":
+            return Claim(ask.rows)
         if ask.op not in ("rms_norm", "add_rms_norm"):
             return f"no kernel for {ask.op}"
         if ask.dim("H") > MAX_WIDTH:
@@ -33,7 +35,7 @@ class VectorNorm(KernelSet):
 
     def make(self, ask: Ask) -> Kernel:
         """Return the function."""
-        return rms_norm if ask.op == "rms_norm" else add_rms_norm
+        return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "linear": linear}[ask.op]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,3 +51,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """Add in place, which the claim says."""
     residual += x
     return rms_norm(residual, weight, eps), residual
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`x Wᵀ + b` of `[T, K]` and `[N, K]`: one new tensor, to which the bias is added."""
+    y = x @ weight.t()
+    return y if bias is None else y.add_(bias)

@@ -42,6 +42,20 @@ ANY_ROWS = (0, (1 << 31) - 1)
 """Fewest and most rows of a call where a place of the model may get any number."""
 
 
+class Part(NamedTuple):
+    """An operation that another can be put together of.
+
+    Attributes:
+        op: Its name.
+        dims: Its letters, each with that of the whole whose number it has; `2F`: twice the number of `F`.
+        options: Its options.
+    """
+
+    op: str
+    dims: Mapping[str, str]
+    options: Mapping[str, Any] = {}
+
+
 class Operation(NamedTuple):
     """A row of `OPS`.
 
@@ -53,6 +67,7 @@ class Operation(NamedTuple):
         options: What else is known then; the meaning takes them as keywords, a kernel has them in its `Ask`.
         may_overwrite: Operands that a claim may say it overwrites.
         changes: Operands that it changes: that is what it is for.
+        apart: `module:attr` of the meaning where rows must not depend on each other, if it is another function.
         composed_of: Operations of which it can be put together, if a set serves one of those and none serves this.
         composition: `module:attr` of the function that does: it takes their kernels and returns a kernel.
         is_row_by_row: Where rows must not depend on each other, the meaning is applied to each row by itself on a CPU:
@@ -66,12 +81,14 @@ class Operation(NamedTuple):
     options: tuple[str, ...] = ()
     may_overwrite: frozenset[str] = frozenset()
     changes: frozenset[str] = frozenset()
-    composed_of: tuple[str, ...] = ()
+    apart: str = ""
+    composed_of: tuple[Part, ...] = ()
     composition: str = ""
     is_row_by_row: bool = False
 
 
 _PLAIN = "dovetail.sdk.layers.ops.reference"
+_NORM, _LINEAR = Part("rms_norm", {"H": "K"}), Part("linear", {"N": "N", "K": "K"})
 _STEP = "dovetail.sdk.step"
 _DRAWS = "dovetail.sdk.draws"
 _ROWS = "floats [F, S], numbers [N, S]"
@@ -86,7 +103,7 @@ OPS: Mapping[str, Operation] = {
             ("H",),
             f"{_PLAIN}:add_rms_norm",
             may_overwrite=frozenset({"x", "residual"}),
-            composed_of=("rms_norm",),
+            composed_of=(Part("rms_norm", {"H": "H"}),),
             composition=f"{_PLAIN}:added_rms_norm",
         ),
         Operation("wide_rms_norm", "x [T, H], weight [H] float32, eps -> [T, H]", ("H",), f"{_PLAIN}:wide_rms_norm"),
@@ -118,6 +135,50 @@ OPS: Mapping[str, Operation] = {
             f"{_PLAIN}:act_and_mul",
             options=("act",),
             is_row_by_row=True,
+        ),
+        Operation(
+            "linear",
+            "x [T, K], weight [N, K], bias [N] | None -> [T, N]",
+            ("N", "K"),
+            f"{_PLAIN}:linear",
+            apart="dovetail.sdk.layers.ops.invariant:linear",
+        ),
+        Operation(
+            "wide_linear",
+            "x [T, K], weight [N, K], bias [N] | None -> [T, N] float32",
+            ("N", "K"),
+            f"{_PLAIN}:wide_linear",
+            apart=f"{_PLAIN}:invariant_wide_linear",
+        ),
+        Operation(
+            "linear_add",
+            "x [T, K], weight [N, K], bias [N] | None, residual [T, N] -> [T, N]",
+            ("N", "K"),
+            f"{_PLAIN}:linear_add",
+            may_overwrite=frozenset({"residual"}),
+            apart=f"{_PLAIN}:invariant_linear_add",
+            composed_of=(_LINEAR,),
+            composition=f"{_PLAIN}:added_linear",
+        ),
+        Operation(
+            "norm_linear",
+            "x [T, K], norm [K], eps, weight [N, K], bias [N] | None -> [T, N]",
+            ("N", "K"),
+            f"{_PLAIN}:norm_linear",
+            composed_of=(_NORM, _LINEAR),
+            composition=f"{_PLAIN}:normed_linear",
+        ),
+        Operation(
+            "norm_gate",  # silu
+            "x [T, K], norm [K], eps, weight [2F, K], bias [2F] | None -> [T, F]",
+            ("F", "K"),
+            f"{_PLAIN}:norm_gate",
+            composed_of=(
+                _NORM,
+                Part("linear", {"N": "2F", "K": "K"}),
+                Part("act_and_mul", {"F": "F"}, {"act": "silu_and_mul"}),
+            ),
+            composition=f"{_PLAIN}:normed_gate",
         ),
         Operation(
             "mask_logits",
@@ -329,9 +390,10 @@ def make_ask(
 def meaning(ask: Ask) -> Kernel:
     """Return the function of plain torch that says what an operation computes; the same object for equal options."""
     row = OPS[ask.op]
-    key = (row.meaning, ask.options, row.is_row_by_row and ask.invariant and ask.device.kind == "cpu")
+    target = row.apart if row.apart and ask.invariant else row.meaning
+    key = (target, ask.options, row.is_row_by_row and ask.invariant and ask.device.kind == "cpu")
     if key not in _MEANINGS:
-        made = named(row.meaning)
+        made = named(target)
         made = partial(made, **dict(ask.options)) if ask.options else made
         _MEANINGS[key] = partial(named(f"{_PLAIN}:row_by_row"), made) if key[2] else made
     return _MEANINGS[key]

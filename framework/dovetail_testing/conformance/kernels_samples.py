@@ -15,7 +15,15 @@ from dovetail_testing.conformance.kernels_steps import STEP_OPERANDS, Draws
 Operands = list[Any]
 Draw = Callable[..., Tensor]
 
-DIMS: Mapping[str, Sequence[int]] = {"H": (63, 100, 2000), "F": (1, 63, 100), "D": (16, 80), "R": (20,), "V": (63, 300)}
+DIMS: Mapping[str, Sequence[int]] = {
+    "H": (63, 100, 2000),
+    "F": (1, 63, 100),
+    "D": (16, 80),
+    "R": (20,),
+    "V": (63, 300),
+    "N": (5, 96),
+    "K": (63, 128),
+}
 """Widths by letter."""
 ACTS: Sequence[Act] = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu_and_mul")
 OPTIONS: Mapping[str, Sequence[Any]] = {"act": ACTS}
@@ -89,6 +97,24 @@ def _act_and_mul(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, d
     return [by_row(2 * dims["F"])]
 
 
+def _linear(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    bias = draw(dims["N"]) if rows % 2 else None
+    return [by_row(dims["K"]), draw(dims["N"], dims["K"]), bias]
+
+
+def _linear_add(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return [*_linear(dims, by_row, draw, rows, device), by_row(dims["N"])]
+
+
+def _norm_linear(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    x, *matrix = _linear(dims, by_row, draw, rows, device)
+    return [x, draw(dims["K"]), EPS, *matrix]
+
+
+def _norm_gate(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return _norm_linear({"N": 2 * dims["F"], "K": dims["K"]}, by_row, draw, rows, device)
+
+
 _OPERANDS: Mapping[str, Callable[..., Operands]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -98,4 +124,9 @@ _OPERANDS: Mapping[str, Callable[..., Operands]] = {
     "norm_rotate": _norm_rotate,
     "latent_rows": _latent_rows,
     "act_and_mul": _act_and_mul,
+    "linear": _linear,
+    "wide_linear": _linear,
+    "linear_add": _linear_add,
+    "norm_linear": _norm_linear,
+    "norm_gate": _norm_gate,
 }

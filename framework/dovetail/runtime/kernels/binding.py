@@ -11,7 +11,7 @@ import torch
 
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import DovetailError, PluginError
-from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, make_ask, meaning, named
+from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, Part, make_ask, meaning, named
 from dovetail.messages.outputs import KernelUse
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -201,11 +201,18 @@ class KernelBinder:
     def _rest(self, ask: Ask) -> tuple[str, Kernel]:
         """Return what computes an operation that no set serves."""
         row = OPS[ask.op]
-        parts = [ask._replace(op=part) for part in row.composed_of]
+        parts = [_part(ask, part) for part in row.composed_of]
         kernels = [self.bind(part) for part in parts]
         if any(name != PLAIN for part in parts for _, _, name in self._uses[part].served):
             return COMPOSED, named(row.composition)(*kernels)
         return PLAIN, meaning(ask)
+
+
+def _part(ask: Ask, part: Part) -> Ask:
+    """Return the question for a part of an operation."""
+    numbers = {letter: 2 * ask.dim(of[1:]) if of[0] == "2" else ask.dim(of) for letter, of in part.dims.items()}
+    found = make_ask(part.op, ask.device, ask.dtype, numbers, part.options, invariant=ask.invariant)
+    return found._replace(rows=ask.rows, captured=ask.captured)
 
 
 def _common(rows: tuple[int, int], others: tuple[int, int]) -> tuple[int, int] | None:

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Parallel
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.linear import can_prepack, packed_linear, prepack
 from dovetail.sdk.layers.ops import invariant
+from dovetail.sdk.layers.ops.reference import LinearKernel
 
 
 class Embedding(Layer):
@@ -122,6 +122,8 @@ class LMHead(Layer):
         self.rows = VocabRows(vocab_size, ctx.parallel) if tied is None else tied.rows
         if tied is None:
             self.weight = self.empty(self.rows.num, hidden_size, device=ctx.device, dtype=ctx.dtype)
+        if not can_prepack(self.weight if tied is None else tied.weight):
+            self._linear: LinearKernel = ctx.operation("linear", N=self.rows.num, K=hidden_size)
         self._packed: Tensor | None = None
         self._whole: Tensor | None = None
 
@@ -159,5 +161,4 @@ class LMHead(Layer):
             if self._is_invariant:
                 return invariant.in_blocks(hidden, lambda rows: packed_linear(rows, packed, None))
             return packed_linear(hidden, packed, None)
-        linear = ops.invariant_linear if self._is_invariant else ops.linear
-        return linear(hidden, self._tied[0].weight if self._tied else self.weight, None)
+        return self._linear(hidden, self._tied[0].weight if self._tied else self.weight, None)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.layers import Act, BuildContext, Part, Stream
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.ops.reference import LinearKernel
 from dovetail.sdk.layers.shards import gated
 
 ROW_BYTES = 16
@@ -46,6 +46,9 @@ class ExpertMatrix(Matrix):
     ) -> None:
         super().__init__(ctx, path, in_features, parts, shard, num)
         self.bias, self._is_invariant = None, ctx.batch_invariant
+        self._linear: LinearKernel = F.linear
+        if self._is_invariant:
+            self._linear = ctx.operation("linear", N=self.local_out, K=self.local_in)
         self.make_weight(ctx)
         if bias:
             self.store("bias", ctx.dtype, granule=None)
@@ -65,8 +68,7 @@ class ExpertMatrix(Matrix):
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """Multiply by one of this rank's experts."""
-        linear = ops.invariant_linear if self._is_invariant else F.linear
-        return linear(x, self.of_expert(expert, x.dtype), None if self.bias is None else self.bias[expert])
+        return self._linear(x, self.of_expert(expert, x.dtype), None if self.bias is None else self.bias[expert])
 
     def of_rows(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         """Multiply rows by their experts' plain weights.

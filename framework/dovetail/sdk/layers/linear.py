@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.ops import invariant
-from dovetail.sdk.layers.ops.reference import Unary
+from dovetail.sdk.layers.ops.reference import LinearKernel, Unary
 from dovetail.sdk.layers.shards import gated
 
 LONG_ROW = 1024
@@ -34,6 +33,9 @@ class Linear(Matrix):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    _linear: LinearKernel
+    _linear_add: Callable[..., Tensor]
+    _normed: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -53,9 +55,20 @@ class Linear(Matrix):
         self.store("weight", ctx.dtype)
         if can_prepack(self.get_parameter("weight")):
             self.gather("weight")
+        else:
+            self._bind(ctx)
         if bias:
             self.store("bias", ctx.dtype, granule=None)
         self._packed: Tensor | None = None
+
+    def _bind(self, ctx: BuildContext) -> None:
+        """Bind the products over a weight that stays as it is."""
+        dims = {"N": self.local_out, "K": self.local_in}
+        self._linear, self._linear_add = ctx.operation("linear", **dims), ctx.operation("linear_add", **dims)
+        if not self._is_invariant and self._is_silu:
+            self._normed = ctx.operation("norm_gate", F=self.local_out // 2, K=self.local_in)
+        elif not self._is_invariant:
+            self._normed = ctx.operation("norm_linear", **dims)
 
     def finalize(self) -> None:
         """On CPU in bfloat16, repack the weight into oneDNN's blocked layout: about twice as fast at few rows."""
@@ -75,7 +88,7 @@ class Linear(Matrix):
         if norm is not None and rms is None:
             x = norm(x)
         if add is not None and self.weight is not None and self._adds_plainly(rms, scale):
-            add.value = ops.linear_add(x, self.weight, self.bias, add.value)
+            add.value = self._linear_add(x, self.weight, self.bias, add.value)
             return add
         return self.finish(self._product(x, norm if rms is not None else None, rms), add, scale)
 
@@ -85,10 +98,10 @@ class Linear(Matrix):
             packed = self._repacked()
             y = invariant.in_blocks(x, lambda rows: packed_linear(rows, packed, self.bias))
         elif add is not None and self._adds_plainly(None, scale):
-            add.value = ops.invariant_linear(x, self.weight, self.bias, add.value)
+            add.value = self._linear_add(x, self.weight, self.bias, add.value)
             return add
         else:
-            y = ops.invariant_linear(x, self.weight, self.bias)
+            y = self._linear(x, self.weight, self.bias)
         return self.finish(y if self._gate is None else self._gate(y), add, scale)
 
     def _repacked(self) -> Tensor:
@@ -104,11 +117,11 @@ class Linear(Matrix):
         if self.weight is None:
             y = packed_linear(x, self._repacked(), self.bias)
         elif norm is None or rms is None:
-            y = ops.linear(x, self.weight, self.bias)
-        elif self._gate is not None and self._is_silu:
-            return ops.norm_gate(x, *rms, self.weight, self.bias, norm, self._gate)
+            y = self._linear(x, self.weight, self.bias)
         else:
-            y = ops.norm_linear(x, *rms, self.weight, self.bias, norm)
+            y = self._normed(x, *rms, self.weight, self.bias)
+            if self._is_silu:
+                return y
         return y if self._gate is None else self._gate(y)
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Norm, RMSScale, Stream
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.norm import BoundNorm
 from dovetail.sdk.layers.ops import invariant
+from dovetail.sdk.layers.ops.reference import LinearKernel
 from dovetail.sdk.layers.packed import PackedExperts
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.layers.transformer import GATES, GatedMLP
@@ -40,6 +40,8 @@ class Router(Layer):
         super().__init__()
         self.routing, self._is_invariant, device = routing, ctx.batch_invariant, ctx.device
         self.weight = self.empty(routing.num, hidden, device=device, dtype=ctx.dtype)
+        product = "wide_linear" if routing.is_wide else "linear"
+        self._product: LinearKernel = ctx.operation(product, N=routing.num, K=hidden)
         self.bias = self.empty(routing.num, device=device, dtype=ctx.dtype) if routing.bias else None
         correction = torch.zeros(routing.num, device=device) if routing.correction else None
         self.register_buffer("correction", correction)  # a buffer: it is float32 in models of any dtype
@@ -71,10 +73,7 @@ class Router(Layer):
         return routed(x, rms, self.weight, self.bias, self.correction, self.routing, scale=scale, words=words)
 
     def _logits(self, x: Tensor) -> Tensor:
-        if self._is_invariant and not x.is_cuda:
-            linear = ops.wide_linear if self.routing.is_wide else ops.linear
-            return invariant.in_blocks(x, lambda rows: linear(rows, self.weight, self.bias))
-        return (ops.wide_linear if self.routing.is_wide else ops.linear)(x, self.weight, self.bias)
+        return self._product(x, self.weight, self.bias)
 
     def choose(self, logits: Tensor, *, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Choose by logits `[T, E]`, in plain torch."""
@@ -109,12 +108,12 @@ class SharedGate(Layer):
     def __init__(self, hidden: int, ctx: BuildContext) -> None:
         super().__init__()
         self.weight = self.empty(1, hidden, device=ctx.device, dtype=ctx.dtype)
-        self._is_invariant = ctx.batch_invariant
+        self._linear: LinearKernel | None = ctx.operation("linear", N=1, K=hidden) if ctx.batch_invariant else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[T, H]` to `[T, 1]`."""
-        if self._is_invariant:
-            return invariant.by_rows(ops.invariant_linear(x, self.weight, None), torch.sigmoid)
+        if self._linear is not None:
+            return invariant.by_rows(self._linear(x, self.weight, None), torch.sigmoid)
         return F.linear(x, self.weight).sigmoid()
 
 

@@ -19,10 +19,10 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.sdk.layers import ops
 from dovetail.sdk.layers.attention import attend
 from dovetail.sdk.layers.base import Layer
 from dovetail.sdk.layers.linear import can_prepack, packed_linear, prepack
+from dovetail.sdk.layers.ops.reference import LinearKernel
 from dovetail_models.transformers.loading import load
 from dovetail_models.transformers.mixers import bound_steps, cache_parameter, fold_requests
 from dovetail_models.transformers.plugin import config_of
@@ -60,10 +60,11 @@ class Place:
 class Rows(Layer):
     """`nn.Linear` through Dovetail's kernels: repacked on CPU in bfloat16, tuned for few rows on CUDA."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, ctx: BuildContext) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
+        self._linear: LinearKernel = ctx.operation("linear", N=self.out_features, K=self.in_features)
         self._packed: Tensor | None = None
 
     def finalize(self) -> None:
@@ -81,7 +82,7 @@ class Rows(Layer):
         if self._packed is not None:
             out = packed_linear(rows, self._packed, self.bias)
         else:
-            out = ops.linear(rows, self.weight, self.bias)
+            out = self._linear(rows, self.weight, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
 
@@ -145,7 +146,7 @@ class TransformersDecoder(nn.Module):
         for name, module in list(made.named_modules()):
             if type(module) is nn.Linear and module.weight is not tied:
                 parent, _, own = name.rpartition(".")
-                setattr(made.get_submodule(parent), own, Rows(module))
+                setattr(made.get_submodule(parent), own, Rows(module, self._ctx))
         for module in made.modules():
             bound_steps(module)
         self._first_place = first_place(made)

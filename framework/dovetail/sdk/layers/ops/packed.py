@@ -26,8 +26,8 @@ from dovetail.sdk.layers.ops.packed_stacked import by_stacked, fits_stacked
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
 from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
 from dovetail.sdk.layers.ops.packed_write import many
+from dovetail.sdk.layers.ops.pdl import Tile
 from dovetail.sdk.layers.ops.reference import Unary
-from dovetail.sdk.layers.ops.skinny import Tile
 
 MOST_ROWS = 128
 """Rows up to which numbers that are not float8 are taken apart in registers; measured on an H200 with int4."""

@@ -17,8 +17,7 @@ from dovetail.contracts.layers import Act
 from dovetail.sdk.layers.ops.endings import ended_tile, summed_parts
 from dovetail.sdk.layers.ops.packed_tiles import first_tile, walk
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.skinny import Tile, scratch
+from dovetail.sdk.layers.ops.pdl import Tile, launch_options, scratch
 
 
 @triton.jit(do_not_specialize=["M"])

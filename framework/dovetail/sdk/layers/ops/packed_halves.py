@@ -21,8 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.layers import Act
 from dovetail.sdk.layers.ops.endings import ended_tile, summed_parts
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.skinny import Tile, scratch
+from dovetail.sdk.layers.ops.pdl import Tile, launch_options, scratch
 
 
 class Halves(NamedTuple):

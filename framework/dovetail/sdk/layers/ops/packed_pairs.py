@@ -22,8 +22,7 @@ from dovetail.sdk.layers.ops.endings import ended_tile
 from dovetail.sdk.layers.ops.packed_halves import fits_halves, halves
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
 from dovetail.sdk.layers.ops.packed_wide import FINISH_N, add_kernel, finish
-from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.skinny import Tile, scratch
+from dovetail.sdk.layers.ops.pdl import Tile, launch_options, scratch
 
 
 @triton.jit

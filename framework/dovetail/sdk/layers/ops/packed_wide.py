@@ -22,8 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.packed_tiles import awaited, block_scales, in_order, planes_of
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.skinny import Tile, scratch
+from dovetail.sdk.layers.ops.pdl import Tile, launch_options, scratch
 
 DEPTH = 64
 """BLOCK_K of the usual tiles: groups have to be multiples of it."""

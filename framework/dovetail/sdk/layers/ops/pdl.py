@@ -39,6 +39,19 @@ def shared_bytes(device: torch.device) -> int:
     return found
 
 
+Tile = tuple[int, int, int, int, int]
+"""Of a product: BLOCK_N, BLOCK_K, warps, stages, splits of K."""
+
+
+@cache
+def scratch(device: torch.device, size: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Partial sums of split products, and how many splits of a tile have come: zero between kernels."""
+    return (
+        torch.empty(size, dtype=torch.float32, device=device),
+        torch.zeros(tiles, dtype=torch.int32, device=device),
+    )
+
+
 @cache
 def counters(device: torch.device, num: int) -> torch.Tensor:
     """Return how many programs have come to each of `num` places: zero between kernels."""

@@ -23,6 +23,8 @@ AddNormKernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """Kernel of the operation `add_rms_norm`."""
 NormRotate = Callable[[Tensor, Tensor | None, float, Tensor, Tensor], Tensor]
 """Kernel of the operation `norm_rotate`."""
+LinearKernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Kernel of the operation `linear`."""
 Unary = Callable[[Tensor], Tensor]
 """A norm with its weight, or a kernel of the operation `act_and_mul`."""
 
@@ -170,26 +172,41 @@ def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
-def norm_linear(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, normed: Unary | None = None
-) -> Tensor:
-    """Linear layer of the RMS norm of `x`; `norm` `[in]` is the norm's weight. `normed` computes it, if given."""
-    return F.linear(rms_norm(x, norm, eps) if normed is None else normed(x), weight, bias)
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Linear layer of the RMS norm of `x`; `norm` `[in]` is the norm's weight."""
+    return F.linear(rms_norm(x, norm, eps), weight, bias)
 
 
-def norm_gate(
-    x: Tensor,
-    norm: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    normed: Unary | None = None,
-    gated: Unary = silu_and_mul,
-) -> Tensor:
+def normed_linear(norm: NormKernel, linear: LinearKernel) -> Callable[..., Tensor]:
+    """Return `norm_linear` put together of the kernels of a norm and a product."""
+    return lambda x, weight, eps, matrix, bias: linear(norm(x, weight, eps), matrix, bias)
+
+
+def norm_gate(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """First half of a gated MLP after its norm: `silu(gate) * up`, `weight` `[2F, in]` making both side by side."""
-    return gated(norm_linear(x, norm, eps, weight, bias, normed))
+    return silu_and_mul(norm_linear(x, norm, eps, weight, bias))
+
+
+def normed_gate(norm: NormKernel, linear: LinearKernel, gated: Unary) -> Callable[..., Tensor]:
+    """Return `norm_gate` put together of the kernels of a norm, a product and an activation."""
+    return lambda x, weight, eps, matrix, bias: gated(linear(norm(x, weight, eps), matrix, bias))
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     """Linear layer added to `residual` `[T, out]`, which may be overwritten: use the result in its place."""
     return residual + F.linear(x, weight, bias)
+
+
+def added_linear(linear: LinearKernel) -> Callable[..., Tensor]:
+    """Return `linear_add` put together of the kernel of a product and an addition."""
+    return lambda x, weight, bias, residual: residual + linear(x, weight, bias)
+
+
+def invariant_wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`wide_linear` whose rows do not depend on how many there are."""
+    return invariant.in_blocks(x, lambda rows: wide_linear(rows, weight, bias))
+
+
+def invariant_linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """`linear_add` whose rows do not depend on how many there are."""
+    return residual + invariant.linear(x, weight, bias)

@@ -16,6 +16,11 @@ MADE = {
     "rotations": "norms:rotations",
     "act_and_mul": "norms:silu_and_mul",
     "latent_rows": "latent:latent_rows",
+    "linear": "products:linear",
+    "wide_linear": "products:wide_linear",
+    "linear_add": "products:linear_add",
+    "norm_linear": "products:norm_linear",
+    "norm_gate": "products:norm_gate",
     "mask_logits": "mask:mask_logits",
     "draw": "draw:draw_rows",
     "draw_plainly": "adjust:draw_plainly",
@@ -26,6 +31,9 @@ MADE = {
     "write_changes": "row_changes:write_changes",
 }
 """By operation, the module of this package and its function that computes it."""
+PRODUCTS = frozenset({"linear", "wide_linear", "linear_add", "norm_linear", "norm_gate"})
+FIXED = {"linear": "fixed:linear", "linear_add": "fixed:linear"}
+"""Products whose rows do not depend on one another, where that is asked for."""
 DRAWS = frozenset({"draw", "draw_plainly", "draw_adjusted"})
 
 
@@ -33,7 +41,7 @@ class TritonKernels(KernelSet):
     """Our own kernels; each program computes rows of its own, whatever stands beside them."""
 
     devices = frozenset({"cuda"})
-    modules = tuple(dict.fromkeys(f"{_PACKAGE}.{target.partition(':')[0]}" for target in MADE.values()))
+    modules = tuple(f"{_PACKAGE}.{name}" for name in sorted({target.partition(":")[0] for target in MADE.values()}))
 
     def serves(self, ask: Ask) -> Claim | str:
         """See `KernelSet.serves`."""
@@ -47,11 +55,16 @@ class TritonKernels(KernelSet):
             return "no kernel with a factor for each frequency"
         if ask.op not in MADE:
             return f"no kernel for {ask.op}"
-        return Claim(ask.rows, capturable=True, row_independent=ask.op not in DRAWS or ask.invariant)
+        if ask.op in PRODUCTS and ask.invariant and ask.op not in FIXED:
+            return "its rows would depend on how many there are"
+        overwrites = frozenset({"residual"} if ask.op == "linear_add" and not ask.invariant else ())
+        is_by_row = ask.invariant or ask.op not in DRAWS | PRODUCTS
+        return Claim(ask.rows, overwrites, capturable=True, row_independent=is_by_row)
 
     def make(self, ask: Ask) -> Kernel:
         """See `KernelSet.make`."""
-        module, _, name = MADE[ask.op].partition(":")
+        target = FIXED.get(ask.op, MADE[ask.op]) if ask.invariant else MADE[ask.op]
+        module, _, name = target.partition(":")
         made: Kernel = getattr(import_module(f"{_PACKAGE}.{module}"), name)  # imports Triton
         if ask.op == "rotations":
             return partial(made, dtype=ask.option("dtype"))

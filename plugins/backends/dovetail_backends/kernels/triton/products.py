@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.gemv import gemv
-from dovetail.sdk.layers.ops.pdl import shared_bytes
-from dovetail.sdk.layers.ops.reference import Unary
-from dovetail.sdk.layers.ops.skinny import GATE_TILES, SHARED_BYTES, TILES, Tile, Tiles, skinny, tile_for
+from dovetail.sdk.layers.ops.pdl import Tile, shared_bytes
+from dovetail_backends.kernels.triton.gemv import gemv
+from dovetail_backends.kernels.triton.norms import rms_norm, silu_and_mul
+from dovetail_backends.kernels.triton.skinny import GATE_TILES, SHARED_BYTES, TILES, Tiles, skinny, tile_for
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -28,32 +28,24 @@ def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return reference.wide_linear(x, weight, bias)
 
 
-def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, normed: Unary) -> Tensor:
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.norm_linear`: one kernel for a few rows."""
     if _is_gemv(x, weight):
         return gemv(x, weight, bias, norm=norm, eps=eps)
     tile = _tile(x, weight, TILES)
     if tile is not None:
         return skinny(x, weight, bias, tile, norm=norm, eps=eps)
-    return F.linear(normed(x), weight, bias)
+    return F.linear(rms_norm(x, norm, eps), weight, bias)
 
 
-def norm_gate(
-    x: Tensor,
-    norm: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    normed: Unary,
-    gated: Unary,
-) -> Tensor:
+def norm_gate(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.norm_gate`: one kernel for a few rows."""
     if _is_gemv(x, weight):
         return gemv(x, weight, bias, norm=norm, eps=eps, gate=True)
     tile = _tile(x, weight, GATE_TILES)
     if tile is not None:
         return skinny(x, weight, bias, tile, norm=norm, eps=eps, gate=True)
-    return gated(F.linear(normed(x), weight, bias))
+    return silu_and_mul(F.linear(rms_norm(x, norm, eps), weight, bias))
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:

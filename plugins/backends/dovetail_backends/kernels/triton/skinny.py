@@ -5,8 +5,6 @@ M rows, N outputs, K inputs. A program makes BLOCK_N outputs of all rows.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -14,15 +12,13 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.sdk.layers.ops.endings import ended_tile, summed_parts
-from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail.sdk.layers.ops.pdl import Tile, launch_options, scratch
 
 ROWS = (16, 32, 64)
 """Rows that a tile has, of which a product may use fewer."""
 SHARED_BYTES = 200 << 10
 """Shared memory of a device for which the tiles are meant."""
 
-Tile = tuple[int, int, int, int, int]
-"""BLOCK_N, BLOCK_K, warps, stages, splits of K."""
 Tiles = dict[tuple[int, int], dict[int, Tile]]
 """Tiles by the weight's `[N, K]` and by the rows of a tile."""
 
@@ -166,12 +162,3 @@ def skinny(
         **launch_options(x),
     )  # fmt: skip
     return out
-
-
-@cache
-def scratch(device: torch.device, size: int, tiles: int) -> tuple[Tensor, Tensor]:
-    """Partial sums of split products, and how many splits of a tile have come: zero between kernels."""
-    return (
-        torch.empty(size, dtype=torch.float32, device=device),
-        torch.zeros(tiles, dtype=torch.int32, device=device),
-    )
