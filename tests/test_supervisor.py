@@ -35,8 +35,6 @@ ALLOWED = {
     "dovetail/client/inprocess.py": {"Thread": 1},
     # It imports what grammars need while the model loads; whoever wants it afterwards imports it again.
     "dovetail/client/launch.py": {"Thread": 1},
-    # It wakes CUDA's driver while torch is imported; what fails there fails again in torch, which says so.
-    "dovetail/runtime/device/early.py": {"Thread": 1},
     # It reads a tokenizer while the model loads; what it raises is raised for whoever asks for the vocabulary.
     "dovetail/grammar/compile/early.py": {"Thread": 1},
     # It waits for the end of the process that a further rank belongs to, and ends it.

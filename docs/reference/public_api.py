@@ -32,7 +32,7 @@ OWNERS = {
     "cache": "model",
     "checkpoint": "checkpoint",
     "config": "model",
-    "device": ALL_OWNER,
+    "device": "device",
     "errors": ALL_OWNER,
     "grammar": "grammar_backend",
     "hooks": "hooks",

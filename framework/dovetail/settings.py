@@ -104,9 +104,10 @@ class EngineSettings(BaseModel):
         "second; or the name of a plugin that serves any model.",
         json_schema_extra=flag(common=True),
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
+    device: str = Field(
         "auto",
-        description="Device that runs the model; `auto`: CUDA if available.",
+        min_length=1,
+        description="Device that runs the model, by plugin name: `cpu`, `cuda`; `auto`: CUDA if available.",
         json_schema_extra=flag(common=True),
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dovetail_testing.conformance.api import ApiConformance
     from dovetail_testing.conformance.attention import AttentionBackendConformance
     from dovetail_testing.conformance.checkpoint import CheckpointConformance
+    from dovetail_testing.conformance.device import DeviceConformance
     from dovetail_testing.conformance.grammar import GrammarBackendConformance
     from dovetail_testing.conformance.hooks import HooksConformance
     from dovetail_testing.conformance.kernels import KernelSetConformance
@@ -38,6 +39,7 @@ __all__ = [
     "ApiConformance",
     "AttentionBackendConformance",
     "CheckpointConformance",
+    "DeviceConformance",
     "FakeSite",
     "GrammarBackendConformance",
     "GrammarSample",
@@ -61,6 +63,7 @@ _HOME = {
     "ApiConformance": "conformance.api",
     "AttentionBackendConformance": "conformance.attention",
     "CheckpointConformance": "conformance.checkpoint",
+    "DeviceConformance": "conformance.device",
     "GrammarBackendConformance": "conformance.grammar",
     "HooksConformance": "conformance.hooks",
     "KernelSetConformance": "conformance.kernels",

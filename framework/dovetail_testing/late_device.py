@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.device import Device
-from dovetail.runtime.device.devices import CLASSES, device_of
+from dovetail.runtime.device.devices import CLASSES, HOST, answer, device_of
 
 T = TypeVar("T")
 POISON = -77
@@ -127,11 +127,9 @@ def _tensors(results: object) -> list[Tensor]:
 @contextmanager
 def playing(device: type[Device]) -> Iterator[Device]:
     """Inside, a class answers for the host's tensors as if they lay on its device; yields that device."""
-    host = CLASSES["cpu"]
-    CLASSES["cpu"] = device
-    device_of.cache_clear()
+    host = CLASSES[HOST]
+    answer(device, HOST)
     try:
-        yield device_of(torch.device("cpu"))
+        yield device_of(torch.device(HOST))
     finally:
-        CLASSES["cpu"] = host
-        device_of.cache_clear()
+        answer(host, HOST)

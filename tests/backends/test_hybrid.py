@@ -16,8 +16,8 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan
-from dovetail.runtime.attention import backends
 from dovetail.runtime.attention.hybrid import common_caps, hybrid
+from dovetail.runtime.device.devices import choose, installed
 from dovetail.runtime.runner import ModelRunner
 from dovetail.settings import EngineSettings
 from dovetail_backends.torch_native import TorchNativeBackend
@@ -168,12 +168,12 @@ def test_a_refusal_names_the_half() -> None:
 def test_a_plan_holds_the_halves() -> None:
     """Each half is planned by its name or alias; an unknown one is refused under its own flag."""
     plan = make_plan(Registry.scan(), attention_backend="auto", prefill_attention_backend="sdpa", device="cpu")
-    assert [(p.name, p.use, p.requested) for p in plan.plugins] == [
+    assert [(p.name, p.use, p.requested) for p in plan.of_kind("attention_backend")] == [
         ("torch_native", "", False),
         ("torch_native", "prefill", True),
     ]
     plan = make_plan(Registry.scan(), attention_backend="auto", decode_attention_backend="auto", device="cpu")
-    assert [p.use for p in plan.plugins] == [""]
+    assert [p.use for p in plan.of_kind("attention_backend")] == [""]
     with pytest.raises(PluginError, match=r"^--decode-attention-backend 'nope': not installed"):
         make_plan(Registry.scan(), attention_backend="auto", decode_attention_backend="nope", device="cpu")
     with pytest.raises(PluginError, match=r"^--prefill-attention-backend 'triton'.*runs on cuda, not on cpu"):
@@ -240,7 +240,7 @@ def test_a_device_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     for version, part in ((None, "built without CUDA"), ("12.8", "torch finds no CUDA device here (its CUDA is 12.8)")):
         monkeypatch.setattr(torch.version, "cuda", version)
         with pytest.raises(ConfigError) as caught:
-            backends.find_device(EngineSettings(device="cuda"))
+            choose(installed(Registry.scan(), "cuda"))
         assert part in str(caught.value)
         assert str(caught.value).endswith("or use --device cpu")
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from dovetail.contracts.device import Device
-from dovetail.runtime.device.devices import device_of
-from dovetail_testing.conformance.device import DeviceChecks
+from dovetail_testing import DeviceConformance
 
 pytestmark = pytest.mark.gpu
 
 
-class TestCuda(DeviceChecks):
+class TestCuda(DeviceConformance):
     """The current device."""
 
-    def device(self) -> Device:
-        return device_of(torch.device("cuda", torch.cuda.current_device()))
+    name = "cuda"

@@ -8,7 +8,7 @@ from pathlib import Path
 import dovetail
 
 CORE = Path(dovetail.__file__).parent
-ANSWERS = {"cuda", "devices", "early", "present"}
+ANSWERS = {"devices"}
 """Files of `runtime/device` that answer; all others have to ask."""
 ASKS = re.compile(r"\btorch\.cuda\b|\bis_cuda\b|[\"']cuda[\"']|\bdevice\.type\b")
 MOST = 44

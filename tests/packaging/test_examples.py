@@ -217,6 +217,14 @@ def test_the_format_example_serves(save: Callable[..., None], with_examples: Cle
 
 
 @pytest.mark.full
+def test_the_device_example_serves(with_examples: CleanEnv) -> None:
+    """A start takes the device that is named, whose copies come late, and answers as on the host."""
+    with serving(with_examples, "--device", "delayed") as base:
+        assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
+        assert states(base)["device", "delayed"] == "active"
+
+
+@pytest.mark.full
 def test_a_plugin_of_every_kind_is_written_installed_and_tested(clean: CleanEnv, tmp_path: Path) -> None:
     """`dovetail plugin new` works offline from the wheel; pip installs each package and its tests pass.
 

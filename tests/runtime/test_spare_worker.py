@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dovetail.runtime.device import early
 from dovetail.runtime.kernels import spare as module
 from dovetail.runtime.kernels.spare import Spare, cache_folder, records
 from dovetail.settings import EngineSettings
@@ -20,12 +18,8 @@ from dovetail.settings import EngineSettings
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
-    """A spare on a machine that may have a device and has an empty cache; its worker only waits."""
-    device = tmp_path / "version"
-    device.touch()
-    monkeypatch.setattr(early, "DRIVER", device)
+    """A spare on a machine that has an empty cache; its worker only waits."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(module, "start_worker", waiting)
     spare = Spare()
     yield spare
@@ -64,25 +58,9 @@ def test_one_that_nobody_took_is_ended(made: Spare) -> None:
     assert worker.poll() is not None
 
 
-@pytest.mark.parametrize("changes", [{"device": "cpu"}, {"disable_compile_ahead": True}], ids=str)
-def test_an_engine_that_does_not_compile_has_none(made: Spare, changes: dict[str, Any]) -> None:
-    """On the CPU, and where it is turned off."""
-    made.start(settings(**changes))
-    assert made.take() is None
-
-
-def test_without_a_device_there_is_none(made: Spare, tmp_path: Path) -> None:
-    """`auto` is the CPU then."""
-    (tmp_path / "version").unlink()
-    made.start(settings())
-    assert made.take() is None
-
-
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_where_devices_are_hidden_there_is_none(made: Spare, hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for torch, which sees none then."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    made.start(settings())
+def test_an_engine_that_does_not_compile_has_none(made: Spare) -> None:
+    """Where it is turned off."""
+    made.start(settings(disable_compile_ahead=True))
     assert made.take() is None
 
 
@@ -127,41 +105,3 @@ def test_the_real_worker_ends_with_its_input() -> None:
     worker = module.start_worker()
     worker.communicate(timeout=120)
     assert worker.returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "made"),
-    [
-        ({}, ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]),
-        ({"devices": [1]}, ["cuInit"]),
-        ({"device": "cpu"}, []),
-    ],
-    ids=str,
-)
-def test_the_driver_is_woken_for_who_uses_it(
-    changes: dict[str, Any], made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The context is made where it is known whose it is."""
-    called: list[str] = []
-
-    class Driver:
-        def __init__(self, name: str) -> None:
-            assert name == "libcuda.so.1"
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args: called.append(name) or 0  # type: ignore[func-returns-value]
-
-    (tmp_path / "version").touch()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(early, "DRIVER", tmp_path / "version")
-    monkeypatch.setattr(early.ctypes, "CDLL", Driver)
-    early.wake_driver(settings(**changes))
-    for thread in threading.enumerate():
-        if thread.name == "cuda driver":
-            thread.join()
-    assert called == made
-
-
-def test_without_a_driver_library_nothing_happens() -> None:
-    """Torch says what is missing, if it is."""
-    early._wake(True)

@@ -21,7 +21,7 @@ from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
-from dovetail.runtime.device.early import wake_driver
+from dovetail.runtime.device.devices import likely_device
 from dovetail.runtime.kernels.spare import spare
 from dovetail.settings import EngineSettings
 
@@ -68,8 +68,10 @@ def serve(transport: SocketTransport, start: Start) -> None:
     """Start the engine and run its loop."""
     log.setup(start.log_level, process="engine")
     settings = EngineSettings.model_validate(start.settings)
-    wake_driver(settings)
-    spare.start(settings)
+    device = likely_device(start.plan)
+    device.wake(uses_first=settings.devices is None and settings.tensor_parallel_size == 1)
+    if device.compiles:
+        spare.start(settings)
     with imports.for_good():
         plugins = load(start.plan, "engine")
         from dovetail.client.launch import make_engine  # imports torch: after the plan, which fails sooner

@@ -215,7 +215,7 @@ class AttentionBackend(Configurable, ABC):
         """Say in one line why this backend cannot serve the model here, or None. Printed by `auto` and by errors."""
         caps = cls.caps
         name = str(dtype).removeprefix("torch.")
-        if device.type not in caps.devices:
+        if not caps.devices & {device.type, "*"}:
             return f"device {device.type!r} is not supported; it runs on {', '.join(sorted(caps.devices))}"
         if name not in caps.dtypes:
             return f"dtype {name} is not supported; possible: {', '.join(sorted(caps.dtypes))}"

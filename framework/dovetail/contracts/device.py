@@ -2,7 +2,8 @@
 
 Each method's own text says what a device must do that computes behind the host's back; what stands here is right where
 a call has been computed when it returns. A class of another device overrides all that is not so there, and sets the
-facts. Outside of it nothing in the core asks which device there is. Importing this module does not import torch.
+facts. Outside of it nothing in the core asks which device there is. Importing this module does not import torch; nor
+may a plugin's module, which the HTTP process asks for `surely_absent`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
+
+from dovetail.contracts.options import Configurable
 
 if TYPE_CHECKING:
     import torch
@@ -56,12 +59,13 @@ class DeviceGraph(Protocol):
         """Launch them again, on the current queue, with the same addresses."""
 
 
-class Device:
+class Device(Configurable):
     """One device; made without touching it. This class is the host's own processor.
 
     Attributes:
         place: As torch names it.
-        kind: What `--device` calls it.
+        kind: What messages, tables and plugins' manifests call it; the plugin's name, unless there is a reason.
+        preference: `--device auto` takes the device with the highest of those that are there.
         is_host: A call has been computed when it returns, in the host's memory, by its threads.
         captures: It records graphs.
         compiles: Its kernels are compiled at run time, so that a start prepares and tries them.
@@ -73,6 +77,7 @@ class Device:
     """
 
     kind: ClassVar[str] = "cpu"
+    preference: ClassVar[int] = 0
     is_host: ClassVar[bool] = True
     captures: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
@@ -82,9 +87,27 @@ class Device:
     hides: ClassVar[str] = ""
 
     @classmethod
-    def absent(cls) -> str | None:
-        """Say why there is no such device here, and what to do; None where there is one."""
+    def surely_absent(cls) -> str | None:
+        """Say why there surely is no such device here, and what to do, in milliseconds and without torch.
+
+        None where there may be one. A start is refused by it before any process begins.
+        """
         return None
+
+    @classmethod
+    def wake(cls, uses_first: bool) -> None:
+        """Begin, without waiting and without torch, what takes long before the first use of the device.
+
+        Called once in an engine's process, while torch is being imported. What fails here fails again later.
+
+        Args:
+            uses_first: The engine will use the first device, and no other.
+        """
+
+    @classmethod
+    def absent(cls) -> str | None:
+        """Say why there is no such device here, and what to do; None where there is one. It may ask torch."""
+        return cls.surely_absent()
 
     @classmethod
     def num(cls) -> int:
@@ -94,7 +117,11 @@ class Device:
     @classmethod
     def take(cls, index: int | None) -> torch.device:
         """Make a device, counted from 0, the one that this thread uses, and return it; None: the one that it is."""
-        raise NotImplementedError(f"{cls.__name__} does not say where it is")
+        if not cls.is_host:
+            raise NotImplementedError(f"{cls.__name__} does not say where it is")
+        import torch
+
+        return torch.device("cpu")
 
     def __init__(self, place: torch.device) -> None:
         """Take the place; nothing is asked of the device yet."""

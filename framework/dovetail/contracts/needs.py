@@ -44,6 +44,8 @@ class Needs:
 class AttentionCaps:
     """What a backend provides; compared with what a model needs before a weight is read. `None` for a set: any.
 
+    `devices` are types of torch's; `*` among them: any that torch computes on.
+
     Every backend multiplies scores by the layer's `scale`. `head_dims` are widths of keys and values for each head;
     whoever serves latent rows serves them at any width. `cache_dtypes` are those with scales that it reads and writes
     (`LayerSpec.cache_dtype`) beside the model's dtype, in all layouts that it serves. `batch_invariant`: where

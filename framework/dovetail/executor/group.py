@@ -45,7 +45,7 @@ from dovetail.messages.executor import ProfileError, StepError
 from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import KINDS
-from dovetail.runtime.attention.backends import find_device
+from dovetail.runtime.device.devices import find_device
 from dovetail.runtime.memory.checks import check_equal
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
@@ -87,7 +87,7 @@ class GroupExecutor:
         self._lent: npt.NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
         self._folder = tempfile.mkdtemp(prefix="dovetail-ranks-")
         self._ranks = Followers(start, limit_s)
-        self._links = communicator(settings, 0, find_device(settings))
+        self._links = communicator(settings, 0, find_device(settings, plugins))
         try:
             self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, self._links), self))
             for rank in self._ranks.ranks:

@@ -42,7 +42,7 @@ from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import LoadedPlugins, load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
-from dovetail.runtime.attention.backends import find_device
+from dovetail.runtime.device.devices import find_device
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Communicator, Rank, communicator, parallel_of
 from dovetail.settings import EngineSettings
@@ -122,7 +122,7 @@ def serve(pipe: Connection, start: StartRank) -> None:
         plugins = load(start.plan, "worker")
         with running_hooks(plugins, start.rank):
             with naming_plugin(plugins):
-                links = communicator(settings, start.rank, find_device(settings, start.rank))
+                links = communicator(settings, start.rank, find_device(settings, plugins, start.rank))
                 meeting = FollowerMeeting(pipe, plugins, links, start.attention)
                 executor = LocalExecutor(settings, plugins, Rank(parallel_of(settings, links), meeting))
             send(pipe, Done())

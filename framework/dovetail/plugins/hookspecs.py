@@ -126,6 +126,17 @@ def dovetail_speculators(registry: KindRegistry) -> None:
 
 
 @hookspec
+def dovetail_devices(registry: KindRegistry) -> None:
+    """Register devices.
+
+    Called as `dovetail_models` is.
+
+    Args:
+        registry: As for `dovetail_models`.
+    """
+
+
+@hookspec
 def dovetail_checkpoints(registry: KindRegistry) -> None:
     """Register formats of checkpoints.
 

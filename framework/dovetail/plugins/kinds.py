@@ -200,6 +200,16 @@ KINDS: dict[str, PluginKind] = {
             hook="dovetail_checkpoints",
         ),
         PluginKind(
+            name="device",
+            group="dovetail.devices",
+            roles=("api", *_IN_ENGINE),
+            contract="dovetail.contracts.device:Device",
+            label="--device",
+            kit=f"{_KIT}.device:DeviceConformance",
+            about="Lets Dovetail compute on {name}",
+            hook="dovetail_devices",
+        ),
+        PluginKind(
             name="schedule_policy",
             group="dovetail.schedule_policies",
             roles=("engine",),

@@ -122,7 +122,8 @@ def make_plan(
         prefill_attention_backend: Name of the one that computes prompts; None or `auto` for `attention_backend`.
         decode_attention_backend: Name of the one that computes the other tokens; as above.
         hooks: Names of the enabled hook plugins.
-        device: Device type (`cpu`, `cuda`), or `auto` where it is not known yet: then no plugin is refused for it.
+        device: Name of the device, or `auto` where it is not known yet: then no plugin is refused for it, and with a
+            model all that take part in `auto` are planned.
         quant_method: What `quantization_config` of the model's `config.json` names, "" if it has none.
         model_impl: Which plugin serves the model: `dovetail` the one named as its architecture, a name that one; `auto`
             the first, and where there is none the best that says in its manifest that it serves it.
@@ -137,7 +138,7 @@ def make_plan(
         PluginError: A name is unknown, ambiguous or not usable here, or `auto` finds no attention backend.
         TypeError: There is no such kind.
     """
-    if unknown := names.keys() - (KINDS.keys() - {"hooks"}):
+    if unknown := names.keys() - (KINDS.keys() - {"hooks", "device"}):
         raise TypeError(f"make_plan: {min(unknown)} is no kind of plugin; possible: {', '.join(KINDS)}")
     lists: dict[str, Sequence[str]] = {}
     single: dict[str, str] = {}
@@ -149,6 +150,9 @@ def make_plan(
         elif value is not None:
             raise TypeError(f"make_plan: {kind}={value!r}: give one name")
     model = single.get("model")
+    asked_device, device = device, split_qualified(device)[1]
+    if registry.of_kind("device") and (model or device != AUTO):
+        single["device"] = asked_device
     facts = {"device": device, "architecture": model or "", "quantization": quant_method}
     method = (quant_method or PLAIN) if model else ""
     planned: list[PlannedPlugin] = []

@@ -27,7 +27,7 @@ from dovetail.plugins.plan import AUTO
 from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.device.present import known_device
+from dovetail.runtime.device.devices import check_device
 from dovetail.runtime.hf_config import quant_method
 
 logger = logging.getLogger("dovetail.plugins")
@@ -82,7 +82,7 @@ def plan_plugins(
             prefill_attention_backend=settings.prefill_attention_backend,
             decode_attention_backend=settings.decode_attention_backend,
             hooks=[planned.qualified for planned in manager.planned],
-            device=known_device(settings),
+            device=check_device(registry, settings.device),
             quant_method=quant_method(model.config),
             model_impl=settings.model_impl,
             select=manager.select,

@@ -19,7 +19,7 @@ from dovetail.processing.classes import Classes
 from dovetail.processing.plan import plan_plugins, scan_once
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
-from dovetail.runtime.device.present import check_device
+from dovetail.runtime.device.devices import check_device
 from dovetail.runtime.memory.checks import check_settings as check_memory_settings
 
 S = TypeVar("S", bound=PluginSettings)
@@ -55,6 +55,7 @@ def prepare(settings: S, classes: Classes | None = None) -> Preparation[S]:
         PluginError: A plugin that was asked for cannot be used.
     """
     scanned = scan_once(settings)
+    check_device(scanned()[0], settings.device)
     formats = Formats.of_registry(lambda: scanned()[0], settings.load_format)
     settings = with_folders(settings, weights=lambda: not formats.is_filled)
     model = check_model(settings, formats)
@@ -72,11 +73,10 @@ def check_model(settings: PluginSettings, formats: Formats | None = None) -> Mod
 
     Raises:
         ModelError: The folder cannot be served, with the reason and the fix.
-        ConfigError: Settings of memory that cannot be met, a device or a chat template that is not there, or ranks that
+        ConfigError: Settings of memory that cannot be met, a chat template that is not there, or ranks that
             cannot divide the model.
     """
     folder = settings.folder
-    check_device(settings)
     formats = formats or Formats.installed(settings.load_format)
     model = ModelFolder.read(folder, settings.tokenizer_folder, weights=not formats.is_filled, formats=formats)
     model.warn()

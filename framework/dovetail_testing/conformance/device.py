@@ -1,22 +1,25 @@
 """What every `Device` must do: copy what was there, pass events in order, and replay what it recorded.
 
 ```python
-class TestAcme(DeviceChecks):
-    def device(self):
-        return AcmeDevice(torch.device("acme", 0))
+class TestAcme(DeviceConformance):
+    name = "acme"
 ```
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from dovetail.contracts.device import Device
 from dovetail_testing.checks import check
+from dovetail_testing.conformance.base import Conformance
 
 NUMS = (0, 1, 63, 257, 4097)
 DTYPES = (torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.bool)
@@ -24,12 +27,33 @@ LIMIT_S = 10.0
 """In which a device comes to the end of what these checks send to it."""
 
 
-class DeviceChecks:
-    """Override `device`; pytest finds the rest."""
+class DeviceConformance(Conformance):
+    """What every device must do. Where it is not there, the tests that use it are skipped."""
+
+    kind = "device"
 
     def device(self) -> Device:
         """Return the device, ready to be used by this thread."""
-        raise NotImplementedError("return a device")
+        cls: type[Device] = self.plugin()
+        if (cause := cls.absent()) is not None:
+            pytest.skip(cause)
+        return cls(cls.take(None))
+
+    def test_it_is_asked_before_torch_is_there(self) -> None:
+        """Importing its module and asking whether it is surely absent imports no torch: a start asks first."""
+        cls, _ = self.plugin(), self._child()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {cls.__module__} import {cls.__qualname__} as cls; "
+            "cls.surely_absent(); sys.exit('torch' in sys.modules)"
+        )
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        check(found.returncode == 0, f"{cls.__module__} imports torch; import it where the device is used")
+
+    def test_what_is_surely_absent_is_absent(self) -> None:
+        """The answer without torch is never another than that with it, and says what to do."""
+        cls: type[Device] = self.plugin()
+        if (cause := cls.surely_absent()) is not None:
+            check(cls.absent() is not None, f"surely_absent() says {cause!r}, and absent() finds the device")
 
     def test_facts_go_together(self) -> None:
         """A host has the host's memory and no graphs of its own; kinds and models have names."""

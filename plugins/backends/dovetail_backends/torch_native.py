@@ -65,7 +65,7 @@ class TorchNativeBackend(AttentionBackend):
     """Gathers each request's pages into a dense block and calls `scaled_dot_product_attention`."""
 
     caps = AttentionCaps(
-        devices=frozenset({"cpu", "cuda"}),
+        devices=frozenset({"cpu", "cuda", "*"}),
         dtypes=frozenset({"bfloat16", "float16", "float32"}),
         sliding_window=True,
         chunked=True,

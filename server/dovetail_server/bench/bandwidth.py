@@ -1,6 +1,6 @@
-"""Measures the memory's copy bandwidth: `python -m dovetail_server.bench.bandwidth [auto|cpu|cuda]` prints JSON.
+"""Measures the memory's copy bandwidth: `python -m dovetail_server.bench.bandwidth [DEVICE]` prints JSON.
 
-It runs in a process of its own, so that neither torch nor a CUDA context stays in the client.
+It runs in a process of its own, so that neither torch nor a device's context stays in the client.
 """
 
 from __future__ import annotations
@@ -12,46 +12,40 @@ import time
 
 from dovetail_server.bench.roofline import Bandwidth
 
-MAX_COPY_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
+MAX_COPY_BYTES = 2 << 30
+HOST_COPY_BYTES = 256 << 20
 REPEATS = 8
 MOST_REPEATS = 200
 LEAST_S = 1.0
 TIMEOUT_S = 120.0
 
 
-def copy_bandwidth(device: str) -> tuple[float, str | None]:
-    """Return bytes a second of a large copy, reads and writes counted, and the GPU's name; None on a CPU.
+def copy_bandwidth(name: str) -> tuple[float, str | None]:
+    """Return bytes a second of a large copy, reads and writes counted, and the device's model; None for the host's.
 
     Args:
-        device: `cpu`, `cuda`, or `auto` for CUDA if there is one. On CUDA a server may hold most of the memory: the
-            copy then takes a quarter of what is free.
+        name: As `--device`. A server may hold most of the device's memory: the copy takes a quarter of what is free.
     """
     import torch
 
-    kind = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    size = MAX_COPY_BYTES[kind]
-    if kind == "cuda":
-        size = max(64 << 20, min(size, torch.cuda.mem_get_info()[0] // 4))
-    source = torch.zeros(size, dtype=torch.uint8, device=kind)
+    from dovetail.plugins import Registry
+    from dovetail.runtime.device.devices import choose, installed
+
+    cls = choose(installed(Registry.scan(), name))
+    device = cls(cls.take(None))
+    memory = device.memory()
+    size = HOST_COPY_BYTES if memory is None else max(64 << 20, min(MAX_COPY_BYTES, memory[0] // 4))
+    source = torch.zeros(size, dtype=torch.uint8, device=device.place)
     target = torch.zeros_like(source)
     times: list[float] = []
     # A server at work on the same device takes turns with the copies: the fastest one is the memory's own.
     while len(times) < REPEATS or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
-        _wait(kind)
+        device.synchronize()
         started = time.perf_counter()
         target.copy_(source)
-        _wait(kind)
+        device.synchronize()
         times.append(time.perf_counter() - started)
-    name = torch.cuda.get_device_name() if kind == "cuda" else None
-    return 2 * size / min(times), name
-
-
-def _wait(kind: str) -> None:
-    """Wait until the device has finished."""
-    if kind == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
+    return 2 * size / min(times), None if device.is_host else device.model
 
 
 async def measure(device: str) -> Bandwidth | str:

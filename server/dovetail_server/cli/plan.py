@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.contracts.errors import ConfigError
@@ -34,7 +33,6 @@ The options of `dovetail serve` that concern memory can be given too: --device, 
 plan is that of one rank).
 `dovetail serve --help=all` explains them.
 """
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(slots=True)
@@ -201,12 +199,15 @@ def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:
         if total <= taken:
             raise ConfigError(f"--device-memory {memory!r}: less than the {gib(taken)} that a process takes by itself")
         return DeviceBytes(kind=kind, name=f"a {'host' if kind == 'cpu' else 'GPU'}", total=total, free=total - taken)
-    if name == "cpu" or (name == "auto" and not NVIDIA_DRIVER.exists()):
+    from dovetail.plugins import Registry
+    from dovetail.runtime.device.devices import HOST, check_device, choose, installed, take
+
+    registry = Registry.scan()
+    if check_device(registry, name) == HOST:
         return host_bytes()
-    from dovetail.runtime.attention.backends import find_device
     from dovetail.runtime.device_memory import device_bytes
 
-    return device_bytes(find_device(settings))
+    return device_bytes(take(choose(installed(registry, name)), settings))
 
 
 def size_of(text: str) -> int:

@@ -60,14 +60,14 @@ def warm(settings: ServeSettings) -> int:
         EngineError: The engine could not start.
     """
     from dovetail.processing.prepare import prepare
-    from dovetail.runtime.attention.backends import kind_of
+    from dovetail.runtime.device.devices import choose, installed
     from dovetail_server import preflight
 
     log.setup(settings.log_level, form=settings.log_format)
     prepared = prepare(preflight.with_model(settings))
     settings = prepared.settings
-    if kind_of(settings.device) == "cpu":
-        print("Nothing to compile: on a CPU the engine launches no kernels. Run it where the GPU is.")
+    if not choose(installed(prepared.registry, settings.device)).compiles:
+        print("Nothing to compile: this device launches no kernels. Run it where the GPU is.")
         return 0
     if settings.disable_compile_ahead:
         raise ConfigError("--disable-compile-ahead: then a server compiles at first use; leave it out to warm a cache")

@@ -25,7 +25,7 @@ OURS = frozenset(
 """Settings that the address in front has for all workers, or that differ from worker to worker."""
 KEEP_ALIVE_S = 300
 """Longer than the relay keeps a connection that it does not use."""
-COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+COUNT = "import sys; from dovetail.runtime.device.devices import count; print(count(sys.argv[1]))"
 COUNT_S = 120.0
 
 
@@ -71,13 +71,14 @@ def count_gpus(settings: ServeSettings) -> int:
     """
     if settings.device == "cpu":
         return 0
-    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, timeout=COUNT_S, check=False)
+    command = [sys.executable, "-c", COUNT, settings.device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COUNT_S, check=False)
     lines = done.stdout.split()
     if done.returncode or not lines:
         raise ConfigError(f"GPUs cannot be counted: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     num = int(lines[-1])
-    if settings.device == "cuda" and not num:
-        raise ConfigError("--device cuda: there is no GPU here; give --device cpu")
+    if settings.device != "auto" and not num:
+        raise ConfigError(f"--device {settings.device}: there is no GPU here; give --device cpu")
     return num
 
 

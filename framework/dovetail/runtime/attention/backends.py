@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 
 import torch
 
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.errors import ConfigError, ModelError, PluginError
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.needs import unserved
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -19,41 +18,11 @@ from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requireme
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
 from dovetail.runtime.attention.measure import Measuring
-from dovetail.runtime.device.devices import CLASSES
-from dovetail.runtime.memory.checks import check_devices
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
 Backend = type[AttentionBackend]
-
-
-def find_device(settings: EngineSettings, rank: int = 0) -> torch.device:
-    """Return the device of a rank, as `--device` and `--devices` say, and make it the one that this thread uses.
-
-    Raises:
-        ConfigError: It is not there, or not enough of them are.
-    """
-    found = CLASSES[kind_of(settings.device)]
-    if found.is_host:
-        return torch.device("cpu")
-    given = check_devices(settings, found.num(), os.environ.get(found.hides))
-    is_chosen = settings.devices is not None or settings.tensor_parallel_size > 1
-    return found.take(given[rank] if is_chosen else None)
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of device of `--device`.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if name == "auto":
-        others = (kind for kind, device in CLASSES.items() if not device.is_host and device.absent() is None)
-        return next(others, "cpu")
-    if (cause := CLASSES[name].absent()) is not None:
-        raise ConfigError(f"--device {name}: {cause}, or use --device cpu")
-    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,116 @@
-"""Which `Device` answers for a place of torch's."""
+"""Which `Device` a start uses, and which answers for a place of torch's."""
 
 from __future__ import annotations
 
 import functools
-
-import torch
+import os
+from typing import TYPE_CHECKING
 
 from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError
-from dovetail.runtime.device.cuda import CudaDevice
+from dovetail.plugins import Registry
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.plan import AUTO, as_planned, candidates
+from dovetail.runtime.memory.checks import check_devices
+from dovetail.settings import EngineSettings
 
-CLASSES: dict[str, type[Device]] = {"cpu": Device, "cuda": CudaDevice}
-"""By the type of torch's device."""
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.plugins import LoadedPlugins, PluginPlan
+
+KIND = "device"
+HOST = "cpu"
+"""The plugin of the host, which every start can fall back on."""
+CLASSES: dict[str, type[Device]] = {HOST: Device}
+"""What answers, by the type of torch's device. The host does without a plugin."""
+
+Found = list[tuple[str, type[Device]]]
+
+
+def installed(registry: Registry, name: str) -> Found:
+    """Return the class that `--device` names, or those that `auto` may take. None of them imports torch.
+
+    Raises:
+        PluginError: No plugin has that name, or it cannot be imported.
+    """
+    records = candidates(registry, KIND, {}) if name == AUTO else [registry.resolve(KIND, name)]
+    return [(record.name, import_planned(as_planned(record))) for record in records]
+
+
+def check_device(registry: Registry, name: str) -> str:
+    """Return the device of `--device`; for `auto` the host where there surely is no other, else `auto`.
+
+    Raises:
+        ConfigError: It surely is not here.
+        PluginError: See `installed`.
+    """
+    found = installed(registry, name)
+    if name == AUTO:
+        return AUTO if any(not cls.is_host and cls.surely_absent() is None for _, cls in found) else HOST
+    _refuse(name, found[0][1].surely_absent())
+    return name
+
+
+def likely_device(plan: PluginPlan) -> type[Device]:
+    """Return what a start probably takes, before torch is there: the best that is not surely absent."""
+    found = [import_planned(planned) for planned in plan.of_kind(KIND)]
+    return max((each for each in found if each.surely_absent() is None), key=_preference, default=Device)
+
+
+def find_device(settings: EngineSettings, plugins: LoadedPlugins, rank: int = 0) -> torch.device:
+    """Return the device of a rank, as `--device` and `--devices` say, and make it the one that this thread uses.
+
+    Raises:
+        ConfigError: It is not there, or not enough of them are.
+    """
+    return take(choose([(planned.name, cls) for planned, cls in plugins.candidates(KIND)]), settings, rank)
+
+
+def choose(found: Found) -> type[Device]:
+    """Return the best of the classes that is there: of the one that was asked for, or of the candidates of `auto`.
+
+    Raises:
+        ConfigError: The only one is not there.
+    """
+    there = [cls for _, cls in found if cls.absent() is None]
+    if len(found) == 1 and not there:
+        _refuse(found[0][0], found[0][1].absent())
+    return max(there, key=_preference, default=Device)
+
+
+def take(cls: type[Device], settings: EngineSettings, rank: int = 0) -> torch.device:
+    """Return the place of a rank's device, for which the class answers from now on.
+
+    Raises:
+        ConfigError: Not enough of them are there.
+    """
+    index = None
+    if not cls.is_host:
+        given = check_devices(settings, cls.num(), os.environ.get(cls.hides))
+        is_chosen = settings.devices is not None or settings.tensor_parallel_size > 1
+        index = given[rank] if is_chosen else None
+    place = cls.take(index)
+    if cls.kind != HOST:
+        answer(cls, place.type)
+    return place
+
+
+def count(name: str) -> int:
+    """Return how many devices of `--device` are here for several engines; 0 where they share the host.
+
+    Raises:
+        PluginError: See `installed`.
+    """
+    there = [cls for _, cls in installed(Registry.scan(), name) if cls.absent() is None]
+    cls = max(there, key=_preference, default=Device)
+    return 0 if cls.is_host else cls.num()
+
+
+def answer(cls: type[Device], type_of_place: str) -> None:
+    """Have a class answer for places of a type."""
+    CLASSES[type_of_place] = cls
+    device_of.cache_clear()
 
 
 @functools.cache
@@ -23,5 +122,14 @@ def device_of(place: torch.device) -> Device:
     """
     found = CLASSES.get(place.type)
     if found is None:
-        raise ConfigError(f"device {place.type!r}: nothing here computes on it; possible: {', '.join(CLASSES)}")
+        raise ConfigError(f"device {place.type!r}: no start of this process has taken one; taken: {', '.join(CLASSES)}")
     return found(place)
+
+
+def _preference(cls: type[Device]) -> int:
+    return cls.preference
+
+
+def _refuse(name: str, cause: str | None) -> None:
+    if cause is not None:
+        raise ConfigError(f"--device {name}: {cause}, or use --device {HOST}")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dovetail.runtime.device.early import may_use_cuda
 from dovetail.settings import EngineSettings
 
 DIGEST_LEN = 32
@@ -47,8 +46,8 @@ class Spare:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def start(self, settings: EngineSettings) -> None:
-        """Start it if this engine will compile: on CUDA, where no record says that anything was compiled."""
-        if settings.disable_compile_ahead or not may_use_cuda(settings):
+        """Start it for an engine whose device has kernels, where no record says that anything was compiled."""
+        if settings.disable_compile_ahead:
             return
         if self._worker is None and not any(len(path.stem) == DIGEST_LEN for path in records().glob("*.json")):
             with contextlib.suppress(OSError):  # who needs one starts it, and says what is wrong

@@ -19,14 +19,14 @@ from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import Target
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
-from dovetail.runtime.attention.backends import Chosen, choose_backends, find_device
+from dovetail.runtime.attention.backends import Chosen, choose_backends
 from dovetail.runtime.attention.measure import measuring_on
 from dovetail.runtime.batch_invariance import check_model
 from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantization, converted, factory_of
-from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.device.devices import device_of, find_device
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.kernels.binding import KernelBinder, load_sets
@@ -87,7 +87,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     Raises:
         ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
     """
-    device = find_device(settings, rank.parallel.rank)
+    device = find_device(settings, plugins, rank.parallel.rank)
     formats = Formats.of_plan(plugins, settings.load_format)
     filler = formats.filler()
     folder = ModelFolder.read(settings.folder, weights=filler is None, formats=formats)

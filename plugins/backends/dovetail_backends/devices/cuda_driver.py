@@ -1,15 +1,14 @@
-"""Says whether CUDA can be used here without importing torch, so that a start is refused before it begins."""
+"""Asks CUDA's driver without torch: whether there may be a device, and to wake while torch is being imported."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
+import threading
 from importlib.util import find_spec
 from pathlib import Path
-
-from dovetail.contracts.errors import ConfigError
-from dovetail.settings import EngineSettings
 
 LIBRARY = "libcuda.so.1"
 """The driver's; loading it initialises nothing."""
@@ -17,22 +16,7 @@ HIDES = "CUDA_VISIBLE_DEVICES"
 _VERSION = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= *(?:'([^']*)'|None)", re.MULTILINE)
 
 
-def check_device(settings: EngineSettings) -> None:
-    """Check that the device of `--device` may be here.
-
-    Raises:
-        ConfigError: It is not; see `why_no_cuda`.
-    """
-    if settings.device == "cuda" and (cause := why_no_cuda()) is not None:
-        raise ConfigError(f"--device cuda: {cause}, or use --device cpu")
-
-
-def known_device(settings: EngineSettings) -> str:
-    """Return the device of `--device`; for `auto` that of the CPU where there surely is no other, else `auto`."""
-    return "cpu" if settings.device == "auto" and why_no_cuda() is not None else settings.device
-
-
-def why_no_cuda() -> str | None:
+def why_none() -> str | None:
     """Say why there surely is no CUDA device: torch is built without, there is no driver, or all are hidden.
 
     None where torch has to be asked.
@@ -44,7 +28,11 @@ def why_no_cuda() -> str | None:
     if "cuda" not in found or found.get("hip"):  # a build of another kind, which torch itself is asked about
         return None
     version, built = found.get("__version__", ""), found["cuda"] or None
-    if built is not None and (hidden := os.environ.get(HIDES)) is not None and hidden.strip() in ("", "-1"):
+    if (
+        built is not None
+        and (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None
+        and hidden.strip() in ("", "-1")
+    ):
         return f"{HIDES} is {hidden!r} and hides every device; name one there or unset it"
     return without(version, built) if built is None or not _has_driver() else None
 
@@ -67,3 +55,17 @@ def _has_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+def wake(uses_first: bool) -> None:
+    """Begin to wake the driver, in a thread: it takes some tenths of a second, without the interpreter."""
+    threading.Thread(target=_wake, args=(uses_first,), name="cuda driver", daemon=True).start()
+
+
+def _wake(uses_first: bool) -> None:
+    """Initialise the driver, and make the context of the first device where that is the one."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    with contextlib.suppress(OSError, AttributeError):  # there is no driver library, or an odd one
+        driver = ctypes.CDLL(LIBRARY)
+        if driver.cuInit(0) == 0 and uses_first and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

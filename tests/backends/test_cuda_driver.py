@@ -1,16 +1,19 @@
-"""A device that is not there, and ranks that cannot divide the heads, are refused before torch is imported."""
+"""Whether there may be a CUDA device is known before torch is imported, and its driver is woken meanwhile."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dovetail.contracts.errors import ConfigError, ModelError
-from dovetail.processing.prepare import check_ranks
-from dovetail.runtime.device import present
-from dovetail.settings import EngineSettings
+from dovetail.contracts.errors import ConfigError
+from dovetail.plugins import Registry
+from dovetail.runtime.device.devices import check_device
+from dovetail_backends.devices import cuda_driver
+from dovetail_backends.devices.cuda import CudaDevice
 
 VERSION = "from typing import Optional\n__version__ = '2.13.0'\ncuda: Optional[str] = {}\nhip: Optional[str] = None\n"
 
@@ -31,15 +34,15 @@ def test_what_says_that_there_is_none(
     """A build without CUDA, or no driver; a version file of another kind says nothing."""
     if text is not None:
         (tmp_path / "version.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(present, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
-    monkeypatch.setattr(present, "LIBRARY", library)
-    monkeypatch.delenv(present.HIDES, raising=False)
-    present.check_device(EngineSettings(model_path="demo", device="cpu"))
+    monkeypatch.setattr(cuda_driver, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(cuda_driver, "LIBRARY", library)
+    monkeypatch.delenv(cuda_driver.HIDES, raising=False)
+    check_device(Registry.scan(), "cpu")
     if said is None:
-        present.check_device(EngineSettings(model_path="demo", device="cuda"))
+        check_device(Registry.scan(), "cuda")
         return
     with pytest.raises(ConfigError) as refused:
-        present.check_device(EngineSettings(model_path="demo", device="cuda"))
+        check_device(Registry.scan(), "cuda")
     assert said in str(refused.value)
 
 
@@ -60,36 +63,54 @@ def test_auto_is_the_cpu_only_where_that_is_sure(
 ) -> None:
     """No build for CUDA, no driver, or every device hidden; a build for other devices leaves it to torch."""
     (tmp_path / "version.py").write_text(version, encoding="utf-8")
-    monkeypatch.setattr(present, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
-    monkeypatch.setattr(present, "LIBRARY", library)
+    monkeypatch.setattr(cuda_driver, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(cuda_driver, "LIBRARY", library)
     if visible is None:
-        monkeypatch.delenv(present.HIDES, raising=False)
+        monkeypatch.delenv(cuda_driver.HIDES, raising=False)
     else:
-        monkeypatch.setenv(present.HIDES, visible)
-    assert present.known_device(EngineSettings(model_path="demo")) == device
-    for named in ("cpu", "cuda"):
-        assert present.known_device(EngineSettings(model_path="demo", device=named)) == named
+        monkeypatch.setenv(cuda_driver.HIDES, visible)
+    assert check_device(Registry.scan(), "auto") == device
+    assert check_device(Registry.scan(), "cpu") == "cpu"
     if device == "cpu" and visible is not None:
         with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES is .* and hides every device; .* --device cpu"):
-            present.check_device(EngineSettings(model_path="demo", device="cuda"))
+            check_device(Registry.scan(), "cuda")
 
 
 def test_this_torch_says_what_it_is() -> None:
     """The file that is read is torch's own."""
     import torch
 
-    settings = EngineSettings(model_path="demo", device="cuda")
     if torch.version.cuda is None:
         with pytest.raises(ConfigError, match="without CUDA"):
-            present.check_device(settings)
+            check_device(Registry.scan(), "cuda")
     elif torch.cuda.is_available():
-        present.check_device(settings)
+        check_device(Registry.scan(), "cuda")
 
 
-@pytest.mark.parametrize("config", [{"num_attention_heads": 8}, {"text_config": {"num_attention_heads": 8}}])
-def test_ranks_that_cannot_divide_the_heads(config: dict[str, object]) -> None:
-    """The heads that the config names, of the text part where there are several."""
-    check_ranks(config, 4)
-    with pytest.raises(ModelError, match=r"8 query heads cannot be divided among 3 ranks; .* may be 1, 2, 4, 8"):
-        check_ranks(config, 3)
-    check_ranks({"num_attention_heads": [8, 4]}, 3)  # of each layer, which the model's plugin reads
+@pytest.mark.parametrize(
+    ("uses_first", "made"), [(True, ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]), (False, ["cuInit"])]
+)
+def test_the_driver_is_woken_for_who_uses_it(
+    uses_first: bool, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The context is made where it is known whose it is."""
+    called: list[str] = []
+
+    class Driver:
+        def __init__(self, name: str) -> None:
+            assert name == "libcuda.so.1"
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: called.append(name) or 0  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", Driver)
+    CudaDevice.wake(uses_first)
+    for thread in threading.enumerate():
+        if thread.name == "cuda driver":
+            thread.join()
+    assert called == made
+
+
+def test_without_a_driver_library_nothing_happens() -> None:
+    """Torch says what is missing, if it is."""
+    cuda_driver._wake(True)

@@ -10,24 +10,16 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.device import Device
-from dovetail_testing.conformance.device import DeviceChecks
+from dovetail_testing.conformance.device import DeviceConformance
 from dovetail_testing.late_device import LateDevice, LateEvent
 
 PLACE = torch.device("cpu")
 
 
-class TestHost(DeviceChecks):
-    """The host."""
-
-    def device(self) -> Device:
-        return Device(PLACE)
-
-
-class TestLate(DeviceChecks):
+class TestLate(DeviceConformance):
     """The late device."""
 
-    def device(self) -> Device:
-        return LateDevice(PLACE)
+    plugin_class = LateDevice
 
 
 class Aliases(LateDevice):
@@ -99,6 +91,18 @@ class Frozen(LateDevice):
         return super().capture(lambda: kept, pool)
 
 
+class Wrong(LateDevice):
+    """Is there, though it says that it surely is not."""
+
+    @classmethod
+    def surely_absent(cls) -> str | None:
+        return "there is no driver"
+
+    @classmethod
+    def absent(cls) -> str | None:
+        return None
+
+
 class Counting(Device):
     """A host that counts memory of its own."""
 
@@ -116,6 +120,7 @@ FAULTS = [
     (Unpinned, "test_pinned_memory_holds_what_was_given", r"pinned\(\) changes 1 numbers"),
     (Boundless, "test_memory_is_bytes", r"memory\(\) is \(2, 1\)"),
     (Frozen, "test_a_replay_reads_its_inputs_anew", "a replay gave 2, not 10"),
+    (Wrong, "test_what_is_surely_absent_is_absent", "finds the device"),
     (Counting, "test_facts_go_together", "of a host is None"),
 ]
 
@@ -126,7 +131,7 @@ def test_each_seeded_fault_is_found(
 ) -> None:
     """By the check that names it."""
     monkeypatch.setattr("dovetail_testing.conformance.device.LIMIT_S", 0.05)
-    checks = DeviceChecks()
-    monkeypatch.setattr(checks, "device", lambda: faulty(PLACE))
+    checks = DeviceConformance()
+    monkeypatch.setattr(checks, "plugin", lambda: faulty)
     with pytest.raises(AssertionError, match=said):
         getattr(checks, name)()

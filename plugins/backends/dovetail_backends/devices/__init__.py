@@ -1,0 +1,1 @@
+"""The devices that Dovetail brings."""
