@@ -25,7 +25,7 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all dev check ruff format spelling layers mypy types docs results pins lowest links release golden bench soak clean
+.PHONY: help setup serve test test-all dev check ruff format spelling words layers mypy types docs results pins lowest links release golden bench soak clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -47,7 +47,7 @@ test-all: $(DEV_STAMP)  ## Run the tests, also what is marked full; ARGS adds py
 dev: $(DEV_STAMP)  ## Lint what changed and run the nearest tests for 8 s; ARGS=tests/parsers names a folder.
 	@$(BIN)/python tests/packaging/dev.py $(ARGS)
 
-check: ruff format spelling layers mypy  ## Lint, format, spelling, layers and types; make -k check runs all.
+check: ruff format spelling words layers mypy  ## Lint, format, spelling, words, layers and types; make -k check runs all.
 
 ruff: $(DEV_STAMP)
 	$(BIN)/ruff check .
@@ -57,6 +57,9 @@ format: $(DEV_STAMP)
 
 spelling: $(DEV_STAMP)
 	$(BIN)/codespell
+
+words: $(DEV_STAMP)
+	$(BIN)/python docs/site/check_words.py
 
 layers: $(DEV_STAMP)
 	$(BIN)/lint-imports

@@ -91,7 +91,7 @@ class LLM(OutlinesModel):
         file of `config`, then from the defaults, as for `dovetail serve`.
 
         Args:
-            model: Its folder, or a hub's name; the bundled demo model if not given.
+            model: Its folder, or a hub's name; default: the bundled demo model.
             reasoning_parser: Plugin name, or `auto`: found out from the chat template; None for none; or a class of
                 your own. The same holds for every argument that names a plugin: `attention_backend`,
                 `schedule_policy`.
@@ -166,7 +166,7 @@ class LLM(OutlinesModel):
 
         Args:
             prompts: Text, token ids, or mappings with `prompt` or `prompt_token_ids`, one or many.
-            params: One for all, or one per prompt; the model's own defaults if not given.
+            params: One for all, or one per prompt; default: the model's own.
             use_tqdm: Show a progress bar.
             typed: Beside an output type.
 
@@ -204,8 +204,8 @@ class LLM(OutlinesModel):
 
         Args:
             prompts: Text, token ids, or mappings with `prompt` or `prompt_token_ids`, one or many.
-            dimensions: Keep so many numbers; for models that were trained for it.
-            normalize: Scale vectors to length 1; as the checkpoint says if not given.
+            dimensions: Number of values to keep; for models that were trained for it.
+            normalize: Scale vectors to length 1; default: as the checkpoint says.
             use_tqdm: Show a progress bar.
 
         Raises:
@@ -237,9 +237,9 @@ class LLM(OutlinesModel):
         """Tell how well texts go together, as `/v1/score` does.
 
         Args:
-            data_1: A text that is compared with each of `data_2`, or as many as these, each with its own.
+            data_1: A text that is compared with each of `data_2`, or a list of equal length, compared pairwise.
             data_2: One or many.
-            truncate_prompt_tokens: Keep so many tokens of a prompt; -1: as many as the model takes.
+            truncate_prompt_tokens: Maximum tokens of a prompt; -1: the model's maximum.
             use_activation: False: numbers as the model gives them.
             use_tqdm: Show a progress bar.
 
@@ -263,7 +263,7 @@ class LLM(OutlinesModel):
         Args:
             query: What they are compared with.
             documents: Texts.
-            top_n: Return the best so many.
+            top_n: Maximum number of results.
             instruct: What is asked of a document, for models that are told.
             truncate_prompt_tokens: As for `score`.
             use_tqdm: Show a progress bar.

@@ -43,7 +43,7 @@ class AttentionLayer:
 
     Scores are multiplied by `scale`, and become `soft_cap * tanh(score / soft_cap)` if it is not None.
     `sliding_window` counts the tokens that a query sees, itself included; with `chunk_size` it sees those of its own
-    stretch of so many tokens, counted from the beginning of its request; `sinks` is `[Hq]` float32 or None. `qk_dim`
+    chunk of that many tokens, counted from the beginning of its request; `sinks` is `[Hq]` float32 or None. `qk_dim`
     is D, `v_dim` is Dv. Of a `latent` layer the pool has one row `[D]` a token: the one key, and its first Dv numbers
     are the value. A layer that is not `causal` has no cache: a query sees its whole prompt, or with `sliding_window` n
     the n - 1 tokens on either side of it.
@@ -158,7 +158,7 @@ class ForwardBatch:
         seq_lens_cpu: The same as `seq_lens`, on the host. Empty in a graph.
         q_lens_cpu: New tokens per request, on the host. In a graph, empty for decode and upper bounds for prefill. A
             graph of prefill chunks serves any division of its tokens: chunks that pad it have no new tokens and a
-            `seq_len` of 0, and tokens from the last entry of `q_starts` on belong to nobody.
+            `seq_len` of 0, and tokens from the last entry of `q_starts` on belong to no request.
         attention: The backend that serves this batch.
         last_tokens: `[R]` int64, indices of the tokens whose logits are wanted.
         shares_prefixes: Neighbouring decode rows begin with the same pages: worth looking for. Only a hint: results

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class DeviceView(NamedTuple):
-    """What kernel sets are told of a device.
+    """What kernel sets know of a device.
 
     Attributes:
         kind: As `Device.kind`.

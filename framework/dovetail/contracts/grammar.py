@@ -80,7 +80,7 @@ class Support:
     Attributes:
         level: How faithfully the grammar would be enforced.
         ignored: For APPROXIMATE, the keywords not enforced, as JSON pointers (`/properties/a/not`). For FULL, keywords
-            that are annotations to the backend, such as a `format` that nobody defines.
+            that are annotations to the backend, such as a `format` that no draft defines.
         refused: Those of `ignored` with which `compile` would fail: the core leaves them out before.
         reason: For NONE, why, in one line.
     """
@@ -252,7 +252,7 @@ class GrammarBackend(Configurable, ABC):
         """
 
     def inline(self, spec: GrammarSpec) -> bool:
-        """Whether `compile` of `spec` is known beforehand to be fast, and releases the GIL: then it runs in the engine.
+        """Whether `compile` of `spec` is known to be fast, and releases the GIL: then it runs in the engine.
 
         Otherwise it runs in a process that can be killed, which also loads the result, to see what that costs. What
         returns no bytes there is compiled again in the engine, once the other process has shown what that costs.

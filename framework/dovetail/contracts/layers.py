@@ -126,7 +126,7 @@ class Norm(Protocol):
 class Stream:
     """The residual stream `[T, H]`, which changes in place as layers add to it.
 
-    With several ranks, what a layer adds is a share of a sum. It is added up when somebody reads: `total` does, and so
+    With several ranks, what a layer adds is a share of a sum. It is added up when it is read: `total` does, and so
     do norms and products that take the stream. Until then further shares join it, and cost no message of their own.
 
     Attributes:

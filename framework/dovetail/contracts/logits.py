@@ -97,5 +97,5 @@ class LogitsProcessor(Configurable, ABC):
         """
 
     def drawn(self, batch: LogitsRows, ids: Tensor) -> None:
-        """Note the tokens that were drawn for some rows, `[K]` int64 on the device. Called after each `apply`."""
+        """Note the tokens sampled for some rows, `[K]` int64 on the device. Called after each `apply`."""
         return

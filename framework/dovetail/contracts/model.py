@@ -32,7 +32,7 @@ Step = Literal["transpose", "deinterleave", "flatten"]
 class WeightRule:
     r"""Maps modules of a checkpoint to layers of the model; of several rules for a tensor the first one holds.
 
-    A rule names modules: what stands behind a module's name (`.weight`, `.bias`, a scale) is told by the layer, so one
+    A rule names modules: what stands behind a module's name (`.weight`, `.bias`, a scale) the layer declares, so one
     rule serves plain and quantised checkpoints. A tensor that stands for several parts, or for all experts, is divided:
     parts by their widths one after the other, experts along the first axis.
 

@@ -47,7 +47,7 @@ class AttentionCaps:
     `devices` are types of torch's; `*` among them: any that torch computes on.
 
     Every backend multiplies scores by the layer's `scale`. `head_dims` are widths of keys and values for each head;
-    whoever serves latent rows serves them at any width. `cache_dtypes` are those with scales that it reads and writes
+    a backend with latent rows supports any width. `cache_dtypes` are those with scales that it reads and writes
     (`LayerSpec.cache_dtype`) beside the model's dtype, in all layouts that it serves. `batch_invariant`: where
     `AttentionBackend.batch_invariant` is set, what a token gets has the same bits whatever the step has beside it.
     """

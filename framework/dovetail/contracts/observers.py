@@ -87,7 +87,7 @@ class ChoiceTimes:
         queued_s: Until it was first computed; all there was where that never came.
         prefill_s: From there to its first token; None where that never came.
         decode_s: From there to its last token.
-        delivery_s: What it took longer, because nobody took the tokens: a client reads slowly.
+        delivery_s: Delay because the client read its tokens slowly.
         grammar_s: Until its grammar was compiled, beside the queue and the prompt; None without one.
         waited_s: Of all this, waiting again after it had to give its pages up.
     """
@@ -102,7 +102,7 @@ class ChoiceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEnd:
-    """It is over, whatever ended it.
+    """A request finished, for any reason.
 
     Attributes:
         request_id: As in `RequestStart`.
@@ -135,7 +135,7 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEnd:
-    """An HTTP request is over.
+    """An HTTP request finished.
 
     Attributes:
         request_id: What its reply carries as `x-request-id`.
@@ -167,13 +167,13 @@ class RequestObserver:
         """Its first token came, or about a second has passed with new ones; the rest comes before `request_ended`."""
 
     def request_ended(self, request: RequestEnd) -> None:
-        """It is over; called once for each `request_started`, unless events were lost."""
+        """A request finished; called once for each `request_started`, unless events were lost."""
 
     def http_ended(self, request: HttpEnd) -> None:
-        """An HTTP request is over, of any route, one that was refused too."""
+        """An HTTP request finished, of any route, rejected ones included."""
 
     def events_lost(self, num_events: int) -> None:
-        """So many events could not be told, because this observer was too slow; those that follow were not lost."""
+        """Events were dropped, because this observer was too slow; later ones were not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,4 +235,4 @@ class CacheObserver:
         """An engine has begun, whose cache is empty: nothing that was said before holds."""
 
     def events_lost(self, num_events: int) -> None:
-        """So many calls could not be made, because this observer was too slow: what is known of the cache is wrong."""
+        """Calls were dropped, because this observer was too slow: its view of the cache is wrong."""

@@ -367,5 +367,5 @@ class OutputParser(Protocol):
         ...
 
     def finish(self, reason: str) -> list[Event]:
-        """The output is over: give out what was held back."""
+        """The output has ended: return what was held back."""
         ...

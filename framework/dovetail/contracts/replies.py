@@ -227,7 +227,7 @@ class Reply:
         tokenizer: The model's.
         sends_usage: What the operator has streams do where a request does not say: end with the tokens used.
         is_kept: `Writer.whole` will be asked for a stream, too, to store it. The server sets it to False where storing
-            failed, and then asks for `close`, or for `whole` once more.
+            failed, and then asks for `close`, or for `whole` again.
     """
 
     id: str
@@ -254,7 +254,7 @@ class Reply:
 
 
 class Failure(NamedTuple):
-    """An error as clients are told of it: the HTTP status, a kind such as `server_error`, and what there is to say."""
+    """An error as clients receive it: the HTTP status, a kind such as `server_error`, and what there is to say."""
 
     status: int
     message: str
@@ -303,7 +303,7 @@ class Writer(ABC):
         """Note that a reply has failed of which something has been sent.
 
         Returns:
-            Whether `close` tells of it, and `whole` has the failed reply, which is stored. Else the stream ends with
+            Whether `close` reports it, and `whole` has the failed reply, which is stored. Else the stream ends with
             what `failed` returns, and nothing is stored.
         """
         return False

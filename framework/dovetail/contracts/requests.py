@@ -175,7 +175,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cache_salt: Requests with different ones share no cached prefix.
         keeps: The reply is to be stored, with this metadata and the body's `messages`; None: it is not.
         names: See `Names`.
-        reply: What the API's writer has to know beside this: plain values, which nobody else looks at.
+        reply: What the API's writer has to know beside this: plain values, which no other code reads.
     """
 
     prompts: list[Prompt]

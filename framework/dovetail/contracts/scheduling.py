@@ -64,8 +64,8 @@ class PrefixView(Protocol):
     def cached_tokens(self, requests: Sequence[WaitingRequest]) -> list[int]:
         """Return for each request how many of its leading tokens are cached, as far as is known.
 
-        Looking costs host time in every step, so only some of the requests are looked at anew in each call: those whose
-        answer is oldest, where pages have come or gone since. Whoever was never looked at has 0.
+        Looking costs host time in every step, so only some requests are looked up again in each call: those whose
+        answer is oldest, where pages have come or gone since. A request never looked up has 0.
         """
         ...
 
@@ -83,7 +83,7 @@ class SchedulePolicy(Configurable, ABC):
     def order(self, waiting: Sequence[WaitingRequest], cache: PrefixView) -> Sequence[WaitingRequest]:
         """Return who is to be admitted first, second, and so on.
 
-        Called in every step, so its time is everybody's: for a thousand requests, a millisecond is much.
+        Called in every step, so its time delays every request: for a thousand requests, a millisecond is much.
 
         Args:
             waiting: The head of the queue, higher priority first, then by arrival. At most some thousand; all of the
@@ -91,6 +91,6 @@ class SchedulePolicy(Configurable, ABC):
             cache: The prefix cache.
 
         Returns:
-            `waiting` itself, or its requests in another order. Whoever is left out is not admitted in this step.
+            `waiting` itself, or its requests in another order. A request left out is not admitted in this step.
             Something else, or an exception, is logged with the plugin's name, and that step goes by `waiting`.
         """

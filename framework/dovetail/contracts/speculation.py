@@ -52,7 +52,7 @@ class Speculator(Configurable, ABC):
     def draft(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
         """Return for each request the token ids that may follow, the next one first; nothing where there is no guess.
 
-        The device waits meanwhile, so its time is everybody's: for a long request, 0.1 ms is much.
+        The device waits meanwhile, so its time delays every request: for a long request, 0.1 ms is much.
 
         Args:
             requests: Those that decode in this step and can use drafts, in any order.

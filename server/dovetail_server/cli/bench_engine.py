@@ -112,8 +112,8 @@ def throughput(argv: list[str]) -> int:
 def add_common(parser: BenchParser) -> None:
     """Add what both have."""
     parser.add_argument("--temperature", metavar="T", type=temperature, default=0.0, help="[0]")
-    parser.add_argument("--seed", metavar="N", type=whole, help="of the prompts; any if not given")
-    parser.add_argument("--bandwidth", metavar="GB/s", type=positive, help="of the device; measured if not given")
+    parser.add_argument("--seed", metavar="N", type=whole, help="seed of the prompts; default: random")
+    parser.add_argument("--bandwidth", metavar="GB/s", type=positive, help="bandwidth of the device; default: measured")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything here too")
 
 

@@ -64,14 +64,14 @@ def build_parser() -> BenchParser:
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="generate the full length [yes]"
     )
     load.add_argument("--warmup", metavar="N", type=whole, help="requests before the clock starts [as are in flight]")
-    load.add_argument("--seed", metavar="N", type=whole, help="of the prompts; one that was not used yet if not given")
+    load.add_argument("--seed", metavar="N", type=whole, help="seed of the prompts; default: a new one")
     suite = parser.add_argument_group("suite")
     suite.add_argument("--suite", choices=tuple(SUITES), help="run named workloads instead of one")
     suite.add_argument("--only", metavar="NAME,NAME", help="these workloads of the suite")
     more = parser.add_argument_group("measuring")
     more.add_argument("--tokenizer", metavar="DIR", type=folder, help="folder with tokenizer.json, for random prompts")
-    more.add_argument("--bandwidth", metavar="GB/s", type=positive, help="of the device; measured if not given")
-    more.add_argument("--workers", metavar="N", type=count, help="client processes; by load and cores if not given")
+    more.add_argument("--bandwidth", metavar="GB/s", type=positive, help="bandwidth of the device; default: measured")
+    more.add_argument("--workers", metavar="N", type=count, help="client processes; default: by load and cores")
     more.add_argument("--timeout", metavar="S", type=positive, default=600.0, help="of one request [600]")
     more.add_argument(
         "--start-timeout", metavar="S", type=positive, default=600.0, help="of the server that is started [600]"

@@ -25,10 +25,10 @@ def main(argv: list[str]) -> int:
         description="Chat in the terminal. /help shows the commands; Ctrl-C stops a reply, Ctrl-D ends.",
         epilog="What follows `--` are flags of `dovetail serve`, for a server that is started here.",
     )
-    parser.add_argument("model", nargs="?", help="model to serve meanwhile; the bundled demo model if not given")
+    parser.add_argument("model", nargs="?", help="model to serve for this chat; default: the bundled demo model")
     parser.add_argument("--url", help="address of a server that runs already, instead of a model")
-    parser.add_argument("--name", help="which of the server's models to ask; the first if not given")
-    parser.add_argument("--api-key", help="key of the server; DOVETAIL_API_KEY if not given")
+    parser.add_argument("--name", help="name of the server's model; default: the first")
+    parser.add_argument("--api-key", help="key of the server; default: DOVETAIL_API_KEY")
     parser.add_argument("--system", default="", help="system prompt")
     args = parser.parse_args(own)
     if args.url and (args.model or flags):

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         The exit code; wrong arguments exit with 2 through `SystemExit`.
     """
     parser = argparse.ArgumentParser(prog="dovetail info", description="Show what the server makes of a model folder.")
-    parser.add_argument("model", nargs="?", help="model folder; the bundled demo model if not given")
+    parser.add_argument("model", nargs="?", help="model directory; default: the bundled demo model")
     parser.add_argument("--model-impl", default="auto", help="as that of `dovetail serve`")
     parser.add_argument("--tokenizer-path", help="folder with the tokenizer, if it is another one")
     parser.add_argument("--chat-template", help="Jinja file or built-in name, instead of the model's own template")

@@ -24,7 +24,7 @@ Show how `dovetail serve` would divide the memory of a device between the weight
 and CUDA graphs, and how many requests the KV cache holds. Reads config.json and the headers of the safetensors files.
 
   --device-memory SIZE      plan for a device with so much memory, such as 80GiB; a GPU unless --device cpu is given.
-                            If not given, for the device here, with what is free on it now
+                            Default: this machine's device and its free memory
   --json                    print JSON
 
 The options of `dovetail serve` that concern memory can be given too: --device, --dtype, --context-length,

@@ -23,7 +23,7 @@ Answer the requests of a file, in the format of the batches of OpenAI's API, and
   --ray                     on the actors of a Ray cluster (RAY_ADDRESS, else this machine); needs dovetail-llm[ray].
                             -i and -o may be folders: every *.jsonl of the one becomes a file of the other.
                             A run that was ended goes on where it was when it is given again
-  --replicas N              of --ray: actors, each with its own engine; as many as there are devices for if not given
+  --replicas N              number of actors with --ray, each with its own engine; default: one per device
 
 Every option of `dovetail serve` that concerns the model can be given too: `dovetail serve --help=all`.
 """

@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="dovetail top", description="Watch a server at work; Ctrl-C ends.")
     parser.add_argument("--url", default=DEFAULT_URL, help="address of the server (%(default)s)")
-    parser.add_argument("--api-key", help="key of the server; DOVETAIL_API_KEY if not given")
+    parser.add_argument("--api-key", help="key of the server; default: DOVETAIL_API_KEY")
     parser.add_argument("--interval", type=_seconds, default=1.0, help="refresh interval in seconds (%(default)s)")
     parser.add_argument("--once", action="store_true", help="print one snapshot and exit")
     args = parser.parse_args(argv)
