@@ -127,7 +127,7 @@ def workers_of(pid: int) -> list[int]:
         line.split(None, 2)
         for line in subprocess.check_output(["ps", "-eo", "pid=,ppid=,args="], text=True).splitlines()
     ]
-    return [int(row[0]) for row in rows if int(row[1]) == pid and "cli.owned" in row[2]]
+    return [int(row[0]) for row in rows if int(row[1]) == pid and "cli.parent_bound" in row[2]]
 
 
 def kill(args: argparse.Namespace, folder: Path) -> Table:

@@ -63,7 +63,9 @@ class Served:
         """The worker processes, by number: children of the gateway that are servers."""
         found = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
         rows = [line.split(None, 2) for line in found.splitlines()]
-        mine = [int(pid) for pid, parent, args in rows if int(parent) == self.process.pid and "cli.owned" in args]
+        mine = [
+            int(pid) for pid, parent, args in rows if int(parent) == self.process.pid and "cli.parent_bound" in args
+        ]
         ports = {int(worker["url"].rsplit(":", 1)[1]): worker["number"] for worker in self.workers(ADMIN)}
         return [pid for _, pid in sorted((number_of(pid, ports), pid) for pid in mine)]
 

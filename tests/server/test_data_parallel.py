@@ -167,7 +167,7 @@ def test_one_log_names_the_workers(served: Served) -> None:
     assert " DP1] " in text
     assert KEY not in text
     shown = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, check=True).stdout
-    owned = [line for line in shown.splitlines() if "cli.owned" in line or "smg" in line]
+    owned = [line for line in shown.splitlines() if "cli.parent_bound" in line or "smg" in line]
     assert len(owned) >= 3
     assert not any(KEY in line or "api" in line for line in owned)
 
@@ -187,7 +187,7 @@ def test_smg_that_dies_is_started_again(served: Served) -> None:
     """Requests go on meanwhile, and are placed by it afterwards."""
     found = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in found.splitlines()]
-    [smg] = [int(pid) for pid, parent, args in rows if int(parent) == served.process.pid and "cli.owned" not in args
+    [smg] = [int(pid) for pid, parent, args in rows if int(parent) == served.process.pid and "parent_bound" not in args
              and "smg" in args]  # fmt: skip
     os.kill(smg, signal.SIGKILL)
     assert [served.post("/v1/chat/completions", chat(30, n)).status_code for n in range(4)] == [200] * 4

@@ -16,10 +16,10 @@ from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.gateway.child import reserve_port
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.metrics import merged
-from dovetail_server.gateway.prompts import MAX_TEXT_BYTES, beginning
 from dovetail_server.gateway.relayed_log import WorkerLog, tagged
 from dovetail_server.gateway.worker_settings import divide, worker_config, worker_environment
 from dovetail_server.preflight import bind
+from dovetail_server.relay.places import MAX_TEXT_BYTES, beginning
 from dovetail_server.settings import ServeSettings
 
 

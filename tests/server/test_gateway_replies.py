@@ -16,10 +16,10 @@ from gateway_process import Served
 
 import dovetail
 from dovetail.contracts.errors import EngineError
-from dovetail_server.gateway import resume_buffer
-from dovetail_server.gateway.resume_buffer import ResponseBuffer
 from dovetail_server.ray.call import Head
 from dovetail_server.ray.proxy import CutError, send_whole
+from dovetail_server.relay import replies
+from dovetail_server.relay.replies import ResponseBuffer
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
 pytestmark = pytest.mark.timeout(240)
@@ -186,7 +186,7 @@ def test_what_changes_something_is_not_asked_twice(served: Served) -> None:
 
 def test_what_is_held_of_all_replies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By --max-queued-bytes and by the size of each; what was sent or forgotten is given back."""
-    monkeypatch.setattr(resume_buffer, "MAX_REPLY_BYTES", 100)
+    monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 100)
     state = SimpleNamespace(num_kept_bytes=0, settings=SimpleNamespace(max_queued_bytes=150))
     one, two = ResponseBuffer(cast(Any, state)), ResponseBuffer(cast(Any, state))
     assert [one.add(b"x" * 40) for _ in range(3)] == [True, True, False]
@@ -219,7 +219,7 @@ class Scripted:
 @pytest.mark.full
 def test_replies_under_ray_are_held_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent of one that can be asked for again and breaks off, unless it is too large."""
-    monkeypatch.setattr(resume_buffer, "MAX_REPLY_BYTES", 100)
+    monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 100)
     state = SimpleNamespace(num_kept_bytes=0, settings=SimpleNamespace(max_queued_bytes=1000))
 
     def sent_of(num: int, breaks: bool, is_asked_again: bool = True) -> tuple[int, type[Exception] | None]:

@@ -19,7 +19,7 @@ import requests
 from gateway_process import ADMIN, KEY, OTHER, RESUME, Served
 
 import dovetail
-from dovetail_server.gateway.resume_buffer import StreamBuffer
+from dovetail_server.relay.replies import StreamBuffer
 from dovetail_server.serving.sse import error_event
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from dovetail_server.errors import ClientGoneError, ServiceError
-from dovetail_server.gateway.resume_buffer import MAX_REPLY_BYTES, ResponseBuffer
 from dovetail_server.http.journal import end_of
+from dovetail_server.relay.replies import MAX_REPLY_BYTES, Pieces, pass_whole
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState
@@ -90,26 +90,18 @@ class DownstreamResponse:
             UnreachableError: The worker broke off, and another one can be asked for all of it, or for what is left.
             ServiceError: It broke off, and nobody can.
         """
-        pieces, held = reply.content.iter_any(), ResponseBuffer(self.state)
-        try:
-            if not self.has_begun:
-                self.etag = file_tag(reply) if self._wants_all and self._is_asked_again else None
-                is_held = self._is_asked_again and self.etag is None and is_small(reply)
-                while (piece := await self._next(pieces)) is not None:
-                    if not held.add(piece) or not is_held:
-                        break
-                await self.head(reply)
-            for piece in held.pieces():
-                await self.body(piece)
-            while (piece := await self._next(pieces)) is not None:
-                await self.body(piece)
-            await self.body(b"", more=False)
-        finally:
-            held.forget()
+        begin = None
+        if not self.has_begun:
+            self.etag = file_tag(reply) if self._wants_all and self._is_asked_again else None
+            begin = functools.partial(self.head, reply)
+        is_held = self._is_asked_again and self.etag is None and is_small(reply)
+        await pass_whole(self.state, self._pieces(reply), begin, self.body, is_held=is_held)
+        await self.body(b"", more=False)
 
-    async def _next(self, pieces: AsyncIterator[bytes]) -> bytes | None:
+    async def _pieces(self, reply: aiohttp.ClientResponse) -> Pieces:
         try:
-            return await anext(pieces, None)
+            async for piece in reply.content.iter_any():
+                yield piece
         except (aiohttp.ClientError, OSError) as error:
             if self.has_begun and self.etag is None:
                 raise ServiceError(f"a reply broke off: {reason(error)}", code="reply_lost") from None

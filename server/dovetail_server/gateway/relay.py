@@ -2,7 +2,7 @@
 
 A request for a text is read whole, as every server does (`BodyLimitMiddleware` bounds it), so that it can be given to
 another worker when the one that was chosen cannot be reached, or says that it is stopping. Uploads and files go through
-piece by piece; how much of other replies is held is in `outlet` and `kept`. A client that takes nothing for
+piece by piece; how much of other replies is held is in `client_response` and `relay`. A client that takes nothing for
 `--stream-write-timeout` is cut off.
 """
 
@@ -23,9 +23,10 @@ from yarl import URL
 from dovetail_server.errors import ClientGoneError, ServiceError, no_websocket, refuse_websocket
 from dovetail_server.gateway.client_response import HOP, DownstreamResponse, UnreachableError, reason
 from dovetail_server.gateway.fleet import Worker
-from dovetail_server.gateway.streams import STILL, Stream
+from dovetail_server.gateway.streams import WorkerStream
 from dovetail_server.http.addresses import ASKED
 from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, end_of
+from dovetail_server.relay.replies import STILL
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState
@@ -190,7 +191,7 @@ class Relay:
                 raise UnreachableError("it says that it is stopping or starting")
             is_stream = JOURNAL_HEADER in reply.headers and end_of(reply.content_type) is not None
             if is_stream and isinstance(body, bytes):
-                await Stream(self.state, outlet, request, headers, body).run(worker, reply)
+                await WorkerStream(outlet, headers, body).run(worker, reply)
             elif outlet.has_begun and reply.status != (206 if outlet.num_sent else 200):
                 raise ServiceError(f"worker {worker.tag} has another file there ({reply.status})", code="reply_lost")
             else:

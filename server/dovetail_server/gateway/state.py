@@ -16,9 +16,9 @@ from dovetail.supervisor import Supervisor
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.gateway.fleet import Fleet
 from dovetail_server.gateway.placement import Placement
-from dovetail_server.gateway.places import Places
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import Keys
+from dovetail_server.relay.places import Places
 from dovetail_server.settings import ServeSettings
 from dovetail_server.tenants.tenant import Tenant
 

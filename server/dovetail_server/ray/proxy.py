@@ -26,14 +26,13 @@ from dovetail_server import errors
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.app import add_layers, handle_error, handle_http
 from dovetail_server.gateway.client_response import HOP
-from dovetail_server.gateway.places import Places
-from dovetail_server.gateway.resume_buffer import ResponseBuffer, StreamBuffer
-from dovetail_server.gateway.streams import STILL
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.addresses import DEPLOYMENT
 from dovetail_server.http.auth import Keys
-from dovetail_server.http.journal import END, JOURNAL_HEADER, KEY_HEADER, PATH, end_of
+from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, PATH, end_of
 from dovetail_server.ray.call import Call, Head
+from dovetail_server.relay.places import Places
+from dovetail_server.relay.replies import STILL, CutError, Pieces, RelayedStream, pass_whole
 from dovetail_server.routes.health import answer
 from dovetail_server.schema.models import DEFAULT_MODEL
 from dovetail_server.serving.served import check_deployment
@@ -69,10 +68,6 @@ class Served:
 
     deployment: str
     names: list[str]
-
-
-class CutError(Exception):
-    """A replica ended before its reply did."""
 
 
 class FrontState:
@@ -239,7 +234,7 @@ class Relay:
 
     async def _whole(self, served: Served, call: Call) -> tuple[Head, bytes]:
         """Return a small reply."""
-        pieces = Pieces(self.state.handle(served), call)
+        pieces = ReplicaReply(self.state.handle(served), call)
         try:
             return await pieces.head(), b"".join([piece async for piece in pieces.body()])
         except CutError as error:
@@ -254,11 +249,11 @@ class Relay:
             ServiceError: Several ended on it.
         """
         for _ in range(STILL + 1):
-            pieces = Pieces(self.state.handle(served), call)
+            pieces = ReplicaReply(self.state.handle(served), call)
             try:
                 head = await pieces.head()
                 if call.prompt is not None and is_stream(head):
-                    await Stream(self.state, served, call, send).run(head, pieces)
+                    await ReplicaStream(self.state, served, call, send).run(head, pieces)
                 else:
                     await send_whole(self.state, head, pieces, send, is_asked_again=call.prompt is not None)
                 return
@@ -271,7 +266,7 @@ class Relay:
         raise lost(f"{STILL + 1} replicas ended while they had this request")
 
 
-class Pieces:
+class ReplicaReply:
     """A replica's reply as it comes; closing it tells the replica that nobody reads it."""
 
     def __init__(self, handle: Any, call: Call) -> None:
@@ -314,65 +309,60 @@ class Pieces:
         self._reply.cancel()
 
 
-class Stream:
+class ReplicaStream(RelayedStream):
     """One stream, on its way from one replica after the other to its client."""
 
     def __init__(self, state: FrontState, served: Served, call: Call, send: Send) -> None:
         """Begin."""
-        self.state, self.served, self.call, self._send = state, served, call, send
         request_id = dict(call.headers)[b"x-request-id"].decode()
-        self.kept = StreamBuffer(state, call.path, call.body, state.places.ending(call.path, request_id))
+        super().__init__(state, state.places, call.path, call.body, request_id)
+        self.state, self.served, self.call, self._send = state, served, call, send
 
-    async def run(self, head: Head, pieces: Pieces) -> None:
+    async def run(self, head: Head, pieces: ReplicaReply) -> None:
         """Send a reply's events, and those that another replica makes where this one ends."""
-        names = [value.decode() for name, value in head.headers if name.decode().lower() == JOURNAL_HEADER]
-        self.kept.name = names[0] if names else None
-        kinds = [value.decode("latin-1") for name, value in head.headers if name.lower() == b"content-type"]
-        self.kept.end = end_of(kinds[0]) or END if kinds else END
         await self._send(start(head))
-        try:
-            while True:
-                try:
-                    await self._pass_on(pieces)
-                    break
-                except CutError as error:
-                    pieces.close()
-                    self.kept.num_still += 1
-                    if self.kept.name is None or self.kept.num_still > STILL:
-                        logger.error("A stream of %s broke off: %s", self.served.names[0], error)
-                        await self._body(self.kept.final_events(f"the stream broke off: {error}"))
-                        break
-                    logger.warning("A stream of %s goes on with another replica: %s", self.served.names[0], error)
-                    pieces = self._resumed()
-            await self._body(b"", more=False)
-        finally:
-            pieces.close()
-            self.kept.forget()
+        await self.pass_on(self._pieces(pieces), header(head, JOURNAL_HEADER), header(head, "content-type") or "")
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _resumed(self) -> Pieces:
+    async def send(self, data: bytes) -> None:
+        """Send a piece."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def lost(self, why: str) -> str:
+        """Name the model: Ray knows its replicas."""
+        return self.served.names[0]
+
+    async def another(self) -> Pieces | str:
+        """Ask again, of a replica that Ray chooses."""
         call = self.call
         again = Call("POST", PATH, call.query, call.headers, self.kept.resume_body(), call.prompt)
-        return Pieces(self.state.handle(self.served), again)
+        return self._pieces(ReplicaReply(self.state.handle(self.served), again))
 
-    async def _pass_on(self, pieces: Pieces) -> None:
-        async for piece in pieces.body():
-            if isinstance(piece, Head):
-                if piece.status != 200:
+    async def _pieces(self, pieces: ReplicaReply) -> Pieces:
+        """Yield what the replica sends.
+
+        Raises:
+            CutError: It ended, or does not go on.
+        """
+        try:
+            async for piece in pieces.body():
+                if not isinstance(piece, Head):
+                    yield piece
+                elif piece.status != 200:
                     self.kept.name = None if piece.status != 503 else self.kept.name
                     raise CutError(f"another replica answers {piece.status}")
-            elif events := self.kept.take(piece):
-                await self._body(events)
-        if self.kept.rest:
-            await self._body(bytes(self.kept.rest))
+        finally:
+            pieces.close()
 
-    async def _body(self, data: bytes, *, more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+def header(head: Head, wanted: str) -> str | None:
+    """Return a header of a reply."""
+    return next((v.decode("latin-1") for n, v in head.headers if n.decode("latin-1").lower() == wanted), None)
 
 
 def is_stream(head: Head) -> bool:
     """Whether a reply is a stream with a journal."""
-    names = {name.decode("latin-1").lower(): value for name, value in head.headers}
-    return JOURNAL_HEADER in names and end_of(names.get("content-type", b"").decode("latin-1")) is not None
+    return header(head, JOURNAL_HEADER) is not None and end_of(header(head, "content-type") or "") is not None
 
 
 def start(head: Head) -> dict[str, Any]:
@@ -386,30 +376,26 @@ def is_length(name: bytes) -> bool:
     return name.lower() == b"content-length"
 
 
-async def send_whole(state: FrontState, head: Head, pieces: Pieces, send: Send, *, is_asked_again: bool) -> None:
+async def send_whole(state: FrontState, head: Head, pieces: ReplicaReply, send: Send, *, is_asked_again: bool) -> None:
     """Send a reply as it comes; one that can be asked for again is held until it is whole, or too large for that."""
-    body, held = pieces.body(), ResponseBuffer(state)
+    has_begun = False
+
+    async def begin() -> None:
+        nonlocal has_begun
+        await send(start(head))
+        has_begun = True
 
     async def pass_on(piece: bytes, *, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": more})
 
+    is_held = is_asked_again and end_of(header(head, "content-type") or "") is None  # a stream may last
     try:
-        kinds = [value.decode("latin-1") for name, value in head.headers if name.lower() == b"content-type"]
-        if is_asked_again and not any(map(end_of, kinds)):  # a stream may last
-            async for piece in body:
-                if not held.add(piece):
-                    break
-        await send(start(head))
-        for piece in held.pieces():
-            await pass_on(piece)
-        try:
-            async for piece in body:
-                await pass_on(piece)
-        except CutError as error:
-            raise EngineError(f"the reply broke off: {error}") from None  # it has begun: the connection ends
-        await pass_on(b"", more=False)
-    finally:
-        held.forget()
+        await pass_whole(state, pieces.body(), begin, pass_on, is_held=is_held)
+    except CutError as error:
+        if not has_begun:
+            raise
+        raise EngineError(f"the reply broke off: {error}") from None  # it has begun: the connection ends
+    await pass_on(b"", more=False)
 
 
 def lost(why: str) -> errors.ServiceError:

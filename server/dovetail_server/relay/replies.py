@@ -1,28 +1,33 @@
-"""What is kept of a reply while it is relayed, so that another server can go on or be asked again.
+"""A reply on its way through a front: a stream goes on with another server, any other reply is held until it is whole.
 
-Of a stream that is its journal, told from its events; any other reply is held as a whole where it is not too large.
-
-What a server writes besides events is in `dovetail_server.http.journal`. Only whole events are passed on, so that it is
-known which ones the client has. A stream keeps its journal and the event that is coming: `MAX_JOURNAL_BYTES`, and all
-streams and held replies together `--max-queued-bytes`; one that would be over that goes on without, and ends with its
-server.
+The gateway gets pieces over HTTP, Ray's front over Ray's handles. Both raise `CutError` where a server's reply breaks
+off. What a server writes besides events is in `dovetail_server.http.journal`. Only whole events are passed on, so that
+it is known which ones the client has. A stream keeps its journal and the event that is coming: `MAX_JOURNAL_BYTES`, and
+all streams and held replies together `--max-queued-bytes`; one that would be over that goes on without, and ends with
+its server.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dovetail_server.http.journal import END, MAX_JOURNAL_BYTES, PREFIX
+from dovetail_server.http.journal import END, MAX_JOURNAL_BYTES, PREFIX, end_of
+from dovetail_server.relay.places import Places
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
 
 logger = logging.getLogger("dovetail.server")
+Pieces = AsyncGenerator[bytes, None]
+STILL = 2
+"""Servers that a request may lose without a new token between: what ends every server is the request itself."""
 MAX_EVENT_BYTES = 64 << 20
 MAX_REPLY_BYTES = 32 << 20
 """Of a reply that is no stream: a larger one is sent as it comes."""
@@ -152,3 +157,103 @@ class ResponseBuffer:
         self._holder.num_kept_bytes -= self._num_bytes
         self._num_bytes = 0
         self._pieces.clear()
+
+
+class CutError(Exception):
+    """A server's reply has broken off, or the server does not go on."""
+
+
+class RelayedStream(ABC):
+    """One stream, on its way from one server after the other to its client."""
+
+    successor = "another replica"
+    """What the log calls the server that goes on."""
+
+    def __init__(self, holder: Holder, places: Places, path: str, body: bytes, request_id: str) -> None:
+        """Begin; `path` and `body` are the request's, memory is `holder`'s."""
+        self.kept = StreamBuffer(holder, path, body, places.ending(path, request_id))
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None:
+        """Send a piece of the body to the client."""
+
+    @abstractmethod
+    def lost(self, why: str) -> str:
+        """Note that the server's reply broke off; returns what the log calls the server."""
+
+    @abstractmethod
+    async def another(self) -> Pieces | str:
+        """Return what another server makes behind what the client has, or why none does."""
+
+    async def pass_on(self, pieces: Pieces, journal: str | None, media_type: str) -> None:
+        """Send a stream's events, and those that other servers make where it breaks off.
+
+        Args:
+            pieces: Of the first server's body; raises `CutError`.
+            journal: Its name, without which the stream cannot be moved.
+            media_type: The reply's, which says how events end.
+        """
+        self.kept.name, self.kept.end = journal, end_of(media_type) or END
+        try:
+            while (why := await self._pass_pieces(pieces)) is not None:
+                server = self.lost(why)
+                self.kept.num_still += 1
+                if self.kept.name is None or self.kept.num_still > STILL:
+                    cause = "it cannot be moved" if self.kept.name is None else f"{self.kept.num_still} ended on it"
+                    logger.error("A stream of %s broke off (%s), and %s.", server, why, cause)
+                    await self.send(self.kept.final_events(f"the stream broke off: {why}"))
+                    return
+                found = await self.another()
+                if isinstance(found, str):
+                    await self.send(self.kept.final_events(found))
+                    return
+                logger.warning("A stream of %s goes on with %s: %s.", server, self.successor, why)
+                pieces = found
+        finally:
+            self.kept.forget()
+
+    async def _pass_pieces(self, pieces: Pieces) -> str | None:
+        """Send the events of one server; returns why they broke off, None where they came to their end."""
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    if events := self.kept.take(piece):
+                        await self.send(events)
+        except CutError as error:
+            return str(error)
+        if self.kept.rest:
+            await self.send(bytes(self.kept.rest))
+        return None
+
+
+async def pass_whole(
+    holder: Holder,
+    pieces: Pieces,
+    begin: Callable[[], Awaitable[None]] | None,
+    send: Callable[[bytes], Awaitable[None]],
+    *,
+    is_held: bool,
+) -> None:
+    """Send a reply's body.
+
+    Args:
+        holder: Whose memory it is in.
+        pieces: Of the body.
+        begin: Sends the head, behind the first piece of the body; None where the client has it.
+        send: Sends a piece.
+        is_held: The head waits until the body is whole, or too large to be held: until then another server can be
+            asked without the client's notice.
+    """
+    held = ResponseBuffer(holder)
+    try:
+        if begin is not None:
+            async for piece in pieces:
+                if not held.add(piece) or not is_held:
+                    break
+            await begin()
+        for piece in held.pieces():
+            await send(piece)
+        async for piece in pieces:
+            await send(piece)
+    finally:
+        held.forget()

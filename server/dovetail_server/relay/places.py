@@ -4,14 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from dovetail.contracts.api import Api, Route
 from dovetail_server import app  # noqa: F401 imports all routes, which say where they go
 from dovetail_server.apis.loaded import generating, of_packages
-from dovetail_server.gateway.prompts import MAX_TEXT_BYTES, beginning
 from dovetail_server.http.journal import END, end_of
 from dovetail_server.openapi import PLACES
 from dovetail_server.serving import run
 from dovetail_server.serving.sse import error_event
+
+MAX_PARSED_BYTES = 1 << 20
+"""Larger bodies are not looked into, which would hold up every other request."""
+MAX_TEXT_BYTES = 1 << 15
+"""Enough to tell prompts apart: two that are equal so far share some eight thousand tokens."""
+
+
+class Prompt(msgspec.Struct):
+    """The fields that prompts are made of, as they were written, of all APIs."""
+
+    tools: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    input_ids: msgspec.Raw = msgspec.Raw()
+
+
+ORDER = Prompt.__struct_fields__
+decode = msgspec.json.Decoder(Prompt).decode
+
+
+def beginning(body: bytes) -> str | None:
+    """Return what a body's prompt begins with, in the order of templates; None if the body says nothing of it.
+
+    Prompts that are equal to a place give texts that are equal to a place, if one client wrote both: nothing of a body
+    is normalised.
+    """
+    if len(body) > MAX_PARSED_BYTES:
+        return body[:MAX_TEXT_BYTES].decode("utf-8", "replace")
+    try:
+        prompt = decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None  # the worker says what is wrong with it
+    text = b"".join(bytes(getattr(prompt, name))[:MAX_TEXT_BYTES] for name in ORDER)[:MAX_TEXT_BYTES]
+    return text.decode("utf-8", "replace") or None
 
 
 class Places:
