@@ -186,7 +186,7 @@ TAGS = {
     "cohere-command3": ("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", "open"),
     "cohere-command4": ("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", "open"),
     "ernie45": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
-    "gemma4": ("<|channel>thought", "<channel|>", "\n", "\n", "", "open"),
+    "gemma4": ("<|channel>thought\n", "<channel|>", "", "\n", "", "open"),
     "granite": ("Here is my thought process:", "Here is my response:", "\n", "\n\n", "\n", "open"),
     "hunyuan-a13b": ("<think>", "</think>", "\n", "\n", "\n", "open"),
     "hy-v3": ("<think>", "</think>", "", "", "", "open"),

@@ -87,12 +87,15 @@ class Gemma4(Declared):
     <channel|>The capital of France is Paris.
     ```
 
-    The template appends an empty thought when thinking is off; else the model opens it, or not.
+    The template appends an empty thought when thinking is off; else the model opens it, or not. The line break belongs
+    to the header: `<|channel>thoughtful` is no thought.
 
     Defined by the `chat_template` of google/gemma-4-31B-it.
     """
 
-    form = FormatSpec(reasoning=Markers("<|channel>thought", "<channel|>", after_end="", ended_by_tools=True))
+    form = FormatSpec(
+        reasoning=Markers("<|channel>thought\n", "<channel|>", after_start="", after_end="", ended_by_tools=True)
+    )
 
 
 class Granite(Declared):
