@@ -19,16 +19,30 @@ PUBLIC = ("contracts", "sdk", "plugins.hookspecs")
 
 def private_imports(record: PluginRecord) -> list[str]:
     """Return the private modules of the core that the package of a plugin imports, each with a file that does."""
+    return [
+        f"{module} ({file})"
+        for module, file in core_imports(record).items()
+        if not any(is_within(module, f"{CORE}.{room}") for room in PUBLIC)
+    ]
+
+
+def is_within(module: str, room: str) -> bool:
+    """Whether a module is `room` or stands in it."""
+    return f"{module}.".startswith(f"{room}.")
+
+
+def core_imports(record: PluginRecord) -> dict[str, str]:
+    """Return the modules of the core that a plugin's package, or its file, imports, each with a file that does."""
     found: dict[str, str] = {}
-    for path in _sources(record.target.partition(":")[0].partition(".")[0]):
+    package = record.target.partition(":")[0].partition(".")[0]
+    for path in [Path(record.file)] if record.file else _sources(package):
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             continue  # who imports it is told
         for module in _imported(tree):
-            if not any(f"{module}.".startswith(f"{CORE}.{room}.") for room in PUBLIC):
-                found.setdefault(module, path.name)
-    return [f"{module} ({file})" for module, file in sorted(found.items())]
+            found.setdefault(module, path.name)
+    return dict(sorted(found.items()))
 
 
 def _sources(package: str) -> Iterator[Path]:

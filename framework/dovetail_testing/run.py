@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 _pending: dict[str, type] = {}
 _numbers = itertools.count()
-_PLUGINS = ("dovetail_testing.fixtures", "no:cacheprovider", "no:faulthandler", "no:unraisableexception")
-"""The last one only warns, and collects the garbage of the whole process ten times for that."""
+_PLUGINS = ("dovetail_testing.fixtures", "no:cacheprovider", "no:faulthandler", "no:unraisableexception", "no:warnings")
+"""The last but one only warns, and collects the garbage of the whole process ten times for that. The last one keeps
+each warning of what is deprecated, which looks like a leak, and lets no filter make an error of it."""
 _TEST_FILE = "from dovetail_testing.run import pending\n\nTestPlugin = pending({!r})\n"
 
 

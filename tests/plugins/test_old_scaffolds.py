@@ -75,5 +75,5 @@ def test_a_bound_that_the_next_version_breaks_is_told(tmp_path: Path, capsys: py
     bound = f"{major}.{minor + 1}"
     main(["validate", written(tmp_path, "dovetail-acme-order", required=f'"dovetail-llm<{bound},>=')])
     text = capsys.readouterr().out
-    assert "note: Dovetail's next minor version would refuse it: it requires dovetail-llm" in text
+    assert "note: Dovetail's next minor version may break it: it requires dovetail-llm" in text
     assert f"this is {bound}.0; upgrade one of the two; leave the upper bound out" in text

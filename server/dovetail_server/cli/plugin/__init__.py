@@ -73,6 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
     check = add("check", "run the conformance kit on a plugin", "Run the conformance kit; needs pytest.")
     check.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
     check.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
+    check.add_argument(
+        "--next-minor",
+        action="store_true",
+        help="by the rules of Dovetail's next minor version: what it ends fails, and deprecations are errors",
+    )
     _add_file_flags(check)
     validate = add(
         "validate",
