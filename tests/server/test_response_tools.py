@@ -14,7 +14,8 @@ from harness import Harness
 from replies import response_events, strict_response
 
 from dovetail_parsers.tools.hermes import Hermes
-from dovetail_server.apis.responses.tools import chat_choice, custom_input
+from dovetail_server.apis.custom import custom_input
+from dovetail_server.apis.responses.tools import chat_choice
 from dovetail_server.serving.job import log_dropped
 
 PATCH = '*** Begin Patch\n+ "x"\n*** End Patch'

@@ -76,10 +76,19 @@ def check_optional(dropped: Sequence[Dropped], choice: Any) -> None:
         raise unsupported(f"{dropped[0].param} {dropped[0].what!r}", why)
 
 
-def renamed(served: Sequence[tuple[int, Any]]) -> JsonObject:
+def renamed(served: Sequence[tuple[int, Any]], kept: str = "function") -> JsonObject:
     """Return how refusals that speak of a tool name its place, where tools before it were left out.
 
     The last comes first: one after the other is applied, and a place may be another tool's number.
+
+    Args:
+        served: Each tool that is served, with its number in the body.
+        kept: The type of tools whose fields stand under that word in the body, where refusals speak of a function.
     """
-    numbers = [number for number, _ in served]
-    return {rf"tools\[{at}\]": f"tools[{numbers[at]}]" for at in reversed(range(len(numbers))) if at != numbers[at]}
+    found: JsonObject = {}
+    for at, (number, tool) in reversed(list(enumerate(served))):
+        if tool.type == kept != "function":
+            found[rf"tools\[{at}\]\.function"] = f"tools[{number}].{kept}"
+        if at != number:
+            found[rf"tools\[{at}\]"] = f"tools[{number}]"
+    return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolStart
+from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
+from dovetail_server.apis.custom import custom_input
 
 encode = msgspec.json.Encoder().encode
 
@@ -88,3 +90,32 @@ class ChatChunks:
             return b'"function_call":' + encode(function)
         call = {"index": event.index, "id": event.id, "type": "function", "function": function}
         return b'"tool_calls":[' + encode(call) + b"]"
+
+
+class CustomChunks:
+    """Writes calls of custom tools, of all choices.
+
+    An input is a text within arguments as JSON: it is sent whole, when the call ends.
+
+    Args:
+        names: Those of the custom tools.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        self._open: dict[tuple[int, int], list[str]] = {}
+
+    def inside(self, choice: int, event: Event) -> bytes | None:
+        """Return the inside of `delta` for an event of such a call, empty for none; None for any other event."""
+        if isinstance(event, ToolStart) and event.name in self.names:
+            self._open[choice, event.index] = []
+            custom = {"name": event.name, "input": ""}
+            call = {"index": event.index, "id": event.id, "type": "custom", "custom": custom}
+            return b'"tool_calls":[' + encode(call) + b"]"
+        if not isinstance(event, ToolArgs | ToolEnd) or (choice, event.index) not in self._open:
+            return None
+        if isinstance(event, ToolArgs):
+            self._open[choice, event.index].append(event.json)
+            return b""
+        text = encode(custom_input("".join(self._open.pop((choice, event.index)))))
+        return b'"tool_calls":[{"index":%d,"custom":{"input":%b}}]' % (event.index, text)

@@ -9,9 +9,18 @@ import msgspec
 
 from dovetail.contracts.output import ContentDelta, ReasoningDelta
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, TokenLogprob, Writer
-from dovetail_server.apis.chat.chunks import ChatChunks
+from dovetail_server.apis.chat.chunks import ChatChunks, CustomChunks
 from dovetail_server.apis.chat.logprobs import chat_logprobs
-from dovetail_server.apis.chat.schema import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
+from dovetail_server.apis.chat.schema import (
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Custom,
+    Function,
+    ReplyMessage,
+    ToolCall,
+)
+from dovetail_server.apis.custom import custom_input
 from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.logprobs import prompt_logprobs
 from dovetail_server.apis.parts import DONE, end_rider, error_event, head_of, is_cut_by_context, usage_of
@@ -26,7 +35,7 @@ class ChatWriter(Writer):
 
     `Request.reply` may have: `ends_with_usage` and `has_usage`, of a stream; `is_legacy`, calls go out as the
     deprecated `function_call`; `has_ids`, token ids are told; `names_ids`, log probabilities name tokens by their ids;
-    `hides_reasoning`.
+    `hides_reasoning`; `customs`, the names of custom tools, with `unenforced` and `preferred`, see `CustomTools`.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -44,6 +53,7 @@ class ChatWriter(Writer):
         self._chunks = ChatChunks(
             self._head, has_usage=self._ends_with_usage or self._has_usage, is_legacy=self._is_legacy
         )
+        self._customs = CustomChunks(wishes["customs"]) if "customs" in wishes else None
         self._rows: list[list[TokenLogprob]] = [[] for _ in reply.choices]
         self._riders = [Riders() for _ in reply.choices] if self._has_rows or self._has_ids else []
 
@@ -51,8 +61,8 @@ class ChatWriter(Writer):
         """Return the role chunk of every choice; the first carries what is told of the whole request."""
         choices, usage = self.reply.choices, self._usage() if self._has_usage else None
         top = b',"prompt_token_ids":' + encode(choices[0].prompt.ids) if self._has_ids else b""
-        if self.reply.requests[0].dropped:
-            top += b',"dovetail":' + encode(notes_of(self.reply.requests[0]))
+        if (notes := notes_of(self.reply.requests[0])) is not msgspec.UNSET:
+            top += b',"dovetail":' + encode(notes)
         parts = [self._chunks.role(choice.index, usage, b"" if choice.index else top) for choice in choices]
         said = self._chunks.inside(ContentDelta(echo)) if (echo := choices[0].prompt.text) else None
         if said is not None:
@@ -71,8 +81,10 @@ class ChatWriter(Writer):
             for event in step.events:
                 if hides and isinstance(event, ReasoningDelta):
                     continue
-                inside = self._chunks.inside(event)
-                if inside is not None:
+                inside = None if self._customs is None else self._customs.inside(at, event)
+                if inside is None:
+                    inside = self._chunks.inside(event)
+                if inside:
                     riders = self._ridden(choice) if self._riders else NO_RIDERS
                     parts.append(self._chunks.delta(at, inside, *riders, usage))
             if step.is_last:
@@ -113,7 +125,7 @@ class ChatWriter(Writer):
         return encode(usage_of(self.reply))
 
     def _choice(self, choice: ChoiceView) -> ChatChoice:
-        calls = [ToolCall(id=call.id, function=Function(call.name, call.arguments)) for call in choice.tool_calls]
+        calls = [self._call(call.id, call.name, call.arguments) for call in choice.tool_calls]
         content = choice.text if choice.text or choice.is_dropped else None
         reasoning = None if self._hides_reasoning else choice.reasoning
         message = ReplyMessage(
@@ -133,6 +145,11 @@ class ChatWriter(Writer):
             context_exceeded=is_cut_by_context(choice) or msgspec.UNSET,
             token_ids=choice.token_ids if self._has_ids else msgspec.UNSET,
         )
+
+    def _call(self, call_id: str, name: str, arguments: str) -> ToolCall:
+        if self._customs is not None and name in self._customs.names:
+            return ToolCall(id=call_id, type="custom", custom=Custom(name, custom_input(arguments)))
+        return ToolCall(id=call_id, function=Function(name, arguments))
 
     def _logprobs(self, choice: ChoiceView, rows: Sequence[TokenLogprob]) -> ChatLogprobs:
         return ChatLogprobs(chat_logprobs(rows, choice.num_top, self.reply.tokenizer, as_ids=self._names_ids))

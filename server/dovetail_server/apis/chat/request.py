@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,7 +12,8 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Tools
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis import fields
-from dovetail_server.apis.chat.schema import ChatRequest
+from dovetail_server.apis.chat.schema import ChatRequest, CustomTool, NestedGrammar, Tool
+from dovetail_server.apis.custom import CustomTools, custom_arguments
 from dovetail_server.apis.dropped import check_optional, renamed, servable
 
 
@@ -21,7 +24,7 @@ def read(body: ChatRequest) -> Request:
         RequestError: It asks for what is not served here, or its fields contradict each other.
     """
     refuse_unsupported(body)
-    tools, names, dropped = tools_of(body)
+    tools, names, dropped, customs = tools_of(body)
     return Request(
         prompts=[conversation(body)],
         model=body.model,
@@ -44,7 +47,7 @@ def read(body: ChatRequest) -> Request:
         streams_reasoning=body.stream_reasoning is not False,
         keeps=body.metadata or {} if body.store else None,
         names=names,
-        reply=wishes(body),
+        reply=wishes(body) | customs,
         **fields.service_of(body),
     )
 
@@ -52,7 +55,7 @@ def read(body: ChatRequest) -> Request:
 def conversation(body: ChatRequest) -> Chat:
     """Return what the prompt is made of."""
     return Chat(
-        messages=body.messages,
+        messages=with_functions(body.messages),
         documents=body.documents,
         add_generation_prompt=body.add_generation_prompt,
         continues=bool(body.continue_final_message),
@@ -60,6 +63,24 @@ def conversation(body: ChatRequest) -> Chat:
         adds_special_tokens=bool(body.add_special_tokens),
         echoes=bool(body.echo),
     )
+
+
+def with_functions(messages: list[JsonObject]) -> list[JsonObject]:
+    """Return messages whose calls of custom tools are calls of functions; what has none is as it was."""
+    return [
+        {**message, "tool_calls": [_as_function(call) for call in calls]}
+        if (calls := message.get("tool_calls")) and any(call.get("type") == "custom" for call in calls)
+        else message
+        for message in messages
+    ]
+
+
+def _as_function(call: JsonObject) -> JsonObject:
+    if call.get("type") != "custom":
+        return call
+    function = {"name": call["custom"]["name"], "arguments": custom_arguments(call["custom"]["input"])}
+    others = {key: value for key, value in call.items() if key != "custom"}
+    return {**others, "type": "function", "function": function}
 
 
 def wishes(body: ChatRequest) -> JsonObject:
@@ -109,8 +130,8 @@ def refuse_unsupported(body: ChatRequest) -> None:
     fields.refuse_stream_mix(body)
 
 
-def tools_of(body: ChatRequest) -> tuple[Tools | None, Names, list[Dropped]]:
-    """Return the tools that the model may call, what the body calls its fields, and the tools that are left out.
+def tools_of(body: ChatRequest) -> tuple[Tools | None, Names, list[Dropped], JsonObject]:
+    """Return the tools that the model may call, the body's words, the tools left out, and what of custom tools is told.
 
     Raises:
         RequestError: Old and new names are mixed.
@@ -123,24 +144,66 @@ def tools_of(body: ChatRequest) -> tuple[Tools | None, Names, list[Dropped]]:
             why = "function_call is only allowed when functions are specified; with tools, send tool_choice"
             raise wrong(why, "function_call")
         if body.tools is None and body.tool_choice is None:
-            return None, names, []
+            return None, names, [], {}
         served, dropped = servable(body.tools)
-        choice = body.tool_choice
+        choice = tool_choice(body.tool_choice)
         check_optional(dropped, choice)
         if dropped and not served:
-            return None, names, dropped
-        tools = [tool.model_dump(exclude_none=True) for _, tool in served]
-        return Tools(tools=tools, choice=choice, parallel=parallel), replace(names, renamed=renamed(served)), dropped
+            return None, names, dropped, {}
+        tools, customs = functions_of(served)
+        made = Tools(tools=tools, choice=choice, parallel=parallel, prefers_grammar=bool(customs.get("preferred")))
+        return made, replace(names, renamed=renamed(served, "custom")), dropped, customs
     if body.tools is not None:
         raise RequestError("functions is the old name of tools; send one of them", param="functions")
     if body.tool_choice is not None:
         raise wrong("tool_choice belongs to tools; with functions, send function_call", "tool_choice")
     functions = [{"type": "function", "function": f.model_dump(exclude_none=True)} for f in body.functions]
     choice = function_choice(body.function_call)
-    made = Names(
+    words = Names(
         prompt=names.prompt, limit=limit, logprobs=names.logprobs, tools="functions", tool_choice="function_call"
     )
-    return Tools(tools=functions, choice=choice, parallel=parallel), made, []
+    return Tools(tools=functions, choice=choice, parallel=parallel), words, [], {}
+
+
+def functions_of(served: Sequence[tuple[int, Tool | CustomTool]]) -> tuple[list[JsonObject], JsonObject]:
+    """Return tools as functions, and what the writer has to know of custom ones: see `ChatWriter`.
+
+    Raises:
+        RequestError: A custom tool has another tool's name, so that their calls could not be told apart.
+    """
+    grammars, customs = CustomTools(), set()
+    functions: list[JsonObject] = []
+    for at, tool in served:
+        if isinstance(tool, Tool):
+            functions.append(tool.model_dump(exclude_none=True))
+            continue
+        given, place = tool.custom, f"tools[{at}].custom"
+        inner = given.format.grammar if isinstance(given.format, NestedGrammar) else None
+        grammar = None if inner is None else (inner.syntax, inner.definition)
+        function = grammars.as_function(given.name, given.description or "", grammar, f"{place}.format")
+        functions.append({"type": "function", "function": function})
+        customs.add(given.name)
+    named = Counter(function["function"]["name"] for function in functions)
+    for at, tool in served:
+        if isinstance(tool, CustomTool) and named[tool.custom.name] > 1:
+            text = f"tools[{at}]: another tool is called {tool.custom.name!r}, too; give each its own name"
+            raise wrong(text, f"tools[{at}]")
+    if not customs:
+        return functions, {}
+    told = {"customs": sorted(customs), "unenforced": grammars.unenforced, "preferred": grammars.preferred}
+    return functions, told
+
+
+def tool_choice(given: Any) -> Any:
+    """Return `tool_choice` with functions in place of custom tools."""
+    if not isinstance(given, dict):
+        return given
+    if given.get("type") == "custom" and isinstance(given.get("custom"), dict):
+        return {"type": "function", "function": {"name": given["custom"].get("name")}}
+    allowed = given.get("allowed_tools")
+    if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
+        return {**given, "allowed_tools": {**allowed, "tools": [tool_choice(tool) for tool in allowed["tools"]]}}
+    return given
 
 
 def function_choice(given: Any) -> Any:

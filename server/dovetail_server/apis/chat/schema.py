@@ -8,6 +8,7 @@ import msgspec
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from dovetail.processing.bounds import MAX_TOKENS, MAX_TOOL_NAME, TOOL_NAME, Effort
+from dovetail_server.apis.custom import ToolText
 from dovetail_server.apis.dropped import Notes, UnservableTool
 from dovetail_server.schema.common import (
     Count,
@@ -52,6 +53,25 @@ class FunctionCall(RequestModel):
     arguments: Text | Sent | None = ""
 
 
+class CustomText(RequestModel):
+    """A call of a custom tool in the history; fields beyond these are left out."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Name
+    input: Text
+
+
+class MessageCustomCall(RequestModel):
+    """A call of a custom tool in the history; fields beyond these are left out."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: Name | None = None
+    type: Literal["custom"]
+    custom: CustomText
+
+
 class MessageToolCall(RequestModel):
     """A tool call in the history; fields beyond these are left out."""
 
@@ -60,6 +80,17 @@ class MessageToolCall(RequestModel):
     id: Name | None = None
     type: Literal["function"] | None = "function"
     function: FunctionCall
+
+
+def _call_kind(call: Any) -> str:
+    kind = call.get("type") if isinstance(call, dict) else getattr(call, "type", None)
+    return "custom call" if kind == "custom" else "function call"  # a tag that no field is called
+
+
+AnyCall = Annotated[
+    Annotated[MessageToolCall, Tag("function call")] | Annotated[MessageCustomCall, Tag("custom call")],
+    Discriminator(_call_kind),
+]
 
 
 class Message(RequestModel):
@@ -74,7 +105,7 @@ class Message(RequestModel):
     name: Name | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = Field(None, description="Another name of `reasoning_content`.")
-    tool_calls: Annotated[list[MessageToolCall], Field(max_length=1024)] | None = None
+    tool_calls: Annotated[list[AnyCall], Field(max_length=1024)] | None = None
     tool_call_id: Name | None = None
 
 
@@ -92,10 +123,10 @@ class FunctionSpec(RequestModel):
 
 
 UNSERVABLE = (
-    *("custom", "builtin_function", "web_search", "web_search_preview", "retrieval", "code_interpreter"),
+    *("builtin_function", "web_search", "web_search_preview", "retrieval", "code_interpreter"),
     *("file_search", "mcp", "image_generation", "openrouter:web_search", "browser_search"),
 )
-"""Tools that other servers run, and `custom`, whose calls are no functions'."""
+"""Tools that other servers run."""
 
 
 class Tool(RequestModel):
@@ -105,19 +136,50 @@ class Tool(RequestModel):
     function: FunctionSpec
 
 
+class GrammarText(RequestModel):
+    """What a text must match. A regular expression is enforced, a Lark grammar where that is possible."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+class NestedGrammar(RequestModel):
+    """A text that matches a grammar."""
+
+    type: Literal["grammar"]
+    grammar: GrammarText
+
+
+class CustomSpec(RequestModel):
+    """A tool that is given a text."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=TOOL_NAME)]
+    description: Text | None = None
+    format: Annotated[ToolText | NestedGrammar, Field(discriminator="type")] | None = None
+
+
+class CustomTool(RequestModel):
+    """A custom tool."""
+
+    type: Literal["custom"]
+    custom: CustomSpec
+
+
 class HostedTool(UnservableTool):
-    """A tool that other servers run, or a `custom` one. It is left out, or with `--unservable-tools refuse` a 400."""
+    """A tool that other servers run. It is left out, or with `--unservable-tools refuse` a 400."""
 
     type: Literal[UNSERVABLE]  # type: ignore[valid-type]
 
 
 def _tool_kind(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    if kind == "custom":
+        return "custom tool"
     return "hosted" if isinstance(kind, str) and kind in UNSERVABLE else "function"
 
 
 AnyTool = Annotated[
-    Annotated[Tool, Tag("function")] | Annotated[HostedTool, Tag("hosted")],
+    Annotated[Tool, Tag("function")] | Annotated[CustomTool, Tag("custom tool")] | Annotated[HostedTool, Tag("hosted")],
     Discriminator(_tool_kind),
 ]
 
@@ -178,12 +240,20 @@ class Function(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class Custom(msgspec.Struct, frozen=True):
+    """A called custom tool; `input` is the text that it is given."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call in a full reply."""
+    """A tool call in a full reply: of a function, or of a custom tool."""
 
     id: str
-    type: Literal["function"] = "function"
-    function: Function
+    type: Literal["function", "custom"] = "function"
+    function: Function | msgspec.UnsetType = msgspec.UNSET
+    custom: Custom | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,12 +26,13 @@ from dovetail.contracts.requests import JsonObject
 from dovetail.messages import TokenLogprob
 from dovetail_server.apis.chat.logprobs import chat_logprobs
 from dovetail_server.apis.chat.schema import TokenInfo
+from dovetail_server.apis.custom import custom_input
 from dovetail_server.apis.responses import calls as co
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.items import encode_reasoning, item_id
 from dovetail_server.apis.responses.token_rows import TokenRows
 from dovetail_server.apis.responses.tool_schema import CLIENT_RUN
-from dovetail_server.apis.responses.tools import client_call, custom_input
+from dovetail_server.apis.responses.tools import client_call
 
 
 class Where(TypedDict):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
+from dovetail_server.apis.custom import ToolText
 from dovetail_server.apis.dropped import UnservableTool
 from dovetail_server.schema.common import FreeForm, RequestModel, Text
 
@@ -32,12 +33,6 @@ class ResponseTool(RequestModel):
     )
     defer_loading: bool | None = Field(None, description="Only false: all tools stand in the prompt.")
     output_schema: FreeForm | None = Field(None, description="Reaches the chat template.")
-
-
-class ToolText(RequestModel):
-    """Any text."""
-
-    type: Literal["text"]
 
 
 class ToolGrammar(RequestModel):

@@ -14,8 +14,8 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Dropped, JsonObject
 from dovetail.processing.refusals import unsupported, wrong
+from dovetail_server.apis.custom import CustomTools, custom_arguments, object_schema
 from dovetail_server.apis.dropped import check_optional
-from dovetail_server.apis.lark import MAX_CHARS, expression_of
 from dovetail_server.apis.responses import calls
 from dovetail_server.apis.responses.tool_schema import (
     CLIENT_RUN,
@@ -27,8 +27,6 @@ from dovetail_server.apis.responses.tool_schema import (
     tool_model,
 )
 
-INPUT = "input"
-"""The only parameter of a custom tool, as a function."""
 MAX_TOOLS = 1024
 TEXTS, NUMBER, TEXT = {"type": "array", "items": {"type": "string"}}, {"type": "integer"}, {"type": "string"}
 CLIENT_TOOLS: dict[str, tuple[str, JsonObject, list[str]]] = {
@@ -58,7 +56,7 @@ CLIENT_TOOLS: dict[str, tuple[str, JsonObject, list[str]]] = {
 
 
 @dataclass(slots=True)
-class ReadTools:
+class ReadTools(CustomTools):
     """The tools of a body.
 
     Attributes:
@@ -66,18 +64,12 @@ class ReadTools:
         places: Where each stands in the body.
         calls: By a function's name what its calls become; those of others are plain function calls.
         dropped: What the server cannot run.
-        unenforced: Places of grammars that the model is told of, and that nothing enforces.
-        preferred: Places of grammars that are enforced where something here can, by the functions' names.
-        num_lark: Characters of Lark grammars so far.
     """
 
     functions: list[JsonObject] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     calls: dict[str, JsonObject] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
-    unenforced: list[str] = field(default_factory=list)
-    preferred: dict[str, str] = field(default_factory=dict)
-    num_lark: int = 0
 
     def add(self, function: JsonObject, place: str) -> None:
         """Add a function."""
@@ -121,7 +113,7 @@ def read_tools(tools: Sequence[tuple[str, Any]]) -> ReadTools:
             _add(made, tool, place, None)
         else:
             about, properties, required = CLIENT_TOOLS[tool.type]
-            schema = _object(properties, required)
+            schema = object_schema(properties, required)
             made.add({"name": tool.type, "description": about, "parameters": schema}, place)
             made.calls[tool.type] = {"type": tool.type}
     _check_names(made)
@@ -146,44 +138,16 @@ def _add(made: ReadTools, tool: ResponseTool | CustomTool, place: str, namespace
     name = function_name(tool.name, namespace)
     call: JsonObject = {} if namespace is None else {"namespace": namespace, "name": tool.name}
     if isinstance(tool, CustomTool):
-        function, call = _custom(tool, name, place, made), {**call, "type": "custom"}
+        given = tool.format
+        grammar = (given.syntax, given.definition) if isinstance(given, ToolGrammar) else None
+        function = made.as_function(name, tool.description or "", grammar, f"{place}.format")
+        call = {**call, "type": "custom"}
     else:
         hidden = {"type", "allowed_callers", "defer_loading"}
         function = {**tool.model_dump(exclude=hidden, exclude_none=True), "name": name}
     made.add(function, place)
     if call:
         made.calls[name] = call
-
-
-def _custom(tool: CustomTool, name: str, place: str, made: ReadTools) -> JsonObject:
-    """Return a custom tool as a function of one text.
-
-    A regular expression is enforced, or the request refused; a Lark grammar is enforced where that is possible.
-    """
-    value: JsonObject = {"type": "string"}
-    made_of: JsonObject = {"name": name, "parameters": _object({INPUT: value}, [INPUT])}
-    about = tool.description or ""
-    if isinstance(tool.format, ToolGrammar):
-        about += f"\n\n`{INPUT}` must match this {tool.format.syntax} grammar:\n{tool.format.definition}"
-        if tool.format.syntax == "regex":
-            value["pattern"] = f"^(?:{tool.format.definition})$"
-            made_of["strict"] = True
-        elif (found := _lark(tool.format.definition, made)) is not None:
-            value["pattern"] = f"^(?:{found})$"
-            made.preferred[name] = f"{place}.format"
-        else:
-            made.unenforced.append(f"{place}.format")
-    return {**made_of, "description": about.strip()} if about.strip() else made_of
-
-
-def _lark(definition: str, made: ReadTools) -> str | None:
-    """Return the expression of a Lark grammar, if it has one; all of a request together may be as long as one."""
-    made.num_lark += len(definition)
-    return None if made.num_lark > MAX_CHARS else expression_of(definition)
-
-
-def _object(properties: JsonObject, required: list[str]) -> JsonObject:
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def function_name(name: str, namespace: str | None) -> str:
@@ -240,26 +204,13 @@ def client_call(kind: str, ids: JsonObject, arguments: str) -> calls.ClientCall 
         return None
 
 
-def custom_input(arguments: str) -> str:
-    """Return the input of a custom tool out of a function's arguments; of what was cut off, as much as there is."""
-    for end in ("", '"}', "}"):
-        try:
-            found = msgspec.json.decode(arguments + end)
-        except msgspec.MsgspecError:
-            continue
-        if isinstance(found, dict) and isinstance(found.get(INPUT), str):
-            return str(found[INPUT])
-        break
-    return arguments
-
-
 def function_call(item: JsonObject) -> tuple[str, str]:
     """Return the function that an item calls where the model sees it, and its arguments."""
     kind, name = item["type"], function_name(item.get("name", ""), item.get("namespace"))
     if kind == "function_call":
         return name, item["arguments"]
     if kind == "custom_tool_call":
-        return name, _json({INPUT: item["input"]})
+        return name, custom_arguments(item["input"])
     if kind == "apply_patch_call":
         return "apply_patch", _json(item["operation"])
     action = {key: value for key, value in item["action"].items() if key != "type" and value is not None}

@@ -10,6 +10,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat
 from dovetail.processing.prompts import chat_prompt
 from dovetail.processing.sampling import check_token_ids
+from dovetail_server.apis.chat.request import with_functions
 from dovetail_server.apis.fields import same_field
 from dovetail_server.apis.tokens.schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
@@ -80,7 +81,7 @@ def conversation_ids(body: TokenizeRequest, text: Processor) -> list[int]:
     """Return the ids of a conversation as the model sees it."""
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     chat = Chat(
-        messages=body.messages or [],
+        messages=with_functions(body.messages or []),
         add_generation_prompt=body.add_generation_prompt,
         continues=bool(body.continue_final_message),
         adds_special_tokens=body.add_special_tokens is True,
