@@ -253,7 +253,6 @@ SENT: dict[str, list[Row]] = {
     ],
     "Kimi, OpenAI": [
         ("tools", [{"type": "builtin_function", "function": {"name": "$web_search"}}], {}),
-        ("tools", [{"type": "custom", "custom": {"name": "a"}}], {}),
         ("tools", [{"type": "web_search"}], {}),
         ("tools", [{"type": "no-such-tool"}], "should be 'function'"),
     ],
