@@ -66,7 +66,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
         data = path.read_bytes()
         return data.decode(json.detect_encoding(data))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as text in UTF-8: {error}") from error
+        raise ModelError(f"{path}: cannot be read as text in UTF-8: {error}; download it again") from error
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -78,8 +78,10 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     text = read_text(path, max_bytes)
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} cannot be read as JSON: it is nested too deeply; download it again") from None
+    except ValueError as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}; correct it, or download it again") from None
 
 
 def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """
     value = read_json(path, max_bytes)
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: a JSON object is expected, not {type(value).__name__}")
+        raise ModelError(f"{path}: a JSON object is expected, not {type(value).__name__}; download it again")
     return value
 
 

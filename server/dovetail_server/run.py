@@ -24,7 +24,7 @@ from dovetail.supervisor import LAST_RESORT_S, Supervisor
 from dovetail.text.tokenizer.threads import num_threads, set_threads
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
-from dovetail_server.startup import Phases, engine_notes
+from dovetail_server.startup import ENGINE, Phases, engine_notes
 
 if TYPE_CHECKING:
     from dovetail.contracts.api import Api
@@ -152,7 +152,7 @@ def keep_running(server: HttpServer) -> None:
 
 async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
     """Start the engine process and wait for it."""
-    with phases.phase("engine") as notes:
+    with phases.phase(ENGINE) as notes:
         info = await engine.start()
         notes.extend(engine_notes(info))
     return info

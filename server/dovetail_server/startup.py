@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dovetail import log
+from dovetail.contracts.errors import DovetailError
 from dovetail.messages import EngineInfo
 
 logger = logging.getLogger("dovetail.server")
+CHECKS, ENGINE = "checks", "engine"
+"""Names of phases."""
 
 
 class Phases:
@@ -24,10 +27,19 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[list[str]]:
-        """Time a block; what is appended to the list it yields is shown beside the time."""
+        """Time a block; what is appended to the list it yields is shown beside the time.
+
+        What it raises gets a note that says so, but for the checks, before which nothing was started, and the engine,
+        whose process names its own phase.
+        """
         began = time.perf_counter()
         notes: list[str] = []
-        yield notes
+        try:
+            yield notes
+        except DovetailError as error:
+            if name not in (CHECKS, ENGINE):
+                error.add_note(f"in the start's phase {name!r}")
+            raise
         self.rows.append((name, time.perf_counter() - began, ", ".join(notes)))
 
     def show(self) -> None:

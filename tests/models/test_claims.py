@@ -73,7 +73,7 @@ def test_a_claim_is_held_against_the_files(changes: dict[str, Any], message: str
     [
         {},
         {"tie_word_embeddings": False},  # an estimate, not the files' size: the head is missing, and the loader says so
-        {"vision_config": {"hidden_size": HUGE, "depth": 1 << 40}, "sliding_window": False},
+        {"quantization_config": {"quant_method": "none", "bits": HUGE}},
         {"bos_token_id": -1, "seed": HUGE, "model_max_length": HUGE, "time_step_limit": [0.0, float("inf")]},
     ],
     ids=str,
@@ -81,15 +81,16 @@ def test_a_claim_is_held_against_the_files(changes: dict[str, Any], message: str
 def test_what_is_true_or_means_nothing_is_served(changes: dict[str, Any], tmp_path: Path) -> None:
     """The model itself, parts that are not served, ids and seeds."""
     read = ModelFolder.read(folder_of(tmp_path, {**DEMO, **changes}))
-    assert read.plain_config().num_layers == 8
+    assert read.model_config(Qwen3.config_from_hf).num_layers == 8
 
 
 def test_dummies_have_bounds_of_their_own(tmp_path: Path) -> None:
     """Without weights there is nothing to compare with: 2^24 is the end."""
     read = ModelFolder.read(folder_of(tmp_path, {**DEMO, "vocab_size": 1 << 24}), weights=False)
-    assert read.plain_config().vocab_size == 1 << 24
+    assert read.model_config(Qwen3.config_from_hf).vocab_size == 1 << 24
     with pytest.raises(ModelError, match="vocab_size = 16777217; at most 16,777,216 is possible"):
         check_claims({"vocab_size": (1 << 24) + 1})
+    check_claims({"vision_config": {"hidden_size": HUGE, "depth": 1 << 40}, "sliding_window": False})
 
 
 def test_what_files_hold() -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
-from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
 from dovetail.plugin_settings import PluginSettings
 from dovetail.processing.prepare import check_model
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_models.qwen3 import Qwen3
+from dovetail_server.cli import main as dovetail
 from dovetail_server.cli.info import info
 
 WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -87,6 +87,12 @@ def prefixed(*names: str) -> dict[str, str]:
     return dict(zip(("model.norm.weight", "model.embed_tokens.weight"), names, strict=False))
 
 
+def snapshot(folder: Path) -> None:
+    """Put a model where a hub's cache has it."""
+    (folder / "snapshots/abc").mkdir(parents=True)
+    (folder / "snapshots/abc" / CONFIG).write_text("{}")
+
+
 SHARD = "model-00001-of-00002.safetensors"
 ADAPTER = put("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "acme/base"})
 OTHER = "model-00002-of-00002.safetensors"
@@ -120,6 +126,41 @@ LOADS: dict[str, tuple[Edit, str]] = {
         "temperature is 'hot', not a number: it is left out",
     ),
     "README and others": (both(put("README.md", POINTER), put("training_args.bin", b"PK"), put("x.txt", b"")), ""),
+}
+NO_GENERATION = drop("generation_config.json")
+ODD: dict[str, tuple[Edit, str]] = {
+    "true for an end, beside a right one": (
+        changed(CONFIG, eos_token_id=True),
+        r"config\.json: eos_token_id is True; give the number of a token.* as another file says 4089, 4087",
+    ),
+    "text for an end, beside a right one": (
+        changed(CONFIG, eos_token_id="4089"),
+        "eos_token_id is '4089'; give the numb",
+    ),
+    "-1 for an end": (
+        both(NO_GENERATION, changed(CONFIG, eos_token_id=-1)),
+        "eos_token_id is -1; -1 is no token: it is",
+    ),
+    "an end that is no token": (
+        both(NO_GENERATION, changed(CONFIG, eos_token_id=999_999)),
+        "eos_token_id 999999: the model has tokens up to 4,095, no reply ends at it; correct the file",
+    ),
+    "an eos_token that is not in the vocabulary": (
+        changed(TOKENIZER_CONFIG, eos_token="<nope>"),
+        "The tokenizer's eos_token, '<nope>', is not in its vocabulary: it is left out",
+    ),
+    "no end at all": (
+        both(NO_GENERATION, changed(CONFIG, eos_token_id=None), changed(TOKENIZER_CONFIG, eos_token=None)),
+        r"No token ends a reply: replies run on to max_tokens\. Set eos_token_id in config\.json",
+    ),
+    "a default of sampling beyond its bounds": (
+        put("generation_config.json", {"temperature": -3, "eos_token_id": 4089}),
+        "temperature is -3; it must be from 0 to 100: it is left out",
+    ),
+    "the same tensors in another file": (
+        put("model-extra.safetensors", shard(NAMES[:1])),
+        r"model\.safetensors is read, and model-extra\.safetensors beside it is not; remove what is too much",
+    ),
 }
 TOLD: dict[str, tuple[Edit, str]] = {
     "pointer for weights": (
@@ -199,6 +240,77 @@ TOLD: dict[str, tuple[Edit, str]] = {
         both(drop(WHOLE), put("pytorch_model.bin.index.json", {"weight_map": {}})),
         r"no \*\.safetensors; finish the download",
     ),
+    **{
+        f"{name} of other tensors": (changed(CONFIG, **changes), f"the weights do not fit the model; {message}")
+        for name, changes, message in (
+            (
+                "a hidden size",
+                {"hidden_size": 512},
+                r"wrong shape or type: model\.embed_tokens\.weight \[4096, 256\] in",
+            ),
+            ("a vocabulary", {"vocab_size": 5000}, r"wrong shape or type: model\.embed_tokens\.weight .*\[5000, 256\]"),
+            ("heads", {"num_attention_heads": 4}, r"wrong shape or type: model\.layers\.0\.self_attn\.o_proj\.weight"),
+            ("an MLP", {"intermediate_size": 8}, r"wrong shape or type: model\.layers\.0\.mlp\.down_proj\.weight"),
+            ("layers", {"num_hidden_layers": 6, "layer_types": None}, r"unexpected: model\.layers\.6\.input_layernorm"),
+            ("a head", {"tie_word_embeddings": False}, r"missing: lm_head\.weight; does config\.json belong"),
+            ("biases", {"attention_bias": True}, r"missing: model\.layers\.0\.self_attn\.k_proj\.bias"),
+        )
+    },
+    "text for a switch": (
+        changed(CONFIG, tie_word_embeddings="true"),
+        "'true' is text; write true or false, without quot",
+    ),
+    "heads that do not divide": (
+        changed(CONFIG, num_key_value_heads=3),
+        "8 query heads cannot share 3 key and value hea",
+    ),
+    "a key that nobody serves": (changed(CONFIG, clip_qkv=8.0), "clip_qkv = 8.0: this changes what the model computes"),
+    "an architecture in no list": (
+        changed(CONFIG, architectures="Qwen3ForCausalLM"),
+        r'architectures is \'Qwen3ForCausalLM\'; write a list: "architectures": \["Qwen3ForCausalLM"\]',
+    ),
+    "an architecture of two lines": (changed(CONFIG, architectures=["Qwen3\nForCausalLM"]), "which is no class's name"),
+    "a configuration of 100,000 levels": (put(CONFIG, b"[" * 100_000), "it is nested too deeply; download it again"),
+    "a hub's cache": (
+        both(drop(CONFIG), snapshot),
+        r"no config\.json; give '.*/snapshots/abc', which holds one$",
+    ),
+    "no tokenizer": (
+        drop(TOKENIZER),
+        r"tokenizer\.json is missing, and no tokenizer\.model, vocab\.json.*--tokenizer-path",
+    ),
+    "a list for a tokenizer": (
+        put(TOKENIZER, []),
+        r"tokenizer\.json: is no tokenizer: a JSON object is expected; downlo",
+    ),
+    "half a tokenizer": (
+        put(TOKENIZER, b'{"model": {'),
+        r"tokenizer\.json cannot be read as JSON: .*; download it again",
+    ),
+    "a tokenizer without a model": (
+        put(TOKENIZER, {}),
+        r"tokenizer\.json: not a tokenizer\.json that this version reads",
+    ),
+    "tiktoken's file": (
+        both(drop(TOKENIZER), put("qwen.tiktoken", b"AA== 0")),
+        r"qwen\.tiktoken alone does not say how text is cut; copy it there, or name a folder",
+    ),
+    "Mistral's file": (
+        both(drop(TOKENIZER), put("tekken.json", {"vocab": []})),
+        r"tekken\.json: needs the package mistral-common; run: pip install mistral-common, or name a folder",
+    ),
+    "a vocabulary without its class": (
+        both(drop(TOKENIZER), put("vocab.json", {"a": 0}), put("merges.txt", b"#version: 0.2")),
+        r"vocab\.json alone does not say how text is cut: tokenizer_class in .* is 'PreTrainedTokenizerFast', which is",
+    ),
+    "half a template": (
+        put("chat_template.jinja", b"{% for m in messages %}{{ m.content "),
+        r"chat template, line 1: unexpected end of template.*; correct it, or give another with --chat-template",
+    ),
+    "half a file for generation": (
+        put("generation_config.json", b"{"),
+        "cannot be read as JSON: .*; correct it, or downl",
+    ),
     "several GGUF files": (
         both(drop(WHOLE), put("a.gguf", POINTER), put("b.gguf", POINTER)),
         "several GGUF files; give one",
@@ -227,20 +339,45 @@ def test_it_loads(name: str, folder: Path, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_it_is_told_as_what_it_is(name: str, folder: Path) -> None:
-    """In one line with what to do, before torch is imported and a process starts; `dovetail info` says the same."""
+def test_it_is_told_as_what_it_is(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`info`, `plan` and `serve` exit with 2 and say the same line, with what to do; no process was started."""
     edit, message = TOLD[name]
     edit(folder)
-    with pytest.raises(ConfigError, match=message) as refused:
-        check_model(PluginSettings(model_path=str(folder), device="cpu"))
-    assert said_by_info(folder) == str(refused.value)
+    told = {command: said_by(command, folder, capsys) for command in ("info", "plan", "serve")}
+    assert re.search(message, told["serve"])
+    assert set(told.values()) == {told["serve"]}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_is_told_once(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `info` and `plan`, in the same sentence; it is served."""
+    edit, message = ODD[name]
+    edit(folder)
+    for command in ("info", "plan"):
+        caplog.clear()
+        assert said_by(command, folder, capsys) == ""
+        assert len(caplog.records) == 1
+        assert re.search(message, caplog.text)
+
+
+def said_by(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command; return why it refuses a folder, "" if it does not. A server would go on, and is not run then."""
+    flags = [] if command == "info" else ["--device", "cpu", *(["--port", "0"] if command == "serve" else [])]
+    code = dovetail([command, str(folder), *flags])
+    error = capsys.readouterr().err.strip()
+    start = f"dovetail {command}: error: "
+    if code == 0:
+        assert start not in error
+        return ""
+    assert code == 2
+    lines = [line for line in error.splitlines() if line.startswith(start)]
+    assert lines == error.splitlines()[-1:]
+    return lines[0].removeprefix(start)
 
 
 def said_by_info(folder: Path) -> str | None:
     """Return why `dovetail info` says that a folder cannot be served."""
-    try:
-        facts = info(str(folder))
-    except ConfigError as error:
-        return str(error)
-    refused: str | None = facts["refused"] or facts["weights_lack"]
+    refused: str | None = info(str(folder))["refused"]
     return refused

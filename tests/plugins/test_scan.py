@@ -197,10 +197,13 @@ def test_manifest_facts_are_kept() -> None:
         }
     )
     facts = found["attention_backend", "fast"]
-    assert facts == (("quick",), ("cuda",), ("fast-kernels",), ("engine",), {"device": ("cuda",)}, (), "", ())
+    assert facts == (("quick",), ("cuda",), ("fast-kernels",), ("engine",), {"device": ("cuda",)}, (), "", (), "")
     row = {"acme4": {"reads": ["acme4", "none"]}}
     found = parse_manifest({"manifest": 1, "plugins": {"quantization": row}})
     assert found["quantization", "acme4"].reads == ("acme4", "none")
+    told = {"AcmeForCausalLM": {"config": "acme.facts:Acme"}}
+    found = parse_manifest({"manifest": 1, "plugins": {"model": told}})
+    assert found["model", "AcmeForCausalLM"].config == "acme.facts:Acme"
     with pytest.raises(ValueError, match="unknown fact 'reads'"):
         parse_manifest({"manifest": 1, "plugins": {"attention_backend": row}})
 
@@ -249,7 +252,9 @@ def test_a_wrong_clue_is_named(clues: Any, problem: str) -> None:
 
 def test_only_parsers_have_clues() -> None:
     """A fact that nothing would ask of a kind is refused."""
-    with pytest.raises(ValueError, match="unknown fact 'clues'; possible: aliases, devices, packages, roles, matches"):
+    with pytest.raises(
+        ValueError, match="unknown fact 'clues'; possible: aliases, devices, packages, roles, config, matches"
+    ):
         parse_facts("model", {"clues": []})
     with pytest.raises(ValueError, match="opens: expected a string, got 3"):
         parse_facts("tool_parser", {"opens": 3})

@@ -41,14 +41,15 @@ def test_info_says_who_serves_and_what_is_kept(
         (tmp_path / name).write_bytes((files / name).read_bytes())
     config = Gemma3TextConfig(**sizes, sliding_window=24, dtype="bfloat16", architectures=["Gemma3ForCausalLM"])
     config.save_pretrained(tmp_path)
-    assert dovetail(["info", str(tmp_path), "--model-impl", "transformers"]) == 0
+    dummies = ["info", str(tmp_path), "--load-format", "dummy"]
+    assert dovetail([*dummies, "--model-impl", "transformers"]) == 0
     shown = capsys.readouterr().out
     assert "served by          dovetail-llm:transformers" in shown
     assert "full: 1 layers, 128 bytes a token" in shown
     assert "window-24: 5 layers, 640 bytes a token" in shown
     assert "The tokenizer has 4,096 tokens and the model embeddings of 99" in caplog.text
     Mamba2Config(architectures=["Mamba2ForCausalLM"], num_hidden_layers=2, dtype="float32").save_pretrained(tmp_path)
-    assert dovetail(["info", str(tmp_path), "--json"]) == 0
+    assert dovetail([*dummies, "--json"]) == 2
     facts = json.loads(capsys.readouterr().out)
     assert facts["served_by"] is None
     assert "Mamba2ForCausalLM" in facts["refused"]
@@ -64,11 +65,11 @@ def test_info_of_a_model_that_keeps_nothing(tmp_path: Path, capsys: pytest.Captu
     for name, tasks in (("BertModel", ["embed", "score"]), ("BertForSequenceClassification", ["classify"])):
         config = BertConfig(architectures=[name], dtype="float32", num_labels=3)
         config.save_pretrained(tmp_path)
-        assert dovetail(["info", str(tmp_path), "--json"]) == 0
+        assert dovetail(["info", str(tmp_path), "--load-format", "dummy", "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert (facts["served_by"], facts["tasks"], facts["cache"]) == (f"dovetail-llm:{name}", tasks, [])
         assert facts["num_params"] == pytest.approx(108.9e6, rel=0.01)
-        assert dovetail(["info", str(tmp_path)]) == 0
+        assert dovetail(["info", str(tmp_path)]) == 2  # there are no weights, and all that can be said is shown
         shown = capsys.readouterr().out
         assert "cache              nothing is kept: prompts are computed whole" in shown
         assert f"for                {', '.join(tasks)}" in shown

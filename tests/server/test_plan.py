@@ -16,13 +16,14 @@ from dovetail.contracts.errors import ModelError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
+from dovetail.processing.judge import config_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.hf_config import read_config
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli.plan import size_of
-from dovetail_server.metrics.model_facts import config_of
 from dovetail_testing.engine import make_client
 from dovetail_testing.models import make_model
+from dovetail_testing.vocabularies import write_tokenizer
 
 CONFIG_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -87,7 +88,7 @@ def test_the_plan_is_the_engines(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """For a real checkpoint, plan and started engine agree on tokens and context."""
     import asyncio
 
-    folder = make_model(tmp_path, "LlamaForCausalLM")
+    folder = make_model(write_tokenizer(tmp_path), "LlamaForCausalLM")
     flags = {"max_total_tokens": 1000, "page_size": 8}
 
     async def start() -> tuple[int, int, int]:
@@ -105,7 +106,7 @@ def test_the_plan_is_the_engines(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_plan_of_quantised_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What stays packed is counted so, and the line of the weights says what is made of them."""
-    folder = str(make_model(tmp_path, "LlamaForCausalLM"))
+    folder = str(make_model(write_tokenizer(tmp_path), "LlamaForCausalLM"))
     sizes = {}
     for name in (None, "int8", "int4", "fp8"):
         argv = [] if name is None else ["--quantization", name]
@@ -130,7 +131,7 @@ def test_the_plan_of_quantised_weights(tmp_path: Path, capsys: pytest.CaptureFix
         (["--device-memory", "lots"], ["--device-memory 'lots'", "80GiB"]),
         (["--device-memory", "1MiB"], ["--device-memory '1MiB'", "0.50 GiB"]),
         (["--device-memory"], ["--device-memory", "expected a size"]),
-        (["--mem-fraction-static", "2"], ["--mem-fraction-static '2'", "less than 1"]),
+        (["--mem-fraction-static", "2"], ["--mem-fraction-static '2'", "give a number above 0 and below 1"]),
         (["--gpu-memory-utilization", "0.9", "--mem-fraction-static", "0.8"], ["give one of them"]),
         (["--gpu-memory-utilization", "0.9", "--device", "cpu"], ["--gpu-memory-utilization 0.9", "cpu"]),
         (["--devise-memory", "8GiB"], ["--devise-memory: unknown option"]),

@@ -21,12 +21,12 @@ CPU, GPU, EIGHT = Node(2, 0), Node(16, 1), Node(64, 8)
         ({"max_replica": 2}, "max_replica: unknown; did you mean max_replicas?"),
         ({"context_len": 5}, "context_len: unknown; did you mean context_length?"),
         ({"qqqq": 5}, "qqqq: unknown; `dovetail serve --help=all` lists the settings"),
-        ({"max_replicas": "many"}, "max_replicas 'many': input should be a valid integer"),
+        ({"max_replicas": "many"}, "max_replicas 'many': give a whole number"),
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas 2: less than min_replicas, 3; give at least as many"),
         ({"devices": "0,1"}, "devices: this is Ray's here; it gives each replica its GPUs"),
         ({"data_parallel_size": 2}, "data_parallel_size: this is Ray's here; it starts the replicas"),
         ({"port": 1}, "port: this is Ray's here; its proxies have the address"),
-        ({"page_size": 0}, "page_size 0: input should be greater than or equal to 1"),
+        ({"page_size": 0}, "page_size 0: give a whole number from 1 to 1,024"),
     ],
 )
 def test_a_wrong_argument_is_one_line(given: dict[str, Any], said: str) -> None:

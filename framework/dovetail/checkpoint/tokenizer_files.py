@@ -142,14 +142,38 @@ class TokenizerFiles:
         Raises:
             ModelError: One is no id of a token.
         """
+        return self._ends()[0]
+
+    def _ends(self) -> tuple[tuple[int, ...], list[str]]:
+        """Return the configured ids, and what is odd about what the files say of them; errors of `configured_ends`."""
         text = self.model_config.get("text_config")
         places = {
             "generation_config.json: eos_token_id": self.generation_config,
             "config.json: eos_token_id": self.model_config,
             "config.json: text_config.eos_token_id": text if isinstance(text, dict) else {},
         }
-        found = (_ids(where, source.get("eos_token_id")) for where, source in places.items())
-        return next(filter(None, found), ())
+        found: tuple[int, ...] = ()
+        odd = []
+        for where, source in places.items():
+            value = source.get("eos_token_id")
+            try:
+                ids = _ids(where, value)
+            except ModelError as error:
+                if not found:
+                    raise
+                odd.append(f"{error}. It is left out, as another file says {', '.join(map(str, found))}.")
+                continue
+            if -1 in (value if isinstance(value, list) else [value]):
+                odd.append(f"{where} is {value}; -1 is no token: it is left out.")
+            found = found or ids
+        return found, odd
+
+    def odd_ends(self, id_of: Callable[[str], int | None]) -> tuple[str, ...]:
+        """Return what the files say of ends and what cannot be, in sentences; arguments and errors of `end_ids`."""
+        token = self.special_tokens().get("eos_token")
+        lost = token is not None and id_of(token) is None
+        text = f"The tokenizer's eos_token, {token!r}, is not in its vocabulary: it is left out."
+        return (*self._ends()[1], *([text] if lost else []))
 
     def end_ids(self, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
         """Return the ids that end a reply: the configured ones and that of the tokenizer's own `eos_token`.

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail import imports, log
-from dovetail.contracts.errors import ConfigError, described
+from dovetail.contracts.errors import ConfigError, described, said
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.stall_logger import StallLogger
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         log.complain(f"dovetail: error: {ORPHANED}")
         return 1
     except ConfigError as error:
-        transport.send(Failed(str(error), user_error=True))
+        transport.send(Failed(said(error), user_error=True))
         return 2
     except SystemExit as error:  # nothing of ours raises it
         transport.send(Failed(ended_by(f"sys.exit({error.code!r})", innermost(error.__traceback__)), user_error=False))

@@ -9,7 +9,7 @@ import threading
 
 import msgspec
 
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, said
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.streams import CLOSED, StreamClient
 from dovetail.messages import Control, EngineInfo, Failed, FromEngine, Ready, ToEngine
@@ -80,7 +80,7 @@ class InProcessClient(StreamClient):
                 self.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
                 run_loop(core, self)
         except ConfigError as error:
-            self._tell(Failed(str(error), user_error=True))
+            self._tell(Failed(said(error), user_error=True))
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception | SystemExit):

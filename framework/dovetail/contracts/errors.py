@@ -31,8 +31,13 @@ def brief(text: str) -> str:
 
 def described(error: BaseException) -> str:
     """Return an exception's type and text in a line, with the notes that it got on its way."""
+    return f"{type(error).__name__}: {said(error)}"
+
+
+def said(error: BaseException) -> str:
+    """Return an exception's text in a line, with the notes that it got on its way: for a user, who needs no type."""
     notes = "; ".join(getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {' '.join(str(error).split())}" + (f" ({notes})" if notes else "")
+    return " ".join(str(error).split()) + (f" ({notes})" if notes else "")
 
 
 class DovetailError(Exception):

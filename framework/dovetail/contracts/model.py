@@ -8,7 +8,7 @@ string in the entry-point group `dovetail.models.v1`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -89,6 +89,31 @@ class SelfLoading(Protocol):
 
         Raises:
             ModelError: Weights are missing, surplus, misshapen or not finite; all are named.
+        """
+        ...
+
+
+class ConfigFacts(Protocol):
+    """What is known of a model without torch: a class that the manifest of its plugin names as `config`.
+
+    It stands in a module that imports no torch, so that a server refuses what does not fit before a process starts.
+    """
+
+    unneeded: ClassVar[str]
+    """Names of tensors that may be there, and nobody reads, as a regular expression."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        """As the plugin's."""
+        ...
+
+    @staticmethod
+    def tensors(config: ModelConfig, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of all tensors that the model wants of a checkpoint that is not quantised.
+
+        Args:
+            config: The model's facts.
+            names: Of the checkpoint's tensors, which may have several matrices as one.
         """
         ...
 

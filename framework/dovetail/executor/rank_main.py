@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dovetail import log
-from dovetail.contracts.errors import ConfigError, described
+from dovetail.contracts.errors import ConfigError, described, said
 from dovetail.executor.group import CONNECT_S, about
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
@@ -131,7 +131,7 @@ def serve(pipe: Connection, start: StartRank) -> None:
             finally:
                 links.close()
     except ConfigError as error:
-        send(pipe, Refused(str(error), is_users=True))
+        send(pipe, Refused(said(error), is_users=True))
     except (EOFError, OSError):
         raise
     except Exception as error:  # whatever it was, the first rank must hear of it

@@ -24,7 +24,7 @@ MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1
 _LIST_FACTS = ("aliases", "devices", "packages", "roles")
 _PARSER_FACTS = ("clues", "opens")
-_OWN_FACTS = {"quantization": ("reads",)}
+_OWN_FACTS = {"quantization": ("reads",), "model": ("config",)}
 
 
 class EntryPoint(NamedTuple):
@@ -47,6 +47,7 @@ class Facts(NamedTuple):
         clues: For `auto`, of a parser: how it knows the chat templates of its models.
         opens: Likewise: what opens its thinking, or its calls, in any model's replies; "" for nothing of its own.
         reads: Every `quant_method` that a quantisation reads, `none` for plain checkpoints; empty: its class is asked.
+        config: Of a model: `module:class` of what translates `config.json` without torch; "" for none.
     """
 
     aliases: tuple[str, ...] = ()
@@ -57,6 +58,7 @@ class Facts(NamedTuple):
     clues: tuple[Clue, ...] = ()
     opens: str = ""
     reads: tuple[str, ...] = ()
+    config: str = ""
 
 
 NO_FACTS = Facts()
@@ -280,10 +282,11 @@ def parse_facts(kind: str, facts: dict[str, Any]) -> Facts:
     for role in lists["roles"]:
         if role not in ROLES:
             raise ValueError(f"unknown role {role!r}; possible: {', '.join(ROLES)}")
-    clues, opens = parse_clues(facts.get("clues", ())), facts.get("opens", "")
-    if not isinstance(opens, str):
-        raise ValueError(f"opens: expected a string, got {opens!r}")
-    return Facts(**lists, matches=matches, clues=clues, opens=opens)
+    clues, opens, config = parse_clues(facts.get("clues", ())), facts.get("opens", ""), facts.get("config", "")
+    for fact, text in (("opens", opens), ("config", config)):
+        if not isinstance(text, str):
+            raise ValueError(f"{fact}: expected a string, got {text!r}")
+    return Facts(**lists, matches=matches, clues=clues, opens=opens, config=config)
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

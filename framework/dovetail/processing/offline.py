@@ -24,6 +24,7 @@ from dovetail.plugin_settings import (
     merge_options,
 )
 from dovetail.processing.text_settings import TextSettings
+from dovetail.word_numbers import wanted
 
 logger = logging.getLogger("dovetail")
 SHORT = {
@@ -155,5 +156,7 @@ def _in_words(error: ValidationError, called: Mapping[str, str]) -> str:
         near = difflib.get_close_matches(name, [*OfflineSettings.model_fields, *SHORT, "plugin_options"], n=1)
         known = f"did you mean {near[0]}?" if near else "known are those of `dovetail serve` that are no server's"
         return f"LLM({name}=…): unknown argument; {known}"
-    text = "should be a path" if first["type"] == "path_type" else re.sub(r"^(Value error, |Input )", "", first["msg"])
-    return f"LLM({name}={first['input']!r}): {text[:1].lower()}{text[1:]}"
+    said = "should be a path" if first["type"] == "path_type" else re.sub(r"^(Value error, |Input )", "", first["msg"])
+    text = wanted(first, OfflineSettings.model_fields[field]) if field in OfflineSettings.model_fields else ""
+    text = text or said[:1].lower() + said[1:]
+    return f"LLM({name}={first['input']!r}): {text}"

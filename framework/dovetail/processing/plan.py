@@ -54,7 +54,13 @@ def scan_once(settings: PluginSettings) -> Callable[[], Scanned]:
 
 
 def plan_plugins(
-    settings: S, model: ModelFolder, classes: Classes | None = None, scanned: Callable[[], Scanned] | None = None
+    settings: S,
+    model: ModelFolder,
+    classes: Classes | None = None,
+    scanned: Callable[[], Scanned] | None = None,
+    device: str | None = None,
+    *,
+    loads: bool = True,
 ) -> tuple[S, Registry, PluginPlan]:
     """Choose the plugins; enabled hook plugins may register more and propose defaults first.
 
@@ -63,6 +69,8 @@ def plan_plugins(
         model: What the model's folder says.
         classes: Classes in place of names, by setting; for a plan that stays in this process.
         scanned: What is installed, where it has been read.
+        device: The kind of device to plan for; None: what is here.
+        loads: Whether what this process needs is loaded: it will serve.
 
     Raises:
         PluginError: One that was asked for is unknown or cannot be used, or an option is wrong.
@@ -82,7 +90,7 @@ def plan_plugins(
             prefill_attention_backend=settings.prefill_attention_backend,
             decode_attention_backend=settings.decode_attention_backend,
             hooks=[planned.qualified for planned in manager.planned],
-            device=check_device(registry, settings.device),
+            device=device or check_device(registry, settings.device),
             quant_method=quant_method(model.config),
             model_impl=settings.model_impl,
             select=manager.select,
@@ -91,7 +99,8 @@ def plan_plugins(
         if settings.plugins_locked is not None:
             check_files({p.distribution for p in plan.plugins if not registry.resolve(p.kind, p.qualified).builtin})
         plan = with_options(plan, settings, manager)
-        make_parsers(plan)
+        if loads:
+            make_parsers(plan)
     except OptionError as error:
         raise PluginError(in_users_words(error, settings)) from None
     return settings, registry, plan

@@ -6,21 +6,28 @@ All of it takes milliseconds where nothing is fetched, so a mistake shows before
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.config import ranks_for
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.needs import unserved
 from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import PluginPlan, Registry
+from dovetail.plugins.config_facts import config_facts
+from dovetail.plugins.plan import AUTO
 from dovetail.processing.classes import Classes
 from dovetail.processing.plan import plan_plugins, scan_once
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.device.devices import check_device
+from dovetail.runtime.hf_config import CONFIG_KEYS
 from dovetail.runtime.memory.checks import check_settings as check_memory_settings
+
+if TYPE_CHECKING:
+    from dovetail.text.chat.template import ChatTemplate
 
 S = TypeVar("S", bound=PluginSettings)
 
@@ -33,7 +40,7 @@ class Preparation(Generic[S]):
         settings: With the folders of what they name on a hub, the defaults that plugins propose, and the parsers found.
         registry: All plugins that are installed or given.
         plan: Those that are used.
-        model: What the model's folder says, but for its tensors.
+        model: What the model's folder says.
     """
 
     settings: S
@@ -42,25 +49,57 @@ class Preparation(Generic[S]):
     model: ModelFolder
 
 
-def prepare(settings: S, classes: Classes | None = None) -> Preparation[S]:
-    """Fetch and check the model, and choose the plugins.
+def prepare(settings: S, classes: Classes | None = None, *, text: bool = True) -> Preparation[S]:
+    """Fetch and check the model, and choose the plugins; of its weights, nothing is kept.
 
     Args:
         settings: As the user gave them.
         classes: Classes in place of plugins' names, by setting; for a plan that stays in this process.
+        text: Whether texts will be read; False: the model may have no tokenizer.
 
     Raises:
         ModelError: The model cannot be fetched or served.
         ConfigError: Settings do not go together.
         PluginError: A plugin that was asked for cannot be used.
     """
+    found = examine(settings, classes, text=text, loads=True)
+    return replace(found, model=found.model.without_weights())
+
+
+def examine(
+    settings: S,
+    classes: Classes | None = None,
+    *,
+    text: bool = True,
+    device: str | None = None,
+    loads: bool = False,
+) -> Preparation[S]:
+    """As `prepare`, with the headers of the model's tensors.
+
+    Args:
+        settings: As the user gave them.
+        classes: As of `prepare`.
+        text: As of `prepare`.
+        device: The kind of device to plan for; None: what is here.
+        loads: Whether this process will serve; else it only looks, and neither finds nor loads parsers and APIs.
+    """
     scanned = scan_once(settings)
-    check_device(scanned()[0], settings.device)
+    if device is None:
+        check_device(scanned()[0], settings.device)
     formats = Formats.of_registry(lambda: scanned()[0], settings.load_format)
     settings = with_folders(settings, weights=lambda: not formats.is_filled)
     model = check_model(settings, formats)
-    settings, registry, plan = plan_plugins(settings, model, classes, scanned)
-    model = model.without_weights().with_tokenizer(settings.tokenizer_folder)
+    named = {name: getattr(settings, name) for name in ("reasoning_parser", "tool_call_parser")}
+    detects = loads and AUTO in named.values()
+    if not loads:
+        settings = settings.model_copy(update={name: None for name, given in named.items() if given == AUTO})
+    settings, registry, plan = plan_plugins(settings, model, classes, scanned, device, loads=loads)
+    model = model.with_tokenizer(settings.tokenizer_folder)
+    check_facts(settings, registry, plan, model)
+    if text:
+        check_texts(model)
+    if not detects:  # what detects has compiled the template
+        template_of(model, settings.chat_template)
     return Preparation(settings=settings, registry=registry, plan=plan, model=model)
 
 
@@ -91,6 +130,46 @@ def check_model(settings: PluginSettings, formats: Formats | None = None) -> Mod
         template_path(settings.chat_template)
     model.texts.configured_ends()
     return model
+
+
+def check_facts(settings: PluginSettings, registry: Registry, plan: PluginPlan, model: ModelFolder) -> None:
+    """Hold a model's configuration against its tensors and the ranks, where its plugin tells of it without torch.
+
+    Raises:
+        ModelError: They do not fit.
+        PluginError: What the plugin's manifest names cannot be used.
+    """
+    planned = plan.of_kind("model")[0]
+    facts = config_facts(registry.resolve("model", planned.qualified), plan.timeout_s)
+    if facts is None:
+        return
+    config = model.claimed_config(facts, served=CONFIG_KEYS).of_rank(settings.tensor_parallel_size)
+    if (reason := unserved(config)) is not None:
+        raise ModelError(reason)
+
+
+def check_texts(model: ModelFolder) -> None:
+    """Refuse a tokenizer that nothing can be made of; what takes long to see shows when it is loaded.
+
+    Raises:
+        ModelError: There is none that can be loaded.
+    """
+    from dovetail.text.tokenizer.backend import check_source
+
+    check_source(model.texts.folder or model.tokenizer_path, model.texts.stored)
+
+
+def template_of(model: ModelFolder, choice: str | None) -> ChatTemplate:
+    """Compile a model's chat template, or the one that `--chat-template` names.
+
+    Raises:
+        ConfigError: It cannot be read, or has a syntax error.
+    """
+    from dovetail.text.chat.template import ChatTemplate
+
+    files = model.texts
+    said = files.tokenizer_config.get("response_template")
+    return ChatTemplate.choose(files.chat_templates, files.special_tokens(), choice, said)
 
 
 def check_ranks(hf: Mapping[str, Any], num_ranks: int) -> None:

@@ -24,6 +24,7 @@ from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
 from dovetail.processing.text_settings import TextSettings, template_switches
+from dovetail.processing.told import oddities, usable_defaults
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.budget import FULL, INLINE
 from dovetail.text.chat.template import ChatTemplate
@@ -212,7 +213,7 @@ class Processor:
         if not info.generates and settings.context_length is None:
             context_len = min(context_len, self.embedder.max_tokens or context_len)
         default_bytes = max(MIN_PROMPT_BYTES, BYTES_PER_TOKEN * context_len)
-        defaults = dict(self.tokenizer.default_sampling) if settings.sampling_defaults == "model" else {}
+        defaults = usable_defaults(self.tokenizer) if settings.sampling_defaults == "model" else {}
         self.limits = SamplingLimits(
             vocab_size=info.vocab_size,
             context_len=context_len,
@@ -223,7 +224,7 @@ class Processor:
         )
         self._template_defaults = settings.default_chat_template_kwargs
         self.template.limits = FULL
-        if (note := too_many_tokens(self.tokenizer, info.vocab_size)) is not None:
+        for note in oddities(self.tokenizer, info.vocab_size, generates=info.generates):
             logger.warning("%s", note)
         if self._plugins is not None:
             self.grammar = StructuredOutputs.load(
@@ -376,23 +377,6 @@ def text_size(message: Mapping[str, Any]) -> int:
     if isinstance(content, str):
         return len(content)
     return sum(len(part if isinstance(part, str) else part.get("text") or "") for part in content or ())
-
-
-def too_many_tokens(tokenizer: Tokenizer, rows: int) -> str | None:
-    """Return a warning where a tokenizer has more tokens than its model has embeddings, else None.
-
-    Args:
-        tokenizer: The model's.
-        rows: Of the model's embedding.
-    """
-    if tokenizer.vocab_size <= rows:
-        return None
-    names = [repr(token) for token, token_id in tokenizer.added_tokens.items() if token_id >= rows]
-    such = f", such as {', '.join(names[:3])}" if names else ""
-    return (
-        f"The tokenizer has {tokenizer.vocab_size:,} tokens and the model embeddings of {rows:,}: requests whose text "
-        f"needs one of the others{such}, are refused. Does the tokenizer belong to this model?"
-    )
 
 
 def bound_parser(plugins: LoadedPlugins, planned: PlannedPlugin, template: TemplateView, bind: Any) -> Any:

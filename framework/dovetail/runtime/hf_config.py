@@ -49,7 +49,7 @@ def config_of(path: Path, stored: Stored | None) -> dict[str, Any]:
     if not is_there(path):
         if (adapter := object_if_there(folder / ADAPTER)) or is_there(folder / ADAPTER):
             raise ModelError(adapter_alone(folder, adapter))
-        raise ModelError(f"{where}: no config.json; give the folder that holds it")
+        raise ModelError(f"{where}: no config.json; give {_that_holds_it(folder)}")
     config = read_object(path)
     _lift_quantization(config)
     given = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
@@ -59,6 +59,16 @@ def config_of(path: Path, stored: Stored | None) -> dict[str, Any]:
         for key in CONFIG_KEYS:
             config.pop(key, None)  # a method `none`: nobody reads it, and it changes nothing
     return config
+
+
+def _that_holds_it(folder: Path) -> str:
+    """Name the folder below one that is a model's: a hub's cache has snapshots, an archive a folder of its own."""
+    patterns = ("*/config.json", "snapshots/*/config.json")
+    below = sorted(path.parent for pattern in patterns for path in folder.glob(pattern))
+    if not below:
+        return "the folder that holds it"
+    more = f", or another of {len(below)} in it" if len(below) > 1 else ""
+    return f"{str(below[-1])!r}, which holds one{more}"
 
 
 def adapter_alone(folder: Path, adapter: Mapping[str, Any]) -> str:
@@ -93,11 +103,13 @@ def architecture(hf: Mapping[str, Any], folder: Path) -> str:
     Raises:
         ModelError: `architectures` is missing or empty.
     """
-    names = hf.get("architectures")
+    names, where = hf.get("architectures"), folder / "config.json"
+    if isinstance(names, str):
+        raise ModelError(f'{where}: architectures is {names!r}; write a list: "architectures": ["{names}"]')
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise ModelError(
-            f'{folder / "config.json"}: names no architecture; add for example "architectures": ["Qwen3ForCausalLM"]'
-        )
+        raise ModelError(f'{where}: names no architecture; add for example "architectures": ["Qwen3ForCausalLM"]')
+    if not names[0].isidentifier():
+        raise ModelError(f"{where}: architectures names {names[0]!r}, which is no class's name; correct the file")
     return names[0]
 
 

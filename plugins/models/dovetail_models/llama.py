@@ -14,12 +14,12 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
-from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.decoder import DecoderLayer
 from dovetail.sdk.layers.embedding import Embedding, LMHead
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.rotary import Rotaries
 from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
+from dovetail_models.dense import llama_config
 
 LAYER = r"model\.layers\.(\d+)\."
 RULES = (
@@ -111,14 +111,7 @@ class Llama(ModelPlugin):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        bias = bool(hf.get("attention_bias", False))
-        return dense_config(
-            hf,
-            rotates_parts=cls.rotates_parts,
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bool(hf.get("mlp_bias", False)),
-        )
+        return llama_config(hf, rotates_parts=cls.rotates_parts)
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:

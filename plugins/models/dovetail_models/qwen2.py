@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.sdk.config import dense_config
+from dovetail_models import dense
 from dovetail_models.llama import Llama
 
 
@@ -21,5 +21,4 @@ class Qwen2(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        has_windows = bool(hf.get("use_sliding_window"))  # absent means no, whatever its size
-        return dense_config(hf, has_windows=has_windows, qkv_bias=True)
+        return dense.Qwen2.config_from_hf(hf)

@@ -85,7 +85,7 @@ def main(options: LatencyOptions) -> int:
     from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
 
-    prepared = prepare(preflight.with_model(options.settings))
+    prepared = prepare(preflight.with_model(options.settings), text=False)
     settings, plan = prepared.settings, prepared.plan
     engine = BareEngine(engine_settings(settings), plan)
     info, rounds = asyncio.run(measure(engine, options))

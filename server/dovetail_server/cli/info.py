@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dovetail.contracts.config import ModelConfig
     from dovetail.plugin_settings import PluginSettings
+    from dovetail.processing.prepare import Preparation
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.text.chat.template import ChatTemplate
+    from dovetail.text.tokenizer.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
+DUMMY = "dummy"
+KINDS = {"reasoning_parser": "reasoning parser", "tool_parser": "tool-call parser"}
+"""Of parsers, with what they are called in the table."""
 SHOWN = 3
 """How many parsers of each kind are listed."""
 
@@ -34,118 +40,148 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model-impl", default="auto", help="as that of `dovetail serve`")
     parser.add_argument("--tokenizer-path", help="folder with the tokenizer, if it is another one")
     parser.add_argument("--chat-template", help="Jinja file or built-in name, instead of the model's own template")
+    parser.add_argument("--load-format", default="auto", help="as that of `dovetail serve`; dummy needs no weights")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     try:
-        facts = info(args.model, args.tokenizer_path, args.chat_template, args.model_impl)
-    except ConfigError as error:
-        print(f"dovetail info: error: {error}", file=sys.stderr)
-        return 2
+        facts = info(args.model, args.tokenizer_path, args.chat_template, args.model_impl, args.load_format)
+    except (ConfigError, RequestError) as error:
+        return refuse(str(error))
     print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else table(facts))
-    return 0
+    return 0 if facts["refused"] is None else refuse(facts["refused"])
+
+
+def refuse(reason: str) -> int:
+    """Say in a line why the model cannot be served; returns the exit code."""
+    print(f"dovetail info: error: {' '.join(reason.split())}", file=sys.stderr)
+    return 2
 
 
 def info(
-    model: str | None, tokenizer_path: str | None = None, chat_template: str | None = None, impl: str = "auto"
+    model: str | None,
+    tokenizer_path: str | None = None,
+    chat_template: str | None = None,
+    impl: str = "auto",
+    load_format: str = "auto",
 ) -> dict[str, Any]:
-    """Collect the facts.
+    """Collect the facts; what `dovetail serve` would refuse the model for stands in `refused`.
 
     Raises:
-        ConfigError: The folder, the tokenizer's files or the template cannot be read.
+        ConfigError: Too little of the folder can be read to show anything.
     """
     from dovetail.plugin_settings import PluginSettings
-    from dovetail.plugins import Registry
+    from dovetail.processing.told import usable_defaults
+    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.hub import with_folders
-    from dovetail.runtime.checkpoint.weight_files import is_bare
-    from dovetail.text.chat.template import ChatTemplate
-    from dovetail.text.detection.detect import detect
 
     if model is None:
         from dovetail.demo import MODEL_DIR
 
         model = str(MODEL_DIR)
-    given = {"model_path": model, "tokenizer_path": tokenizer_path, "model_impl": impl, "load_format": "dummy"}
-    settings = with_folders(PluginSettings.model_validate(given))  # of a hub's model everything but the weights
-    with_weights = settings.model_copy(update={"load_format": "auto"})
-    read, refused = checked(with_weights)
-    lacks = None
-    if refused is not None and is_bare(settings.folder):  # what remains can be said without them
-        (read, refused), lacks = checked(settings), str(refused)
-    elif refused is None:
-        settings = with_weights
+    given = {"model_path": model, "tokenizer_path": tokenizer_path, "chat_template": chat_template, "model_impl": impl}
+    # Of a hub's model everything but the weights is fetched.
+    unread = with_folders(PluginSettings.model_validate({**given, "load_format": DUMMY}))
+    lacks, text = lack_of_weights(unread.folder), load_format != DUMMY
+    settings = unread.model_copy(update={"load_format": load_format})
+    if lacks and unread.model_path != model:
+        settings = unread
+    judged = judge(settings, text=text)
+    folder = ModelFolder(unread.folder, unread.tokenizer_folder, weights=False)
     try:
-        config, files = read.config, read.texts
-        said = files.tokenizer_config.get("response_template")
-        template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
-        found = detect(Registry.scan(), files, chat_template)
-    except ConfigError as error:
-        raise refused or error from None
-    served = NOBODY | {"refused": str(refused)} if refused else served_as(settings, read, template.source)
+        config, num_bytes = folder.config, folder.num_bytes
+    except (ConfigError, RequestError) as error:
+        raise judged.refused or error from None
+    try:
+        texts, source = texts_of(folder, chat_template)
+    except (ConfigError, RequestError) as error:
+        judged = judged._replace(refused=judged.refused or error)
+        texts, source = no_texts(str(error)), ""
+    shown = judge(unread, text=text) if lacks and judged.refused else judged
     return {
         "model": model,
-        "architecture": (config.get("architectures") or [None])[0],
+        "architecture": named_first(config.get("architectures")),
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
-        "weights_bytes": read.num_bytes,
+        "weights_bytes": num_bytes,
         "weights_lack": lacks,
-        **served,
-        "tokenizer": tokenizer_facts(read, served["vocab_size"]),
-        "chat_template": {
-            "from": template.origin if template.source else None,
-            "names": sorted(files.chat_templates),
-            "content_format": template.content_format if template.source else None,
-            "thinking": thinking_states(template, found["reasoning_parser"].name),
-        },
-        "sampling_defaults": {k: files.generation_config[k] for k in sorted(SAMPLING & files.generation_config.keys())},
-        **{
-            kind: {
-                "name": one.name,
-                "why": one.why,
-                "scores": [{"name": s.name, "score": s.score, "reads_back": s.reads_back} for s in one.scores],
-            }
-            for kind, one in found.items()
-        },
-        "read_off_the_template": read_off(template),
+        **served_as(shown, folder, source),
+        "refused": None if judged.refused is None else str(judged.refused),
+        "tokenizer": tokenizer_facts(shown),
+        "sampling_defaults": {} if shown.tokenizer is None else usable_defaults(shown.tokenizer),
+        **texts,
     }
 
 
-def checked(settings: PluginSettings) -> tuple[ModelFolder, ConfigError | None]:
-    """Return what the folder says, and why `dovetail serve` refuses it before anything starts; None: it does not."""
-    from dovetail.processing.prepare import check_model
+class Judged(NamedTuple):
+    """What came of looking at a folder as a start does.
+
+    Attributes:
+        found: The plugins; None where there are none.
+        config: The model's facts; None: not known.
+        tokenizer: The model's; None: there is none.
+        lost: Why there is no tokenizer.
+        refused: Why `dovetail serve` would refuse it; None: it would not.
+    """
+
+    found: Preparation[Any] | None
+    config: ModelConfig | None
+    tokenizer: Tokenizer | None
+    lost: Exception | None
+    refused: Exception | None
+
+
+def judge(settings: PluginSettings, *, text: bool) -> Judged:
+    """Look at a folder as a start does, with (`text`) or without a tokenizer that has to be there."""
+    from dovetail.processing.judge import model_config, read_as, tokenizer_of
+    from dovetail.processing.prepare import examine
     from dovetail.runtime.checkpoint.folder import ModelFolder
+    from dovetail.runtime.device.devices import check_device
 
+    found = config = tokenizer = lost = None
+    refused: Exception | None = None
     try:
-        return check_model(settings), None
-    except ConfigError as error:
-        return ModelFolder(settings.folder, settings.tokenizer_folder, weights=False), error
+        found = examine(settings, text=text)
+        config = model_config(found.model, found.registry.resolve("model", found.plan.of_kind("model")[0].qualified))
+        read_as(found, config, config.dtype, "cpu" if check_device(found.registry, settings.device) == "cpu" else "cuda")
+    except (ConfigError, RequestError) as error:
+        refused = error
+    try:
+        folder = ModelFolder(settings.folder, settings.tokenizer_folder, weights=False)
+        tokenizer = tokenizer_of(folder, config)
+    except (ConfigError, RequestError) as error:
+        lost = error
+        refused = refused or (error if text else None)
+    return Judged(found, config, tokenizer, lost, refused)
 
 
-NOBODY: dict[str, Any] = {"served_by": None, "refused": None, "num_params": None, "vocab_size": None}
-NOBODY |= {"tasks": [], "cache": []}
+def lack_of_weights(folder: Path) -> str | None:
+    """Say what is missing where a folder has nothing that is, or was meant to be, weights; None: it has."""
+    from dovetail.runtime.checkpoint.weight_files import is_bare, weight_files
+
+    if is_bare(folder):
+        try:
+            weight_files(folder)
+        except ConfigError as error:
+            return str(error)
+    return None
 
 
-def served_as(settings: PluginSettings, model: ModelFolder, template: str) -> dict[str, Any]:
-    """Say which plugin serves the model, what it is for, and what it keeps of a token; or why none does."""
+NOBODY: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None, "tasks": [], "cache": []}
+
+
+def served_as(judged: Judged, model: ModelFolder, template: str) -> dict[str, Any]:
+    """Say which plugin serves the model, what it is for, and what it keeps of a token; or that none does."""
     from dovetail.contracts.cache import Recurrent
-    from dovetail.contracts.errors import ModelError
-    from dovetail.contracts.needs import unserved
     from dovetail.processing.embeddings import Embedder
-    from dovetail.processing.plan import plan_plugins
     from dovetail.processing.reranker import knows_roles, says_so
     from dovetail.processing.tasks import Tasks
     from dovetail.runtime.memory.plan import group_token_bytes
     from dovetail.sdk.checkpoint import dense_numel
     from dovetail.sdk.config import ITEM_BYTES
-    from dovetail_server.metrics.model_facts import config_of
 
-    try:
-        _, _, plan = plan_plugins(settings, model)
-        served_by = plan.of_kind("model")[0].qualified
-        facts = config_of(model, settings.model_impl)
-        if (reason := unserved(facts)) is not None:
-            raise ModelError(reason)
-    except ConfigError as error:
-        return NOBODY | {"refused": str(error)}
+    facts = judged.config
+    if judged.refused is not None or judged.found is None or facts is None:
+        return NOBODY
     item = ITEM_BYTES[facts.dtype]
     cache = [
         {
@@ -160,7 +196,48 @@ def served_as(settings: PluginSettings, model: ModelFolder, template: str) -> di
     embeds = Embedder.of_folder(model, facts.pool).is_declared and not answers
     tasks = list(Tasks.of(facts, None, embeds=embeds, answers=answers).possible)
     sizes = {"num_params": dense_numel(facts), "vocab_size": facts.vocab_size}
-    return {"served_by": served_by, "refused": None, **sizes, "tasks": tasks, "cache": cache}
+    served_by = judged.found.plan.of_kind("model")[0].qualified
+    return {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache}
+
+
+def named_first(names: Any) -> str | None:
+    """Return the first of the architectures that a configuration names, in a line, whatever stands there."""
+    first = names[0] if isinstance(names, list) and names else names or None
+    return None if first is None else " ".join(str(first).split())
+
+
+def no_texts(reason: str) -> dict[str, Any]:
+    """Return what `texts_of` does where nothing can be read."""
+    template = {"from": None, "names": [], "content_format": None, "thinking": {}}
+    unknown = {"name": None, "why": reason, "scores": []}
+    return {"chat_template": template, "read_off_the_template": {}, **dict.fromkeys(KINDS, unknown)}
+
+
+def texts_of(folder: ModelFolder, chat_template: str | None) -> tuple[dict[str, Any], str]:
+    """Say what is known of template and parsers; and return the template's source.
+
+    Raises:
+        ConfigError: A file cannot be read, or the template has a syntax error.
+    """
+    from dovetail.plugins import Registry
+    from dovetail.processing.prepare import template_of
+    from dovetail.text.detection.detect import detect
+
+    template = template_of(folder, chat_template)
+    found = detect(Registry.scan(), folder.texts, chat_template)
+    facts: dict[str, Any] = {
+        "chat_template": {
+            "from": template.origin if template.source else None,
+            "names": sorted(folder.texts.chat_templates),
+            "content_format": template.content_format if template.source else None,
+            "thinking": thinking_states(template, found["reasoning_parser"].name),
+        },
+        "read_off_the_template": read_off(template),
+    }
+    for kind, one in found.items():
+        scores = [{"name": s.name, "score": s.score, "reads_back": s.reads_back} for s in one.scores]
+        facts[kind] = {"name": one.name, "why": one.why, "scores": scores}
+    return facts, template.source
 
 
 def read_off(template: ChatTemplate) -> dict[str, str]:
@@ -177,28 +254,15 @@ def read_off(template: ChatTemplate) -> dict[str, str]:
     return lines
 
 
-def tokenizer_facts(model: ModelFolder, rows: int | None) -> dict[str, Any]:
-    """Say how many tokens there are and which end a reply, or why the tokenizer cannot be read; warn of too many.
-
-    Args:
-        model: What the folder says.
-        rows: Of the model's embedding; None: not known.
-    """
-    from dovetail.contracts.errors import ModelError
-    from dovetail.processing.processor import too_many_tokens
-    from dovetail.text.tokenizer.tokenizer import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.of_files(model.tokenizer_path, model.texts)
-    except ModelError as error:
-        return {"refused": str(error), "num_tokens": None, "ends": {}}
-    if rows is not None and (note := too_many_tokens(tokenizer, rows)) is not None:
-        logger.warning("%s", note)
+def tokenizer_facts(judged: Judged) -> dict[str, Any]:
+    """Say how many tokens there are and which end a reply, or why the tokenizer cannot be read."""
+    tokenizer = judged.tokenizer
+    if tokenizer is None:
+        return {"refused": str(judged.lost), "num_tokens": None, "ends": {}}
     ends = {str(token_id): tokenizer.token_text(token_id) for token_id in tokenizer.eos_token_ids}
     return {"refused": None, "num_tokens": tokenizer.vocab_size, "ends": ends}
 
 
-SAMPLING = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
 SWITCHES: dict[str, dict[str, Any]] = {
     "no switch": {},
     "thinking on": {"enable_thinking": True, "thinking": True},
@@ -240,7 +304,7 @@ def table(facts: dict[str, Any]) -> str:
     lines = [
         f"model              {facts['model']}",
         f"architecture       {facts['architecture']}, {facts['dtype']}, context {facts['context_length']}",
-        f"served by          {facts['served_by'] or 'nobody: ' + facts['refused']}",
+        f"served by          {facts['served_by'] or 'nobody: ' + str(facts['refused'])}",
         f"weights            {facts['weights_lack'] or f'{size:,.1f} MiB in files'}",
     ]
     lines += [
@@ -256,7 +320,7 @@ def table(facts: dict[str, Any]) -> str:
     lines += [f"  {label:<17}{state}" for label, state in template["thinking"].items()]
     if facts["sampling_defaults"]:
         lines.append("sampling defaults  " + ", ".join(f"{k} {v}" for k, v in facts["sampling_defaults"].items()))
-    for kind, label in (("reasoning_parser", "reasoning parser"), ("tool_parser", "tool-call parser")):
+    for kind, label in KINDS.items():
         one = facts[kind]
         lines.append(f"{label}   {one['name'] or 'none'}: {one['why']}")
         lines += [f"  {s['score']:.2f}  {s['name']}" for s in one["scores"][:SHOWN]]
@@ -270,7 +334,7 @@ def describe_tokenizer(tokenizer: dict[str, Any]) -> str:
     """Say in one line how many tokens there are, and what ends a reply."""
     if tokenizer["refused"] is not None:
         return f"none: {tokenizer['refused']}"
-    ends = ", ".join(f"{text} ({token_id})" for token_id, text in tokenizer["ends"].items())
+    ends = ", ".join(f"{text or 'a token without text'} ({token_id})" for token_id, text in tokenizer["ends"].items())
     return (
         f"{tokenizer['num_tokens']:,} tokens; a reply ends at {ends or 'none of them: set eos_token_id in config.json'}"
     )

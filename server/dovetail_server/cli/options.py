@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 from dovetail.config_file import field_aliases
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugin_settings import ENV_PREFIX, from_environment, is_secret, merge_options
+from dovetail.word_numbers import wanted
 from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
 from dovetail_server.cli.plugin_flags import split_plugin_flags
 from dovetail_server.peers.arguments import Translation
@@ -235,5 +236,6 @@ def explain(error: ValidationError, flags: dict[str, Any]) -> str:
         where = f"environment variable {ENV_PREFIX}{name.upper()}"
     else:
         where = f"{name!r} in the configuration file"
-    given = "" if is_secret(ServeSettings.model_fields[name]) else f" {first['input']!r}"
-    return f"{where}{given}: {reason[0].lower()}{reason[1:]}"
+    field = ServeSettings.model_fields[name]
+    given = "" if is_secret(field) else f" {first['input']!r}"
+    return f"{where}{given}: {wanted(first, field) or reason[0].lower() + reason[1:]}"

@@ -6,14 +6,11 @@ import dataclasses
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from dovetail.contracts.config import ModelConfig
-    from dovetail.runtime.checkpoint.files import Checkpoint
-    from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
     from dovetail.settings import EngineSettings
     from dovetail_server.settings import ServeSettings
@@ -52,7 +49,7 @@ def main(argv: list[str]) -> int:
     try:
         wish = parse(argv)
         found = plan(wish)
-    except ConfigError as error:
+    except (ConfigError, RequestError) as error:
         print(f"dovetail plan: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     if wish.as_json:
@@ -94,7 +91,8 @@ def plan(wish: Args) -> MemoryPlan:
     Raises:
         ConfigError: A flag, the model or the device is at fault, or the model does not fit.
     """
-    from dovetail.processing.prepare import check_model
+    from dovetail.processing.judge import model_config, read_as, tokenizer_of
+    from dovetail.processing.prepare import examine
     from dovetail.runtime.cache_dtype import with_cache_dtype
     from dovetail.runtime.checkpoint.weight_size import weight_size
     from dovetail.runtime.memory.plan import plan_memory
@@ -102,17 +100,20 @@ def plan(wish: Args) -> MemoryPlan:
     from dovetail_server.cli.options import load_settings, parse_flags
 
     flags = parse_flags(wish.others)
-    settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
-    model = check_model(settings)
+    given: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
+    elsewhere = None if wish.device_memory is None else given.device
+    is_read = given.load_format.lower() != "dummy"  # what is made up may be of a folder without a tokenizer
+    found = examine(given, text=is_read, device=elsewhere)
+    settings, model = found.settings, found.model
     device = device_of(settings, wish.device_memory)
-    from dovetail_server.metrics.model_facts import config_of
-
     ranks = settings.tensor_parallel_size
-    facts = config_of(model, settings.model_impl)
+    facts = model_config(model, found.registry.resolve("model", found.plan.of_kind("model")[0].qualified))
     config = with_cache_dtype(facts, settings)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     local = config.of_rank(ranks)
-    read = as_read(settings, model, config, dtype, device.kind)
+    read = read_as(found, config, dtype, device.kind)
+    if is_read:
+        tokenizer_of(model, config)
     size = weight_size(
         model.headers if read.checkpoint is None else read.checkpoint.headers, config, dtype, device.kind,
         built=read.built, num_ranks=ranks,
@@ -120,65 +121,6 @@ def plan(wish: Args) -> MemoryPlan:
     has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
     made = plan_memory(settings, local, dtype, device.of_rank(ranks), size.num_bytes, has_graphs=has_graphs)
     return made if read.checkpoint is None else dataclasses.replace(made, weight_notes=read.checkpoint.notes)
-
-
-class Reading(NamedTuple):
-    """How a model's weights are read.
-
-    Attributes:
-        checkpoint: What a quantisation has read; None: nothing is converted, or nothing is read.
-        built: Bytes of a rank's parameters where only building the model tells; None: the headers do, or the config.
-    """
-
-    checkpoint: Checkpoint | None = None
-    built: int | None = None
-
-
-def as_read(settings: ServeSettings, folder: ModelFolder, config: ModelConfig, dtype: str, device: str) -> Reading:
-    """Find out how the engine would read the weights; without torch for a plain model on one rank.
-
-    Raises:
-        ConfigError: No plugin reads them, tensors that belong to others are not there, or the ranks cannot divide it.
-    """
-    from dovetail.runtime.hf_config import quant_method
-
-    hf = folder.config
-    named, ranks = settings.quantization not in (None, "auto"), settings.tensor_parallel_size
-    if not (named or quant_method(hf) or ranks > 1):
-        return Reading()
-    import torch
-
-    from dovetail.contracts.layers import Parallel
-    from dovetail.contracts.quantization import Target
-    from dovetail.plugins import Registry, load, make_plan
-    from dovetail.runtime.checkpoint.quantization import (
-        built_bytes,
-        choose_quantization,
-        converted,
-        factory_of,
-    )
-
-    plugins = load(
-        make_plan(
-            Registry.scan(),
-            model=folder.architecture,
-            quantization=settings.quantization,
-            quant_method=quant_method(hf),
-            model_impl=settings.model_impl,
-        ),
-        "engine",
-    )
-    chosen = choose_quantization(plugins, hf)
-    model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
-    quantization = None if chosen is None else chosen[1]
-    is_read = not folder.formats.is_filled
-    checkpoint = converted(quantization, folder, model, config, Target(dtype, device)) if is_read else None
-    if ranks == 1 and (is_read or quantization is None):
-        return Reading(checkpoint)
-    headers = None if checkpoint is None else checkpoint.headers
-    factory = factory_of(quantization, hf, model.weight_map(config), headers)
-    first = Parallel(size=ranks, all_reduce=lambda share: share, expert_shard=settings.expert_shard)
-    return Reading(checkpoint, built_bytes(model, config, getattr(torch, dtype), factory, first))
 
 
 def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:

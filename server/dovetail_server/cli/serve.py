@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail import log
-from dovetail.contracts.errors import ConfigError, DovetailError, RequestError
+from dovetail.contracts.errors import ConfigError, DovetailError, RequestError, said
 from dovetail.distribution import install_extra
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 
@@ -21,10 +21,10 @@ def main(argv: list[str]) -> int:
         settings = settings_from(argv)
         return 0 if settings is None else serve(settings)
     except (ConfigError, RequestError) as error:  # of a start's own texts, which only a model's file can refuse
-        log.complain(f"dovetail serve: error: {' '.join(str(error).split())}")
+        log.complain(f"dovetail serve: error: {said(error)}")
         return 2
     except DovetailError as error:
-        log.complain(f"dovetail serve: {error}")
+        log.complain(f"dovetail serve: {said(error)}")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -69,7 +69,7 @@ def serve(settings: ServeSettings) -> int:
     from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
     from dovetail_server.http.connections import raise_file_limit
-    from dovetail_server.startup import Phases
+    from dovetail_server.startup import CHECKS, Phases
 
     log.setup(settings.log_level, form=settings.log_format)
     if (notice := cpu_notice()) is not None:
@@ -80,7 +80,7 @@ def serve(settings: ServeSettings) -> int:
     raise_file_limit()
     phases = Phases()
     is_demo = settings.model_path is None
-    with phases.phase("checks") as notes:
+    with phases.phase(CHECKS) as notes:
         settings = preflight.with_model(settings)
         preflight.check_certificate(settings)
         preflight.check_keys(settings)

@@ -64,7 +64,7 @@ def warm(settings: ServeSettings) -> int:
     from dovetail_server import preflight
 
     log.setup(settings.log_level, form=settings.log_format)
-    prepared = prepare(preflight.with_model(settings))
+    prepared = prepare(preflight.with_model(settings), text=False)
     settings = prepared.settings
     if not choose(installed(prepared.registry, settings.device)).compiles:
         print("Nothing to compile: this device launches no kernels. Run it where the GPU is.")

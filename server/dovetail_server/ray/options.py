@@ -13,7 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dovetail.config_file import field_aliases
 from dovetail.contracts.errors import ConfigError
+<<<<<<< HEAD
 from dovetail_server.gateway.worker_settings import plain
+=======
+from dovetail.word_numbers import wanted
+from dovetail_server.gateway.division import plain
+>>>>>>> 032ca7a7 (start: info, plan and serve judge a model folder as one)
 from dovetail_server.preflight import DEMO_NAME
 from dovetail_server.settings import ServeSettings
 
@@ -109,7 +114,9 @@ def read_model(said: Mapping[str, Any]) -> Model:
         name = str(first["loc"][0]) if first["loc"] else "the settings"
         reason = first["msg"].removeprefix("Value error, ")
         shown = "" if "key" in name or not first["loc"] else f" {first['input']!r}"
-        raise ConfigError(f"{name}{shown}: {reason[0].lower()}{reason[1:]}") from None
+        field = RayOptions.model_fields.get(name) or ServeSettings.model_fields.get(name)
+        text = wanted(first, field) if field is not None else ""
+        raise ConfigError(f"{name}{shown}: {text or reason[0].lower() + reason[1:]}") from None
     if options.max_replicas is not None and options.max_replicas < options.min_replicas:
         text = f"max_replicas {options.max_replicas}: less than min_replicas, {options.min_replicas}"
         raise ConfigError(f"{text}; give at least as many")

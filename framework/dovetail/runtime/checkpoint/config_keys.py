@@ -155,7 +155,11 @@ class TrackedConfig(Mapping[str, Any]):
 
 
 def translate(
-    config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], hf: Mapping[str, Any], served: Collection[str] = ()
+    config_from_hf: Callable[[Mapping[str, Any]], ModelConfig],
+    hf: Mapping[str, Any],
+    served: Collection[str] = (),
+    *,
+    warns: bool = True,
 ) -> ModelConfig:
     """Let a plugin translate `config.json`, and look at what neither it nor anybody else has read.
 
@@ -163,6 +167,7 @@ def translate(
         config_from_hf: The plugin's.
         hf: The parsed file, whose claims have been checked: `ModelFolder.check` does it.
         served: Keys that another plugin reads.
+        warns: Whether keys that nobody knows are logged: once for a start.
 
     Raises:
         ModelError: It cannot serve the config, or leaves out what changes the arithmetic; a number is none, or out of
@@ -178,7 +183,7 @@ def translate(
             f"config.json: {named}: this changes what the model computes, and the plugin for "
             f"{config.architecture} does not serve it"
         )
-    if unknown:
+    if unknown and warns:
         logger.warning(
             "config.json: nobody here knows %s; if it changes what the model computes, the output is wrong.",
             ", ".join(f"{key} = {_short(value)}" for key, value in unknown.items()),

@@ -13,14 +13,15 @@ from dovetail.checkpoint.formats import Formats, Stored
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.model import ConfigFacts
 from dovetail.model_files import object_if_there, read_object
 from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
-from dovetail.runtime.checkpoint.config_keys import TrackedConfig, made_by, translate
+from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.fit import check_fit
 from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
-from dovetail.runtime.checkpoint.weight_size import has_own_head, headers_of, stored_headers
+from dovetail.runtime.checkpoint.weight_size import HEAD, has_own_head, headers_of, stored_headers
 from dovetail.runtime.hf_config import architecture, config_of, modules_of, quant_method
 from dovetail.sdk.checkpoint import dense_numel
-from dovetail.sdk.config import dense_config
 
 logger = logging.getLogger(__name__)
 INT_BITS = 2
@@ -215,14 +216,29 @@ class ModelFolder:
         self.check()
         return self._as_held(translate(config_from_hf, self.config, served=served))
 
-    def plain_config(self) -> ModelConfig:
-        """Return the facts of an architecture that the usual keys describe whole, without its plugin.
+    def claimed_config(self, facts: type[ConfigFacts], served: Collection[str] = ()) -> ModelConfig:
+        """Let what needs no torch translate the config, and hold it against the tensors' headers; logs nothing.
+
+        Args:
+            facts: What a model's manifest names.
+            served: As of `model_config`.
 
         Raises:
-            ModelError: As `model_config`.
+            ModelError: As `model_config`, or tensors are missing, surplus or misshapen.
         """
         self.check()
-        return self._as_held(made_by(dense_config, TrackedConfig(self.config)))
+        config = translate(facts.config_from_hf, self.config, served=served, warns=False)
+        if self.headers is None or self._held is None:
+            return config
+        check_params(dense_numel(config), self._held)
+        if self.stored is None and not quant_method(self.config):
+            has_head = any(
+                HEAD.fullmatch(header.name) for header in self.headers
+            )  # one of its own is used, though tied
+            untied = replace(config, tie_word_embeddings=config.tie_word_embeddings and not has_head)
+            wanted = facts.tensors(untied, {header.name for header in self.headers})
+            check_fit(self.path, wanted, self.headers, facts.unneeded)
+        return config
 
     def _as_held(self, config: ModelConfig) -> ModelConfig:
         if self.headers is None or self._held is None:

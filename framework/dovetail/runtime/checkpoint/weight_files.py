@@ -51,8 +51,10 @@ def weight_files(folder: Path) -> WeightFiles:
                 f"{folder / INDEX} names files that are not there: {some(absent)}; download the checkpoint again"
             )
         note = f"{folder / INDEX} names files that are not there ({some(absent, 2)}): {WHOLE} is read; remove the index"
-    if is_there(whole):
-        return WeightFiles([whole], note=note)  # beside it may stand the same weights under their maker's own names
+    if is_there(whole):  # beside it may stand the same weights under their maker's own names: of these nothing is said
+        others = sorted(path.name for path in folder.glob("model*.safetensors") if path.name != WHOLE)
+        left = f"{folder}: {WHOLE} is read, and {some(others, 2)} beside it is not; remove what is too much"
+        return WeightFiles([whole], note=note or (left if others else ""))
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_model"))
     if not files:
         raise ModelError(_why_none(folder))

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from torch import Tensor
 
 from dovetail.contracts.checkpoint import TensorHeader
-from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import WeightRule
+from dovetail.runtime.checkpoint.fit import Account
 from dovetail.sdk.config import some
 from dovetail.sdk.layers.base import Layer, Slot
 
@@ -66,31 +66,6 @@ class Move:
                 else:
                     yield slot, of_expert if num == 1 else of_expert.narrow(0, start, width)
                 start += width
-
-
-@dataclass(slots=True)
-class Account:
-    """What does not fit."""
-
-    unexpected: list[str] = field(default_factory=list)
-    misshapen: list[str] = field(default_factory=list)
-    twice: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def check(self, folder: Path) -> None:
-        """Raise the one error that names all.
-
-        Raises:
-            ModelError: Something does not fit.
-        """
-        kinds = {"missing": self.missing, "unexpected": self.unexpected, "wrong shape or type": self.misshapen}
-        kinds["there twice"] = self.twice
-        parts = [f"{what}: {some(names)}" for what, names in kinds.items() if names]
-        if parts:
-            raise ModelError(
-                f"{folder}: the weights do not fit the model; {'; '.join(parts)}; does config.json belong to this "
-                "checkpoint?"
-            )
 
 
 def match_weights(

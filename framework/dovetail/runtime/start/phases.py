@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-from dovetail.contracts.errors import ConfigError
-
 logger = logging.getLogger(__name__)
 
 Phase = Literal["check", "load", "plan", "allocate", "compile", "probe", "capture"]
@@ -28,15 +26,12 @@ class Phases:
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Time a phase. What it raises gets a note that says so; see `described`."""
+        """Time a phase. What it raises gets a note that says so; see `described` and `said`."""
         began = time.perf_counter()
         try:
             yield
         except Exception as error:
-            if isinstance(error, ConfigError):  # its text is for the user, and says what to do
-                logger.debug("The start was refused in its phase %r.", name)
-            else:
-                error.add_note(f"in the start's phase {name!r}")
+            error.add_note(f"in the start's phase {name!r}")
             raise
         self.seconds[name] = time.perf_counter() - began
 

@@ -311,7 +311,8 @@ class ChatTemplate:
         try:
             return self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"{where}, line {error.lineno}: {error.message}") from error
+            reason = f"{where}, line {error.lineno}: {str(error.message).rstrip('.')}"
+            raise ModelError(f"{reason}; correct it, or give another with --chat-template") from error
         except (RecursionError, MemoryError, SyntaxError) as error:  # of Jinja's parser, or of Python's
             raise ModelError(f"{where}: it nests too deeply ({type(error).__name__})") from error
         except Exception as error:  # such as a name that Python's compiler does not take

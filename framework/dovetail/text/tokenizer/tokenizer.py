@@ -81,6 +81,7 @@ class Tokenizer:
     Attributes:
         vocab_size: Number of ids, added tokens included. A model's logits may be wider (padding).
         eos_token_ids: Ids that end a reply.
+        odd_ends: What the files say of ends and what cannot be, in sentences.
         added_tokens: Added tokens and their ids, special or not.
         special_ids: Ids that `skip_special_tokens` drops.
         special_tokens: `bos_token`, `eos_token`, … as templates read them; unset ones are absent.
@@ -115,6 +116,7 @@ class Tokenizer:
         self.chat_templates: Mapping[str, str] = files.chat_templates
         self.response_template = files.tokenizer_config.get("response_template")
         self.eos_token_ids = files.end_ids(backend.token_to_id)
+        self.odd_ends = files.odd_ends(backend.token_to_id)
         self.default_sampling = _default_sampling(files.generation_config)
         self.bytes_table = _Bytes(backend, {token_id: token.content for token_id, token in added.items()})
         self.pieces: Mapping[int, str | None] = _Pieces(self.bytes_table)

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     except PluginError as error:
         print(f"problem      {error}")
         return 1
-    summary = (inspect.getdoc(loaded) or "").partition("\n")[0]
+    about = loaded.__doc__ or ""  # its own: `inspect.getdoc` would take that of the contract, which tells of no plugin
+    summary = inspect.cleandoc(about).partition("\n")[0]
     if summary and record.kind != "hooks":
         print(f"about        {summary}")
     _print_hooks(planned, loaded)
