@@ -67,6 +67,16 @@ def test_info_shows_everything_about_one_plugin(site: FakeSite, capsys: pytest.C
     ]
 
 
+def test_info_of_a_plugin_that_says_nothing_of_itself(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
+    """What its contract says is no description of it."""
+    source = (
+        "from dovetail.contracts import FormatSpec, ReasoningParser\n"
+        "class Parser(ReasoningParser):\n    def spec(self, *args):\n        return FormatSpec()\n"
+    )
+    site.add("plain", "1.0", {PARSERS: {"plain": "plain_parser:Parser"}}, {"plain_parser.py": source})
+    assert "about" not in run(capsys, "info", "plain")
+
+
 def test_info_of_what_is_broken_unknown_or_ambiguous(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
     """A plugin that cannot be imported says why; an unknown name lists the known; one name of two kinds asks."""
     add(site, before="1 / 0")

@@ -83,9 +83,10 @@ def _layer(config: ModelConfig, index: int, names: Collection[str]) -> Iterator[
         ("self_attn.", qkv, "qkv_proj", extra.get("qkv_bias")),
         ("mlp.", gates, "gate_up_proj", extra.get("mlp_bias")),
     ):
-        is_joined = f"model.layers.{index}.{place}{joined}.weight" in names
-        for name, rows in ({joined: sum(parts.values())} if is_joined else parts).items():
-            yield from _matrix(place + name, rows, hidden, bias)
+        for suffix, columns in (("weight", (hidden,)), *([("bias", ())] if bias else [])):
+            is_joined = f"model.layers.{index}.{place}{joined}.{suffix}" in names
+            for name, rows in ({joined: sum(parts.values())} if is_joined else parts).items():
+                yield f"{place}{name}.{suffix}", (rows, *columns)
     yield from _matrix("self_attn.o_proj", hidden, spec.num_qo_heads * spec.v_dim, extra.get("out_bias"))
     yield from _matrix("mlp.down_proj", hidden, inner, extra.get("mlp_bias"))
     for name in ("input_layernorm", "post_attention_layernorm"):

@@ -208,8 +208,8 @@ def named_first(names: Any) -> str | None:
 
 def no_texts(reason: str) -> dict[str, Any]:
     """Return what `texts_of` does where nothing can be read."""
-    template = {"from": None, "names": [], "content_format": None, "thinking": {}}
-    unknown = {"name": None, "why": reason, "scores": []}
+    template: dict[str, Any] = {"from": None, "names": [], "content_format": None, "thinking": {}}
+    unknown: dict[str, Any] = {"name": None, "why": reason, "scores": []}
     return {"chat_template": template, "read_off_the_template": {}, **dict.fromkeys(KINDS, unknown)}
 
 

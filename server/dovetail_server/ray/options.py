@@ -13,12 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dovetail.config_file import field_aliases
 from dovetail.contracts.errors import ConfigError
-<<<<<<< HEAD
-from dovetail_server.gateway.worker_settings import plain
-=======
 from dovetail.word_numbers import wanted
-from dovetail_server.gateway.division import plain
->>>>>>> 032ca7a7 (start: info, plan and serve judge a model folder as one)
+from dovetail_server.gateway.worker_settings import plain
 from dovetail_server.preflight import DEMO_NAME
 from dovetail_server.settings import ServeSettings
 
