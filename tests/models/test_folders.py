@@ -289,7 +289,7 @@ TOLD: dict[str, tuple[Edit, str]] = {
     ),
     "a tokenizer without a model": (
         put(TOKENIZER, {}),
-        r"tokenizer\.json: not a tokenizer\.json that this version reads",
+        r"tokenizer\.json: is no tokenizer: it has no `model`; download it again",
     ),
     "tiktoken's file": (
         both(drop(TOKENIZER), put("qwen.tiktoken", b"AA== 0")),

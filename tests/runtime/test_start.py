@@ -81,8 +81,9 @@ def test_a_failure_names_its_phase(phase: str, folder: Path, monkeypatch: pytest
 def test_a_refusal_names_its_phase() -> None:
     """Beside its text, which tells the user what to do, and stays."""
     phases = Phases()
-    with pytest.raises(ConfigError, match=r"^give another$") as caught, phases.phase("load"):
+    with pytest.raises(ConfigError) as caught, phases.phase("load"):
         raise ConfigError("give another")
+    assert str(caught.value) == "give another"
     assert said(caught.value) == "give another (in the start's phase 'load')"
     assert not phases.seconds
 

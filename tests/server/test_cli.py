@@ -141,13 +141,13 @@ def test_peers_names_and_spellings_are_accepted() -> None:
         (["--max-logprobs", "2.5"], ["--max-logprobs '2.5': give a whole number from -1 to 1,048,576"]),
         (["--port"], ["--port", "expected one argument"]),
         (["--dtype", "int8"], ["--dtype 'int8'", "bfloat16"]),
-        (["--drain-timeout", "nan"], ["--drain-timeout 'nan'", "finite"]),
+        (["--drain-timeout", "nan"], ["--drain-timeout 'nan'", "give a number from 0 to 86,400"]),
         (["a", "b"], ["one model path", "'b'"]),
         (["a", "--model", "b"], ["--model", "same setting"]),
         (["--model", "a", "--model-path", "b"], ["--model", "--model-path", "same setting"]),
         (["--max-num-seqs", "1", "--max-running-requests", "2"], ["same setting"]),
         (["--pp-size", "2"], ["--pp-size", "--data-parallel-size"]),
-        (["--gpu-memory-utilization=1.5"], ["--gpu-memory-utilization '1.5'", "less than or equal to 1"]),
+        (["--gpu-memory-utilization=1.5"], ["--gpu-memory-utilization '1.5'", "give a number above 0 and 1 at most"]),
         (["--api-key", ""], ["--api-key: is empty"]),  # the server asked for no key
         (["--api-key", " , "], ["--api-key: is empty"]),
         (["--served-model-name", ""], ["--served-model-name ['']: is empty"]),
@@ -225,7 +225,7 @@ def test_startup_mistakes_exit_2_with_one_line(
         (str(good), "--attention-backend", "flashy"): ["flashy", "torch_native"],
         (str(good), "--plugin", "nope"): ["nope"],
         (str(good), "--chat-template", "/nope.jinja"): ["--chat-template", "no such file"],
-        (str(good), "--host", "nowhere.invalid"): ["--host 'nowhere.invalid'"],
+        (str(MODEL_DIR), "--host", "nowhere.invalid"): ["--host 'nowhere.invalid'"],
         (str(good), "--tokenizer-path", "/nope"): ["--tokenizer-path"],
         ("--served-model-name", "x", str(good)): ["put the model path first"],
     }
@@ -265,15 +265,13 @@ def test_what_metadata_rules_out_starts_no_process(tmp_path: Path, flag: str, na
     assert said in done.stderr
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """The port is taken before anything heavy starts, and a taken one is reported with the fix."""
-    good = write_model(tmp_path / "good")
-    (good / "model.safetensors").write_bytes(NO_TENSORS)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        code, line = run(capsys, str(good), "--port", str(port))
+        code, line = run(capsys, str(MODEL_DIR), "--port", str(port))
     assert code == 2
     assert f"--port {port}: already in use" in line
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         Stream,
     )
     from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-    from dovetail.contracts.model import CausalLM, Classifier, ModelPlugin, SelfLoading, WeightRule
+    from dovetail.contracts.model import CausalLM, Classifier, ConfigFacts, ModelPlugin, SelfLoading, WeightRule
     from dovetail.contracts.needs import AttentionCaps, Needs
     from dovetail.contracts.observers import (
         CacheEvent,
@@ -153,6 +153,7 @@ __all__ = [
     "CompiledGrammar",
     "ConfigDraft",
     "ConfigError",
+    "ConfigFacts",
     "Configurable",
     "ContentDelta",
     "Conversion",
@@ -352,6 +353,7 @@ _HOME = {
     "LogitsRows": "logits",
     "CausalLM": "model",
     "Classifier": "model",
+    "ConfigFacts": "model",
     "ModelPlugin": "model",
     "SelfLoading": "model",
     "WeightRule": "model",
