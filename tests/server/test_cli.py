@@ -13,6 +13,7 @@ import pytest
 from server_tiny import NO_TENSORS, write_model
 
 from dovetail.contracts.errors import ConfigError, RequestError
+from dovetail.demo import MODEL_DIR
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.prepare import check_model
 from dovetail_server import preflight
