@@ -142,7 +142,9 @@ def judge(settings: PluginSettings, *, text: bool) -> Judged:
     try:
         found = examine(settings, text=text)
         config = model_config(found.model, found.registry.resolve("model", found.plan.of_kind("model")[0].qualified))
-        read_as(found, config, config.dtype, "cpu" if check_device(found.registry, settings.device) == "cpu" else "cuda")
+        read_as(
+            found, config, config.dtype, "cpu" if check_device(found.registry, settings.device) == "cpu" else "cuda"
+        )
     except (ConfigError, RequestError) as error:
         refused = error
     try:
