@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dovetail.demo as dovetail_demo
 from dovetail_server.cli import main as dovetail
@@ -27,6 +28,9 @@ def test_info_shows_the_choice_and_its_reason(capsys: pytest.CaptureFixture[str]
     facts = json.loads(capsys.readouterr().out)
     assert facts["reasoning_parser"]["name"] == facts["tool_parser"]["name"] == "glm45"
     assert facts["chat_template"]["thinking"]["no switch"] == "thinks at once"
+    if not torch.cuda.is_available():
+        assert "kernels            cpu: mask_logits" in shown
+        assert (facts["kernels"]["mask_logits"], facts["kernels"]["rms_norm"]) == ("cpu", "plain")
 
 
 def test_info_says_who_serves_and_what_is_kept(

@@ -48,6 +48,7 @@ class KernelSetConformance(Conformance):
 
     Attributes:
         dtypes: Those that operations are asked for.
+        ops: Operations to try; all of the table if empty.
         dims: Widths by letter, to try beside those of the kit: those that the set is made for.
         many_rows: Further numbers of rows for the first claimed place of each operation.
         device: Where kernels run; "" for CUDA where there is a device, else the CPU.
@@ -56,6 +57,7 @@ class KernelSetConformance(Conformance):
 
     kind = "kernels"
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
+    ops: ClassVar[Sequence[str]] = ()
     dims: ClassVar[Mapping[str, Sequence[int]]] = {}
     many_rows: ClassVar[Sequence[int]] = MANY_ROWS
     device: ClassVar[str] = ""
@@ -73,7 +75,7 @@ class KernelSetConformance(Conformance):
 
     def asks(self, *, invariant: bool = False) -> Iterator[Ask]:
         """Yield every question of the kit: all operations, dtypes, widths and options."""
-        for op, row in OPS.items():
+        for op, row in ((name, OPS[name]) for name in self.ops or OPS):
             widths = [(*self.dims.get(letter, ()), *DIMS[letter]) for letter in row.dims]
             options = [OPTIONS[name] for name in row.options if name != "dtype"]
             for dtype, dims, given in itertools.product(
@@ -88,7 +90,9 @@ class KernelSetConformance(Conformance):
         """Return every operation that the set claims, made as an engine makes it."""
         if "_places" not in vars(type(self)):
             type(self)._places = list(self._made())
-        check(bool(self._places), f"it claims no operation on {self.view().kind}; asked were {', '.join(OPS)}")
+        check(
+            bool(self._places), f"it claims no operation on {self.view().kind}; asked were {', '.join(self.ops or OPS)}"
+        )
         return self._places
 
     _places: ClassVar[list[Place]]

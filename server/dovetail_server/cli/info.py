@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from dovetail.contracts.config import ModelConfig
     from dovetail.plugin_settings import PluginSettings
+    from dovetail.plugins.plan import PluginPlan
     from dovetail.processing.prepare import Preparation
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.text.chat.template import ChatTemplate
@@ -168,7 +169,8 @@ def lack_of_weights(folder: Path) -> str | None:
     return None
 
 
-NOBODY: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None, "tasks": [], "cache": []}
+NOBODY: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None}
+NOBODY |= {"tasks": [], "cache": [], "kernels": {}}
 
 
 def served_as(judged: Judged, model: ModelFolder, template: str) -> dict[str, Any]:
@@ -198,8 +200,30 @@ def served_as(judged: Judged, model: ModelFolder, template: str) -> dict[str, An
     embeds = Embedder.of_folder(model, facts.pool).is_declared and not answers
     tasks = list(Tasks.of(facts, None, embeds=embeds, answers=answers).possible)
     sizes = {"num_params": dense_numel(facts), "vocab_size": facts.vocab_size}
-    served_by = judged.found.plan.of_kind("model")[0].qualified
-    return {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache}
+    plan = judged.found.plan
+    served_by, kernels = plan.of_kind("model")[0].qualified, kernels_of(plan, facts)
+    return {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache, "kernels": kernels}
+
+
+def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
+    """Say which kernel set would serve which operation at widths of the model; sets answer without a device."""
+    from dovetail.contracts.device import DeviceView, is_interpreted
+    from dovetail.contracts.kernels import OPS, Claim, make_ask
+    from dovetail.plugins.loader import import_planned
+    from dovetail.runtime.device.devices import likely_device
+
+    view = DeviceView(likely_device(plan).kind, is_interpreted=is_interpreted())
+    hidden, dim = facts.hidden_size, facts.layers[0].qk_dim if facts.layers else facts.hidden_size
+    widths = dict.fromkeys("HNKRF", hidden) | {"D": dim, "V": facts.vocab_size}
+    options = {"act": "silu_and_mul", "dtype": facts.dtype}
+    sets = [(planned.name, import_planned(planned)()) for planned in plan.of_kind("kernels")]
+    served = {}
+    for op, row in OPS.items():
+        dims = {letter: widths[letter] for letter in row.dims} | ({"F": 1} if op == "rotations" else {})
+        ask = make_ask(op, view, facts.dtype, dims, {name: options[name] for name in row.options})
+        claims = (name for name, one in sets if view.kind in one.devices and isinstance(one.serves(ask), Claim))
+        served[op] = next(claims, "plain")
+    return served
 
 
 def named_first(names: Any) -> str | None:
@@ -315,6 +339,9 @@ def table(facts: dict[str, Any]) -> str:
     ]
     if facts["served_by"] is not None and not facts["cache"]:
         lines.append("cache              nothing is kept: prompts are computed whole")
+    if served := facts["kernels"]:
+        by_set = {name: [op for op in served if served[op] == name] for name in dict.fromkeys(served.values())}
+        lines += [f"kernels            {name}: {', '.join(ops)}" for name, ops in by_set.items()]
     if facts["tasks"]:
         lines.append(f"for                {', '.join(facts['tasks'])}")
     lines.append(f"tokenizer          {describe_tokenizer(facts['tokenizer'])}")
