@@ -510,6 +510,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+@pytest.fixture
+def cuda_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start on CUDA leaves behind: the class that answers for such a device, which need not be there."""
+    from dovetail.runtime.device import devices
+    from dovetail_backends.devices.cuda import CudaDevice
+
+    monkeypatch.setitem(devices.CLASSES, "cuda", CudaDevice)
+
+
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """Undo what a command that a test ran in this process did to Dovetail's logger: its streams end with the test."""

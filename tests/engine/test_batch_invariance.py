@@ -164,6 +164,7 @@ def test_a_product_takes_blocks_of_rows(rows: int, dtype: torch.dtype) -> None:
     assert all(torch.equal(invariant.linear(x[i : i + 1], weight, bias)[0], got[i]) for i in range(rows))
 
 
+@pytest.mark.usefixtures("cuda_taken")
 def test_what_cannot_is_refused_by_name(tmp_path: Path) -> None:
     """A model, a quantisation, a device and an attention backend that do not say that they can, before weights."""
     folder = make_model(tmp_path / "gemma", "Gemma2ForCausalLM")

@@ -316,6 +316,7 @@ def test_a_grammar_that_raises_for_a_token_ends_its_request(
     assert ["a bug of a grammar" in finish.message for finish in ended] == [True]
 
 
+@pytest.mark.usefixtures("cuda_taken")
 def test_a_lost_device_is_fatal(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device cannot even be waited for, the error is passed on: no step could be computed."""
 
@@ -367,7 +368,7 @@ def test_plans_say_what_they_write(model: Path) -> None:
 
 
 WRITES = {
-    "row changes": ("dovetail.runtime.device.device_state", "write_changes"),
+    "row changes": ("", "_write_changes"),  # of the state, which has bound it
     "row changes on their way": ("dovetail.runtime.device.device_state", "to_device"),
     "stop ids": ("dovetail.runtime.device.row_params.RowParams", "_set_stop_ids"),
     "biases": ("dovetail.runtime.device.row_params.RowParams", "_set_bias"),
@@ -400,7 +401,9 @@ def test_a_write_that_fails_once_leaves_nothing_behind(
     want = served_whole(model)
     core = start(model, overlap)
     where, name = WRITES[write]
-    owner = resolve_name(where.replace(".RowParams", ":RowParams").replace(".DeviceState", ":DeviceState"))
+    runner: Any = core.executor.runner  # type: ignore[attr-defined]
+    path = where.replace(".RowParams", ":RowParams").replace(".DeviceState", ":DeviceState")
+    owner = resolve_name(path) if path else runner.state
     inner, fails = getattr(owner, name), calls(number)
     seen: list[bool] = []
 

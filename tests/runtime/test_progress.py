@@ -59,7 +59,7 @@ class Event:
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> deque[Event]:
+def events(monkeypatch: pytest.MonkeyPatch, cuda_taken: None) -> deque[Event]:
     """What is recorded, of a device that is not there."""
     Event.made.clear()
     monkeypatch.setattr(torch.cuda, "Event", Event)

@@ -58,6 +58,7 @@ def test_on_cpu_it_says_that_there_is_nothing(is_asked: bool, tmp_path: Path, ca
     assert core.executor.runner.capture_queue.is_complete  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("cuda_taken")
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_the_key_of_the_cache_is_the_same(is_asked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Who waits finds the kernels of who does not: the setting is no fact of theirs."""

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.runtime.attention import backends
 from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.device import devices
 from dovetail.runtime.kernels import ahead
 from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
+from dovetail_backends.devices.cuda import CudaDevice
 from dovetail_server.cli import main, warm
 from dovetail_testing.models import make_model
 
@@ -21,7 +22,7 @@ from dovetail_testing.models import make_model
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command believes that there is a GPU; the engine, in its own process, starts on the CPU."""
-    monkeypatch.setattr(backends, "kind_of", lambda name: "cuda")
+    monkeypatch.setattr(devices, "choose", lambda found: CudaDevice)
 
 
 def test_on_a_cpu_there_is_nothing_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +92,7 @@ def fingerprint(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
     return found[0]
 
 
+@pytest.mark.usefixtures("cuda_taken")
 def test_what_launches_the_same_kernels_is_warmed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An image is warmed with dummy weights; where weights are quantised, these decide what is launched."""
     folder = str(make_model(tmp_path / "plain", "LlamaForCausalLM"))
