@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dovetail.contracts.errors import DovetailError, EngineDeadError, RequestError, brief
+from dovetail.contracts.errors import DovetailError, EngineDeadError, PluginError, RequestError, brief
 from dovetail.contracts.replies import Failure
 from dovetail.grammar.spec.refusals import LATER, OWNER_FULL
 from dovetail.messages import OUT_OF_MEMORY, POISON
@@ -84,7 +84,7 @@ def starting() -> ServiceError:
     )
 
 
-DRAINING = "draining"
+DRAINING, PLUGIN_FAILED = "draining", "plugin_failed"
 
 
 def draining() -> ServiceError:
@@ -159,6 +159,9 @@ def describe(error: BaseException) -> tuple[int, ErrorDetail, dict[str, str]]:
     if isinstance(error, EngineDeadError):
         text = "the engine is gone; the server's log says why"
         return 503, ErrorDetail(message=text, type="server_error", code="engine_dead"), {"retry-after": "5"}
+    if isinstance(error, PluginError):
+        logger.error("request failed: %s", error, exc_info=error.__cause__)
+        return 500, ErrorDetail(message=str(error), type="server_error", code=PLUGIN_FAILED), {}
     incident = uuid.uuid4().hex[:12]
     logger.error("request failed, error id %s", incident, exc_info=error)
     text = f"internal error {incident}; the server's log has the details under this id"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.apis.loaded import apis_of, of_packages
+from dovetail_server.apis.loaded import apis_of, of_batches
 from dovetail_server.batches.model import ENDPOINTS, endpoint_of
 from dovetail_server.batches.service import BatchService
 from dovetail_server.hooks import ApiHooks
@@ -41,7 +41,7 @@ async def run_file(prepared: Preparation[ServeSettings], source: Path, target: P
     """
     settings, plan = prepared.settings, prepared.plan
     apis = apis_of(plan)
-    endpoint = endpoint_of_file(source, of_packages(apis))
+    endpoint = endpoint_of_file(source, of_batches(apis))
     with tempfile.TemporaryDirectory(prefix=".dovetail-", dir=target.absolute().parent) as folder:
         changes: dict[str, Any] = {"file_storage_path": Path(folder), "database_url": None}
         if settings.max_batch_requests is None:

@@ -14,7 +14,7 @@ from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import State
 from dovetail.supervisor import Supervisor
 from dovetail_server.apis.guarded import Guarded
-from dovetail_server.apis.loaded import of_packages
+from dovetail_server.apis.loaded import of_packages, owners_of
 from dovetail_server.apis.responses.last import Memory
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.apis.watch import WATCH
@@ -50,8 +50,7 @@ class ServerState(ReadingContext):
         self.apis = apis
         """Those whose routes generate here."""
         self.routes = of_packages(apis)
-        if any(isinstance(api, Guarded) for api in apis):
-            WATCH.start()
+        self.owners = owners_of(apis)
         self.metrics = Metrics(
             settings.metrics_style,
             self.served_names[0],
@@ -80,6 +79,8 @@ class ServerState(ReadingContext):
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
         super().ready_with(text)
+        if any(isinstance(api, Guarded) for api in self.apis):
+            WATCH.start()
         self.metrics.cache = (self.info.page_size, self.info.max_total_tokens)
 
     def close_children(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,11 +18,20 @@ from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling
 from dovetail_testing import FakeSite
 
-NAMES = Names(prompt="ask", limit="most", renamed={"messages": "ask", "temperature": "heat"})
+STALLS: dict[str, Callable[[], Any]] = {
+    "slow": lambda: time.sleep(0.5),
+    "sleep": lambda: time.sleep(600),
+    "match": lambda: re.match("(a+)+$", "a" * 60 + "b"),
+    "loop": lambda: sum(1 for _ in itertools.count()),
+}
+"""What a `read` may do with a body that it was not written for."""
+NAMES = Names(prompt="ask", limit="most", renamed={"temperature": "heat"})
 
 
 def read(body: JsonObject) -> Request:
     """Make a request of a body."""
+    if "stall" in body:
+        STALLS[body["stall"]]()
     ask = body.get("ask")
     if not isinstance(ask, str):
         raise RequestError("ask must be a text", param="ask", code="invalid_type")
@@ -32,6 +44,11 @@ def read(body: JsonObject) -> Request:
         template_kwargs={"enable_thinking": False},
         names=NAMES,
     )
+
+
+def flow(body: JsonObject) -> Request:
+    """As `read`, for a route that streams."""
+    return read(body | {"flow": True})
 
 
 def line(value: Any) -> bytes:
@@ -77,6 +94,7 @@ class Acme(Api):
         return (
             Route(name="acme_say", path="/acme/say", about=about, read=read, writer=Says),
             Route(name="acme_tell", path="/acme/tell", about=about, read=read, writer=Says, place="any"),
+            Route(name="acme_flow", path="/acme/flow", about=about, read=flow, writer=Says, only_streams=True),
             View(name="acme_show", path="/acme/show", about="Show the models.", show=show),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace as replace_route
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,6 +112,12 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     (None, {"cache_salt": "\ud800"}),
     (None, {"grammar": {"json_schema": {"const": "\ud800"}}}),
     ("grammar", {"grammar": []}),
+    ("grammar", {"grammar": {"zork": 1}}),
+    ("candidates", {"candidates": 1, "n": 3}),
+    ("candidates", {"candidates": 3, "stream": True}),
+    ("metadata", {"keeps": {str(n): "a" for n in range(20)}}),
+    ("metadata", {"keeps": {"a": "b" * 513}}),
+    ("metadata", {"keeps": {"a" * 65: "b"}}),
     ("rid", {"rid": "a\nb"}),
     ("prompt", {"cut": Cut(most=-2)}),
     ("prompt", {"prompts": []}),
@@ -133,7 +141,7 @@ def api() -> Loose:
 
 @pytest.fixture
 def served(api: Loose, make_harness: Callable[..., Harness]) -> Harness:
-    return make_harness(apis=(*BUILT_IN, api))
+    return make_harness(apis=(*BUILT_IN, Guarded(api, WHO, routes_of(api))))
 
 
 def test_what_no_request_may_have_is_refused(api: Loose, served: Harness) -> None:
@@ -163,14 +171,14 @@ def test_a_right_request_stays_as_it_is() -> None:
             reply={"a": [1, {"b": None}]},
         ),
     ):
-        assert checked([request]) == [request]
+        assert checked(request, "read()") == [request]
 
 
 def test_an_object_of_a_client_may_hold_whole_numbers_of_any_length() -> None:
     """JSON Schemas do, in grammars and in tools; they are passed on, not copied."""
     schema = {"type": "integer", "maximum": 1 << 70}
     tools = Tools(tools=[{"function": {"name": "f", "parameters": schema}}])
-    (made,) = checked([replace(ONE, grammar={"json_schema": schema}, tools=tools)])
+    (made,) = checked([replace(ONE, grammar={"json_schema": schema}, tools=tools)], "read()")
     assert made.grammar["json_schema"] is schema
     assert made.tools == tools
 
@@ -187,19 +195,57 @@ def test_bounds_are_those_of_the_http_api() -> None:
             assert (number["minimum"], number["maximum"]) == OF_REQUEST[name]
 
 
-def test_what_is_no_request_is_this_servers_error(
+STRANGE: list[tuple[Any, str]] = [
+    *[
+        (made, f"returned {made!r}; possible: a Request, or a list of them")
+        for made in (None, [], "abc", {"a": 1}, [None])
+    ],
+    ([ONE, None], "possible: a Request, or a list of them"),
+    ((ONE,), "possible: a Request, or a list of them"),
+    (replace(ONE, reply={"a": object()}), "an object in reply (Encoding objects of type object is unsupported)"),
+    (replace(ONE, grammar={"regex": {1, object()}}), "an object in grammar"),
+    (replace(ONE, names=None), "whose names is None; possible: a Names"),  # type: ignore[arg-type]
+    (replace(ONE, names={"prompt": "a"}), "whose names is {'prompt': 'a'}"),  # type: ignore[arg-type]
+    (replace(ONE, names=Names(prompt=5)), "Expected `str`, got `int` - at `$.prompt`"),  # type: ignore[arg-type]
+    (replace(ONE, names=Names(renamed=None)), "at `$.renamed`"),  # type: ignore[arg-type]
+    (replace(ONE, names=Names(renamed={"a": 5})), "at `$.renamed[...]`"),  # type: ignore[dict-item]
+    (replace(ONE, sampling=None), "whose sampling is None; possible: a Sampling"),  # type: ignore[arg-type]
+    (replace(ONE, tools=[]), "whose tools is []; possible: a Tools, or None"),  # type: ignore[arg-type]
+    (replace(ONE, cut=5), "whose cut is 5; possible: a Cut, or None"),  # type: ignore[arg-type]
+    (replace(ONE, prompts="abc"), "whose prompts is 'abc'; possible: a list of Chat, Text and Ids"),  # type: ignore[arg-type]
+    (replace(ONE, prompts=["abc"]), "whose prompts is ['abc']"),  # type: ignore[list-item]
+    (replace(ONE, dropped=None), "whose dropped is None; possible: a list of Dropped"),  # type: ignore[arg-type]
+    (replace(ONE, dropped=["web"]), "whose dropped is ['web']"),  # type: ignore[list-item]
+]
+
+
+def test_what_is_no_request_is_told_by_package_field_and_what_is_possible(
     api: Loose, served: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reader that returns something else gets 500 with an id, and the log says what it was."""
+    """A reader that returns something else gets a 500 that says what it was, and so does the log."""
     api.status = 500
-    for made in (None, [], {"prompts": []}, [None], [ONE, None], (ONE,), replace(ONE, reply={"a": object()})):
+    for made, why in STRANGE:
         api.made = made
         caplog.clear()
         with caplog.at_level(logging.ERROR, "dovetail.server"):
-            assert served.post("/loose/say", {}).status_code == 500
-        assert "possible: a Request" in caplog.text or "object" in caplog.text, made
+            reply = served.post("/loose/say", {})
+        assert reply.status_code == 500
+        text = reply.json()["loose"]
+        assert text.startswith(f"{WHO}: /loose/say: read() returned "), text
+        assert why in text
+        assert "; possible: " in text
+        assert why in caplog.text
     api.made = ONE
     assert served.post("/loose/say", {}).status_code == 200
+
+
+def test_prompts_of_a_body_want_some_things_alike(api: Loose, served: Harness) -> None:
+    """Only the first request's model, stream and metadata could be used, so that others are refused by name."""
+    api.status = 400
+    for name, value in {"stream": True, "model": "tiny-too", "keeps": {}}.items():
+        api.made = [ONE, replace(ONE, **{name: value})]
+        reply = served.post("/loose/say", {})
+        assert (reply.status_code, reply.json()["param"]) == (400, name)
 
 
 def test_prompts_have_identifiers_of_their_own(api: Loose, served: Harness) -> None:
@@ -221,7 +267,7 @@ def test_an_error_reaches_the_client_whatever_its_api_does(
     with caplog.at_level(logging.ERROR, "dovetail.server"):
         reply = served.post("/loose/say", {})
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
-    assert "Loose.failed()" in caplog.text
+    assert f"{WHO}.failed()" in caplog.text
 
 
 def test_a_refusal_has_the_status_of_an_error() -> None:
@@ -370,8 +416,43 @@ def exits() -> bytes:
     raise SystemExit(3)
 
 
+def interrupts() -> bytes:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, StopIteration, StopAsyncIteration, GeneratorExit]
+)
+def test_what_would_end_more_than_a_request_is_told(error: type[BaseException], guarded: Harness) -> None:
+    """An exception for processes, tasks and loops ends none of them, and no request is left without an answer."""
+
+    def ends() -> bytes:
+        raise error
+
+    Odd.odd["whole"] = ends
+    reply = guarded.post("/loose/say", {})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "plugin_failed")
+    text = f"{WHO}: /loose/say: Odd.whole() raised {error.__name__}; possible: RequestError for what is not served"
+    assert reply.json()["error"]["message"] == text
+
+
+def test_a_route_that_only_streams_has_requests_that_do(strange: Strange, make_harness: Callable[..., Harness]) -> None:
+    """A whole reply there is the package's fault, which the error names."""
+    [route] = [replace_route(route, only_streams=True) for route in strange.routes()]
+    served = make_harness(apis=(*BUILT_IN, Guarded(strange, WHO, [route])))
+    assert served.post("/loose/say", {"stream": True}).status_code == 200
+    assert "whose stream is False; possible: True" in served.post("/loose/say", {}).json()["error"]["message"]
+
+
+def test_a_writer_may_give_its_bytes_in_any_form(guarded: Harness) -> None:
+    """A buffer that it wrote into, or a view of one."""
+    for made in (bytearray(b"[1]"), memoryview(b"[1]")):
+        Odd.odd["whole"] = lambda made=made: made
+        assert guarded.post("/loose/say", {}).json() == [1]
+
+
 @pytest.mark.parametrize("name", ["open", "step", "close", "whole"])
-@pytest.mark.parametrize("made", [lambda: "text", lambda: None, raises, exits])
+@pytest.mark.parametrize("made", [lambda: "text", lambda: None, raises, exits, interrupts])
 def test_a_reply_that_is_no_bytes_ends_with_an_error(
     name: str, made: Any, guarded: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -383,7 +464,8 @@ def test_a_reply_that_is_no_bytes_ends_with_an_error(
     if name in ("step", "whole", "open"):
         assert reply.status_code == 500
     else:
-        assert reply.text.endswith('log has the details under this id"\n\n')
+        told = ("log has the details under this id", "possible: bytes", "possible: RequestError for what is not served")
+        assert reply.text.endswith(tuple(f'{end}"\n\n' for end in told))
     Odd.odd.clear()
     assert guarded.post("/loose/say", {}).status_code == 200
     assert guarded.state.num_live == 0
@@ -416,7 +498,8 @@ def test_names_that_are_no_regular_expression_are_told(
     strange.made = replace(ONE, names=Names(renamed={"a(": "b"}))
     with caplog.at_level(logging.ERROR, "dovetail.server"):
         assert guarded.post("/loose/say", {}).status_code == 500
-    assert f"{WHO}: /loose/say: Names.renamed has 'a(', which is no regular expression" in caplog.text
+    assert f"{WHO}: /loose/say: read() returned a Request whose names are Names(" in caplog.text
+    assert "missing ), unterminated subpattern" in caplog.text
 
 
 def for_ever() -> Any:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,30 @@ def test_a_large_body_is_read_in_another_process(served: Served) -> None:
     assert (too_long.status_code, too_long.json()["at"]) == (400, "ask")
 
 
+@pytest.mark.parametrize("stall", ["slow", "sleep", "match", "loop"])
+def test_a_slow_read_stops_no_other_route(served: Served, stall: str) -> None:
+    """It goes on in another process, and is ended after its time by an error that names the package."""
+    waits = []
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        slow = pool.submit(served.post, SAY, {"ask": ASK, "stall": stall, **COLD})
+        while not slow.done():
+            asked = time.monotonic()
+            assert served.get("/livez").status_code == 200
+            waits.append(time.monotonic() - asked)
+            time.sleep(0.01)
+    assert max(waits) < 1.0
+    assert time.monotonic() - began < 20
+    reply = slow.result()
+    if stall == "slow":
+        assert "Paris" in reply.json()["said"]
+    else:
+        assert (reply.status_code, reply.json()["code"]) == (500, "plugin_failed")
+        assert reply.json()["oops"].startswith("api 'acme' of acme ")
+        assert "/acme/say: read() did not end within 3 s and was ended" in reply.json()["oops"]
+    assert served.post(SAY, {"ask": ASK, **COLD}).status_code == 200
+
+
 def test_a_key_is_asked_for_in_its_words(served: Served) -> None:
     """Without one it is 401, and the error has the API's form and the request's identifier."""
     for path in (SAY, "/acme/nothing"):
@@ -133,8 +158,10 @@ def check_lines(results: dict[str, dict[str, Any]]) -> None:
     """Hold the results of `batch_lines` against what they are."""
     assert results["0"]["response"]["status_code"] == 200
     assert "Paris" in results["0"]["response"]["body"]["said"]
-    told = {name: results[name]["response"]["body"]["error"]["param"] for name in "123"}
-    assert told == {"1": "ask", "2": "heat", "3": "stream"}
+    refused = {name: results[name]["response"] for name in "123"}
+    assert {reply["status_code"] for reply in refused.values()} == {400}
+    assert {name: reply["body"]["at"] for name, reply in refused.items()} == {"1": "ask", "2": "heat", "3": "stream"}
+    assert refused["1"]["body"].keys() == {"oops", "at", "code", "id"}
 
 
 def test_a_batch_runs_it(served: Served) -> None:
@@ -159,6 +186,11 @@ def test_a_batch_runs_it(served: Served) -> None:
     assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
     unknown = served.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/x", "completion_window": "24h"})
     assert SAY in unknown.json()["error"]["message"]
+    flows = {"input_file_id": file["id"], "endpoint": "/acme/flow", "completion_window": "24h"}
+    refused = served.post("/v1/batches", flows)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "endpoint")
+    assert SAY in refused.json()["error"]["message"]
+    assert lines_of(served.post("/acme/flow", {"ask": ASK, **COLD}))[-1]["over"]
 
 
 def run_batch(folder: Path, *flags: str) -> None:

@@ -50,6 +50,7 @@ class Route:
         is_named_by_client: A reply has the identifier that the client gave the request, if it gave one.
         place: Where a gateway sends it: `prefix`, to the worker that knows the beginning of its prompt, or `any`.
         may_list: A whole reply may be a list of replies.
+        only_streams: Every reply is a stream: `read` gives requests with `stream` only, and no batch runs the route.
         renders_list: `…/render` gives a list, as there may be several prompts.
         tag: The section of the OpenAPI document. Names of models for one API (`--served-model-name openai=…`) are those
             of a tag, too, so that only OpenAI's routes have `openai`.
@@ -68,6 +69,7 @@ class Route:
     place: Placing = "prefix"
     may_list: bool = False
     renders_list: bool = False
+    only_streams: bool = False
     tag: str = "plugins"
 
     def requests(self, body: Any) -> list[Request]:

@@ -1,20 +1,35 @@
 """What an API's `read` makes of a body, held against the types and bounds of a `Request`: nothing else goes further.
 
-The adapters of built-in APIs have checked their bodies, and name their own fields. One of a package may let pass what a
-client sent: `limit: 1.5` or `n: 10**9` would fail in the engine's process, where others' requests run.
+The adapters of built-in APIs have checked their bodies, and name their own fields: theirs are not looked at again. One
+of a package may let pass what a client sent: `limit: 1.5` or `n: 10**9` would fail in the engine's process, where
+others' requests run. That is the client's fault, a `RequestError`; a part of another type the package's, a
+`PluginError`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
+from reprlib import repr as short
 from typing import Any, Required, TypedDict
 
 import msgspec
 from msgspec.structs import asdict, replace
 
-from dovetail.contracts.errors import RequestError
-from dovetail.contracts.requests import Chat, JsonObject, Names, Prompt, Request, Sampling, Tools
+from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.requests import (
+    Chat,
+    Cut,
+    Dropped,
+    JsonObject,
+    Names,
+    Prompt,
+    Request,
+    Sampling,
+    Tools,
+)
+from dovetail.grammar.spec.fields import NAMES as GRAMMARS
 from dovetail.processing.bounds import (
     BOUNDS,
     MAX_ALLOWED_IDS,
@@ -78,6 +93,20 @@ OF_REQUEST: Mapping[str, tuple[float, float]] = {
 OF_SAMPLING = {name: BOUNDS[name] for name in Sampling.__struct_fields__ if name in BOUNDS}
 LENGTHS = {"stop_token_ids": MAX_STOP_IDS, "allowed_token_ids": MAX_ALLOWED_IDS, "bad_words": MAX_BAD_WORDS}
 MAX_BIAS = 1e9
+MAX_KEPT, MAX_KEY, MAX_VALUE = 16, 64, 512
+"""Metadata of a stored reply, and characters of its names and values."""
+PARTS: Mapping[str, tuple[Any, str]] = {
+    "sampling": (Sampling, "a Sampling"),
+    "names": (Names, "a Names"),
+    "tools": (Tools | None, "a Tools, or None"),
+    "cut": (Cut | None, "a Cut, or None"),
+    "prompts": (list, "a list of Chat, Text and Ids"),
+    "dropped": (list, "a list of Dropped"),
+}
+"""Fields that a package makes, with what they may be."""
+ENTRIES: Mapping[str, Any] = {"prompts": Prompt, "dropped": Dropped}
+ALIKE = ("model", "stream", "keeps")
+"""Fields that several requests of one body have in common."""
 OBJECTS = ("grammar", "template_kwargs", "reply")
 """Fields whose values may be anything that JSON can say."""
 _PLAIN = Sampling()
@@ -85,28 +114,72 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 
 
-def checked(given: list[Request]) -> list[Request]:
+def checked(given: Any, what: str) -> list[Request]:
     """Return requests as another process would get them: of plain values, each of its type and within its bounds.
 
     Args:
-        given: What `Route.requests` returned.
+        given: What an API's `read` returned.
+        what: That function, its route and package, for messages.
 
     Raises:
         RequestError: It names the field, as the API calls it.
-        TypeError: They are no requests, or have what is no data: the package is at fault.
+        PluginError: They are no requests, or have what is no data: it names package and field.
     """
+    requests = given if isinstance(given, list) else [given]
+    if not requests or not all(isinstance(request, Request) for request in requests):
+        raise PluginError(f"{what} returned {short(given)}; possible: a Request, or a list of them")
     made = []
-    for request in given:
-        if not isinstance(request, Request):
-            break
+    for request in requests:
+        _check_parts(request, what)
         try:
             made.append(_checked(request))
         except RequestError:
             with fields_named(request.names.renamed):
                 raise
-    if not isinstance(given, list) or not made or len(made) < len(given):
-        raise TypeError(f"an API's read returned {type(given).__name__}; possible: a Request, or a list of them")
+        except TypeError as error:
+            raise PluginError(f"{what} returned a Request with {_strange(request, error)}") from None
+    for name in ALIKE:
+        if any(getattr(one, name) != getattr(made[0], name) for one in made):
+            text = f"the prompts of one body are to have one {name}; send what differs on its own"
+            raise wrong(text, name)
     return made
+
+
+def _check_parts(request: Request, what: str) -> None:
+    """Refuse what nothing of a request could be read of.
+
+    Raises:
+        PluginError: It names the field, what it is, and what it may be.
+    """
+    for name, (kind, possible) in PARTS.items():
+        value = getattr(request, name)
+        entries = value if isinstance(value, list) and name in ENTRIES else ()
+        if not isinstance(value, kind) or not all(isinstance(entry, ENTRIES[name]) for entry in entries):
+            raise PluginError(f"{what} returned a Request whose {name} is {short(value)}; possible: {possible}")
+    try:
+        names = msgspec.convert(asdict(request.names), Names, strict=True)
+        for pattern in names.renamed:
+            _compiled(pattern)
+    except (msgspec.ValidationError, re.error) as error:
+        text = f"{what} returned a Request whose names are {short(request.names)}: {error}; possible: texts, and in"
+        raise PluginError(f"{text} renamed texts by regular expressions") from None
+
+
+@lru_cache(256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _strange(request: Request, error: TypeError) -> str:
+    """Return which field holds what is no data."""
+    for name in request.__struct_fields__:
+        try:
+            msgspec.json.encode(getattr(request, name))
+        except TypeError as found:
+            return f"an object in {name} ({found}); possible: plain values, which JSON can say"
+        except (ValueError, OverflowError, RecursionError):
+            continue
+    return f"what is no data ({error}); possible: plain values"
 
 
 def _checked(request: Request) -> Request:
@@ -133,6 +206,17 @@ def _checked(request: Request) -> Request:
     if request.sampling != _PLAIN:
         _check_numbers(request.sampling, OF_SAMPLING, made.names)
         _check_sampling(request.sampling)
+    if 0 < request.candidates < request.n:
+        text = f"candidates must be 0 or at least n, of which it is what they are chosen from; not {request.candidates}"
+        raise wrong(f"{text} with n {request.n}", "candidates")
+    if request.stream and request.candidates > request.n:
+        raise wrong("candidates above n cannot be streamed; leave out one of them", "candidates")
+    if unknown := [name for name in request.grammar if name not in GRAMMARS]:
+        raise wrong(f"grammar has {short(unknown[0])}; possible: {', '.join(GRAMMARS)}", "grammar")
+    if made.keeps is not None:
+        _check_length(made.keeps, MAX_KEPT, "metadata")
+        if any(len(key) > MAX_KEY or len(value) > MAX_VALUE for key, value in made.keeps.items()):
+            raise wrong(f"metadata may have names of {MAX_KEY} and values of {MAX_VALUE} characters", "metadata")
     _check_length(made.named_ids, MAX_NAMED_IDS, made.names.named_ids)
     _check_length(made.cache_salt, MAX_SALT, "cache_salt", "characters")
     if made.rid is not None and RID.fullmatch(made.rid) is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -37,6 +38,8 @@ from dovetail.text.parsing.stream import OutputStream
 from dovetail.text.tokenizer.fill_in import Infill
 
 _NAMES = Names()
+MESSAGES = "messages"
+"""What refusals call a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +216,15 @@ class Preparation:
         return without_oldest(lambda messages: self._attempt(chat, messages, keeps), chat.messages)
 
     def _chat_tokens(self, chat: Chat, messages: list[dict[str, Any]], *, keeps: bool = False) -> tuple[list[int], str]:
-        return chat_prompt(
-            self._processor,
-            replace(chat, messages=messages),
-            tools=() if self.tools is None else self.tools.tools,
-            template_kwargs=self.template_kwargs,
-            keeps=keeps,
-        )
+        name = self.request.names.prompt
+        with nullcontext() if name == MESSAGES else fields_named({MESSAGES: name}):
+            return chat_prompt(
+                self._processor,
+                replace(chat, messages=messages),
+                tools=() if self.tools is None else self.tools.tools,
+                template_kwargs=self.template_kwargs,
+                keeps=keeps,
+            )
 
     def _attempt(self, chat: Chat, messages: list[dict[str, Any]], keeps: bool) -> Ids:
         whole, tail = self._chat_tokens(chat, messages, keeps=keeps)

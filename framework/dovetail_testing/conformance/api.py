@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dovetail.contracts.api import Api, Route, ServerFacts, View
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.replies import Failure
 from dovetail.contracts.requests import Request
 from dovetail.processing.apis import routes_of
@@ -334,7 +334,9 @@ def check_request(request: Request, what: str) -> None:
     same = json.loads(again) == json.loads(sent)
     check(same, f"{what} gives a request that is another once it was sent to another process")
     try:
-        checked([request])
+        checked([request], what)
+    except PluginError as error:
+        fail(str(error))
     except RequestError as error:
         fail(f"{what} gives what no request may have, and the core refuses ({error}); read must refuse it")
 

@@ -6,23 +6,25 @@ Readers and writers of built-in APIs are called directly; this costs their reque
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Sequence
+from asyncio import CancelledError
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from dovetail.contracts.api import Api, Route, View
+from dovetail.contracts.api import Api, Route, ServerFacts, View
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
-from dovetail.contracts.requests import Request
+from dovetail.contracts.requests import JsonObject, Request
+from dovetail.processing.checked import checked
 from dovetail_server.apis.watch import WATCH
 from dovetail_server.error_body import ErrorBody, ErrorDetail
 
 logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")
+ENDS = (SystemExit, KeyboardInterrupt, CancelledError, GeneratorExit, StopIteration, StopAsyncIteration)
+"""What ends a process, a task or a loop, were it to leave a package's code."""
 
 
 class Guarded(Api):
@@ -58,45 +60,45 @@ def called(what: str, call: Callable[..., T], *args: Any) -> T:
     """Call a package's code.
 
     Raises:
-        PluginError: It does not end, or ends the process.
+        PluginError: It does not end, or raises what would end more than its request.
         Exception: What it raises.
     """
     try:
         return WATCH.run(what, call, *args)
-    except SystemExit as error:
-        raise PluginError(
-            f"{what} called sys.exit({error.code!r}); raise RequestError for what is not served"
-        ) from None
+    except ENDS as error:
+        text = f"{what} raised {type(error).__name__}; possible: RequestError for what is not served"
+        raise PluginError(text) from error
 
 
 def _route(route: Route | View, where: str) -> Route | View:
     if isinstance(route, View):
-        return replace(route, show=lambda facts, body: called(f"{where}: show()", route.show, facts, body))
+        return replace(route, show=lambda facts, body: called(f"{where}: show()", _shown, where, route, facts, body))
     named = {"where": f"{where}: {route.writer.__qualname__}"}
     writer = type(route.writer.__name__, (_Checked, route.writer), named)
 
-    def read(body: Any) -> Request | list[Request]:
-        made = called(f"{where}: read()", route.read, body)
-        for request in made if isinstance(made, list) else (made,):
-            for pattern in request.names.renamed if isinstance(request, Request) else ():
-                check_pattern(where, pattern)
+    def read(body: Any) -> list[Request]:
+        made = checked(called(f"{where}: read()", route.read, body), f"{where}: read()")
+        if route.only_streams and not made[0].stream:
+            text = f"{where}: read() returned a Request whose stream is False; possible: True (only_streams)"
+            raise PluginError(text)
         return made
 
     return replace(route, read=read, writer=writer)
 
 
-@lru_cache(256)
-def check_pattern(where: str, pattern: str) -> None:
-    """Refuse what refusals could not be worded with.
+def _shown(where: str, view: View, facts: ServerFacts, body: JsonObject) -> Any:
+    """Return what a view shows, as JSON.
 
     Raises:
-        PluginError: It is no regular expression.
+        PluginError: It is no object, or none of plain values.
     """
+    made = view.show(facts, body)
+    if not isinstance(made, Mapping):
+        raise PluginError(f"{where}: show() returned {type(made).__name__}; possible: a dict of plain values")
     try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        text = f"{where}: Names.renamed has {pattern!r}, which is no regular expression ({error}); correct it"
-        raise PluginError(text) from None
+        return msgspec.Raw(msgspec.json.encode(made))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PluginError(f"{where}: show() returned what JSON cannot say: {error}") from None
 
 
 class _Checked(Writer):
@@ -145,6 +147,8 @@ class _Checked(Writer):
 
 
 def _checked(what: str, made: Any) -> bytes:
+    if isinstance(made, bytearray | memoryview):
+        return bytes(made)
     if not isinstance(made, bytes):
         raise PluginError(f"{what} returned {type(made).__name__}; possible: bytes")
     return made

@@ -68,6 +68,17 @@ def of_packages(apis: Sequence[Api]) -> dict[str, Route]:
     return {route.path: route for route in generating(apis) if route.path not in own}
 
 
+def of_batches(apis: Sequence[Api]) -> dict[str, Route]:
+    """Return those of them that have whole replies, which is what batches write."""
+    return {path: route for path, route in of_packages(apis).items() if not route.only_streams}
+
+
+def owners_of(apis: Sequence[Api]) -> dict[str, Api]:
+    """Return who tells of the errors of the routes that `of_packages` returns, by path, where that is an API."""
+    owned = [(path, api) for api in apis for path in api.owns]
+    return {route: api for route in of_packages(apis) for path, api in owned if is_below(route, path)}
+
+
 def named_apis(settings: PluginSettings) -> list[Api]:
     """Return the APIs that settings name, for a process that has no other plugins.
 

@@ -23,6 +23,7 @@ from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.apis.score import serve as score
 from dovetail_server.apis.score.schema import ScoreRequest
+from dovetail_server.apis.watch import WATCH
 from dovetail_server.batches.result import Result, Usage, decode_head, refusal, result_line
 from dovetail_server.http.auth import CALLER
 from dovetail_server.reading import responses as response_bodies
@@ -73,13 +74,13 @@ async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: by
     try:
         reply = await prepare(state, endpoint, raw)
     except RequestError as error:
-        return refusal(custom_id, error)
+        return refusal(custom_id, error, state.owners.get(endpoint))
     try:
         body, usage = await reply()
     except RequestError as error:
         if error.code == "request_aborted" and state.is_draining:
             raise errors.draining() from error  # cut off by the server's end: it is run again
-        return refusal(custom_id, error)
+        return refusal(custom_id, error, state.owners.get(endpoint))
     return Result(result_line(custom_id, 200, body), False, usage)
 
 
@@ -102,11 +103,11 @@ async def run_to_end(state: ReadingContext, endpoint: str, custom_id: str, raw: 
             if error.status != 429:
                 faults += 1
             if faults >= MAX_FAULTS:
-                return refusal(custom_id, error)
+                return refusal(custom_id, error, state.owners.get(endpoint))
         except Exception as error:
             faults += 1
             if faults >= MAX_FAULTS:
-                return refusal(custom_id, error)
+                return refusal(custom_id, error, state.owners.get(endpoint))
         await asyncio.sleep(BUSY_WAIT_S)
 
 
@@ -139,7 +140,8 @@ async def elsewhere(state: ReadingContext, task: tasks.Task[Any] | Route, raw: b
 
 async def prepare_generating(state: ReadingContext, route: Route, raw: bytes) -> Reply:
     """As `prepare`, for a route that generates."""
-    if not state.bodies.takes(len(raw)):
+    may_stall = route.path in state.routes and state.bodies.is_on and WATCH.is_timed_here()
+    if not may_stall and not state.bodies.takes(len(raw)):
         with suppress(InlineCostError):
             return await asyncio.to_thread(
                 lambda: reply_to(state, route, of_route(read_line(raw), route), is_rendered=False)

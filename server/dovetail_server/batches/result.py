@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from dataclasses import dataclass
 
 import msgspec
 
-from dovetail.contracts.replies import Tokens
+from dovetail.contracts.api import Api
+from dovetail.contracts.replies import Failure, Tokens
 from dovetail_server import errors
 from dovetail_server.error_body import ErrorBody
+from dovetail_server.http.api_errors import told
 from dovetail_server.http.json_lines import one_line
 
 
@@ -41,6 +44,7 @@ class ReplyHead(msgspec.Struct):
 
 decode_head = msgspec.json.Decoder(ReplyHead).decode
 encode = msgspec.json.encode
+logger = logging.getLogger("dovetail.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,15 @@ def lost_line(custom_id: str, code: str, message: str) -> bytes:
     return one_line(encode(line)) + b"\n"
 
 
-def refusal(custom_id: str, error: Exception) -> Result:
-    """Return the result of a line that was refused or that failed."""
+def refusal(custom_id: str, error: Exception, api: Api | None = None) -> Result:
+    """Return the result of a line that was refused or that failed, in the words of the API that owns its path."""
     status, detail, _ = errors.describe(error)
-    return Result(result_line(custom_id, status, encode(ErrorBody(detail))), True)
+    body = encode(ErrorBody(detail))
+    if api is not None:
+        failure = Failure(status, detail.message, detail.type, detail.param, detail.code)
+        try:
+            status, body = told(api, failure, None)
+        except Exception:
+            # A stranger's code, as of `ApiErrors`.
+            logger.exception("%s.failed() cannot tell of an error", api)
+    return Result(result_line(custom_id, status, body), True)

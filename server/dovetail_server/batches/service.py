@@ -46,7 +46,7 @@ class BatchService:
     def __init__(self, state: ReadingContext, layout: StoragePaths, database: Database) -> None:
         """Put the parts together; `start` sets them going."""
         settings = state.settings
-        self.routes = state.routes
+        self.routes = [path for path, route in state.routes.items() if not route.only_streams]
         self.layout = layout
         self.database = database
         self.owner = ProcessLease(layout)

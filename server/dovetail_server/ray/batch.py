@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.supervisor import Supervisor
-from dovetail_server.apis.loaded import named_apis, of_packages
+from dovetail_server.apis.loaded import named_apis, of_batches
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.model import endpoint_of
 from dovetail_server.batches.result import Result
@@ -64,7 +64,7 @@ def run_files(
     from tqdm import tqdm
 
     pairs = files_of(source, target)
-    others = of_packages(named_apis(settings))
+    others = of_batches(named_apis(settings))
     files = [BatchFile(one, out, look_through(one, settings.max_body_bytes, others)) for one, out in pairs]
     model = Model(settings, RayOptions.model_validate({}))
     nodes = cluster_nodes()

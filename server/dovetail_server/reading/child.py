@@ -27,6 +27,7 @@ from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.apis.parsing.serve import installed
 from dovetail_server.apis.responses.references import Answer
+from dovetail_server.apis.watch import WATCH
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
     LARGE,
@@ -105,6 +106,7 @@ class Worker:
         """Load."""
         self._text = Processor.of_start(start.processor)
         add_routes(apis_of(start.processor.setup.plan))
+        WATCH.start_timing()
         self._served = start.served
         self._num_threads = start.num_threads
         installed()

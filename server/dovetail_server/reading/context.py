@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dovetail.contracts.api import Route
+from dovetail.contracts.api import Api, Route
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
 from dovetail.text.tokenizer.threads import num_threads
@@ -41,6 +41,10 @@ class ReadingContext(ServingContext):
         """What `--unknown-fields warn` has left out of bodies."""
         self.routes: Mapping[str, Route] = {}
         """Those of packages' APIs that generate, by path."""
+        self.owners: Mapping[str, Api] = {}
+        """Of them, those whose errors have the words of their API."""
+        self.slow_until: dict[str, float] = {}
+        """Of them, those whose bodies another process reads until then, as `time.monotonic` counts."""
 
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from dovetail.contracts.api import Route
 from dovetail.contracts.requests import Ids, Request
 from dovetail.text.inline import InlineCostError
+from dovetail_server.apis.watch import WATCH
 from dovetail_server.reading.parse import of_route
 from dovetail_server.reading.request import IN_THREAD, elsewhere, not_beside_prompts, raw_body
 from dovetail_server.serving.job import Job, make_job
@@ -25,6 +27,10 @@ TEXT_BYTES = 2048
 IDS_BYTES = 1 << 15
 """The same where the prompt is a list of ids, which are only checked."""
 MAX_CHOICES = 8
+INLINE_S = 0.05
+"""A package's `read` may hold others up so long; then another process reads the body, …"""
+SLOW_S = 10.0
+"""… and all bodies of its route for so long."""
 
 
 async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
@@ -40,13 +46,18 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
     """
     raw = await raw_body(http)
     if not state.bodies.takes(len(raw)):
-        requests = of_route(raw, route) if len(raw) <= IN_THREAD else await asyncio.to_thread(of_route, raw, route)
-
-        def work() -> Job:
-            state.check_ready()
-            return make_job(state, route, requests)
-
         with suppress(InlineCostError):
+            if route.path in state.routes and WATCH.is_timed_here():
+                requests = of_package(state, route, raw)
+            elif len(raw) <= IN_THREAD and route.path not in state.routes:
+                requests = of_route(raw, route)
+            else:
+                requests = await asyncio.to_thread(of_route, raw, route)
+
+            def work() -> Job:
+                state.check_ready()
+                return make_job(state, route, requests)
+
             if is_quick(requests, len(raw)):
                 return work()
             return await cancel_on_disconnect(http, asyncio.to_thread(work))
@@ -58,6 +69,26 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
 
     with not_beside_prompts():
         return await cancel_on_disconnect(http, asyncio.to_thread(finish))
+
+
+def of_package(state: ReadingContext, route: Route, raw: bytes) -> list[Request]:
+    """Read a small body on a package's route, whose `read` takes microseconds, or any time of what a client sends.
+
+    Raises:
+        InlineCostError: It took too long here, or did so lately, and another process is there to read it.
+        RequestError: See `of_route`.
+    """
+    if state.bodies.is_on:
+        if len(raw) > IN_THREAD or time.monotonic() < state.slow_until.get(route.path, 0.0):
+            raise InlineCostError
+        WATCH.inline_s = INLINE_S
+    try:
+        return WATCH.run(f"reading a body of {route.path}", of_route, raw, route)
+    except InlineCostError:
+        state.slow_until[route.path] = time.monotonic() + SLOW_S
+        raise
+    finally:
+        WATCH.inline_s = 0.0
 
 
 def is_quick(requests: Sequence[Request], num_bytes: int) -> bool:

@@ -10,7 +10,6 @@ from pydantic_core import from_json
 from dovetail.contracts.api import Route
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Request
-from dovetail.processing.checked import checked
 from dovetail_server.apis.generate.schema import ANY_MODEL
 from dovetail_server.errors import from_validation, shortened
 from dovetail_server.reading.json_limits import MAX_OBJECTS, check_density
@@ -55,7 +54,7 @@ def of_route(raw: bytes, route: Route) -> list[Request]:
     Raises:
         RequestError: See `parse`; or the API does not serve what it asks for.
     """
-    return checked(route.requests(decoded(raw) if route.body is None else parse(raw, route.body)))
+    return route.requests(decoded(raw) if route.body is None else parse(raw, route.body))
 
 
 def validated(data: Any, model: type[M]) -> M:

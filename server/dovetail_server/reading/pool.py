@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import Answer
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors import PLUGIN_FAILED, ServiceError
 from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import LARGE, PARTS, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.schema.unknown import LEFT_OUT
@@ -118,6 +118,7 @@ class BodyPool:
 
         Raises:
             RequestError: The body is refused, or takes too much time or memory.
+            PluginError: A package's code failed on it, or did not end.
             ServiceError: Its process died, or could not be started.
         """
         cpu_s = self._cpu_s if len(raw) > LARGE else min(self._cpu_s, SMALL_CPU_S)
@@ -138,6 +139,8 @@ class BodyPool:
             left_out.add(outcome.left_out)
         if outcome.refusal is not None:
             refusal = outcome.refusal
+            if refusal.code == PLUGIN_FAILED:
+                raise PluginError(refusal.message)
             raise RequestError(refusal.message, param=refusal.param, code=refusal.code, status=refusal.status)
         if outcome.fault is not None:
             raise RuntimeError(f"reading a body failed:\n{outcome.fault}")

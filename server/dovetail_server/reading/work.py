@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.api import Route
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.panics import is_panic
-from dovetail.processing.checked import checked
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.apis.responses.references import Answer
 from dovetail_server.apis.responses.request import ReadItems
+from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.reading.parse import check_name, decoded, validated
 from dovetail_server.reading.tasks import TASKS, Call, RawTask
 from dovetail_server.reading.wire import Job, Outcome, Question, Refusal, too_costly
@@ -54,6 +54,8 @@ def do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, ask
     except RequestError as error:
         refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
         return Outcome(refusal=refusal)
+    except PluginError as error:
+        return Outcome(refusal=Refusal(message=str(error), param=None, code=PLUGIN_FAILED, status=500))
     except MemoryError as error:
         return Outcome(refusal=too_costly("memory", job.num_bytes, part_of(error)))
     except BaseException as error:
@@ -79,7 +81,7 @@ def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, as
     data: Any = decoded(read_line(take()) if job.is_line else take())
     if isinstance(task, Route):
         body = data if task.body is None else validated(data, task.body)
-        requests = checked(task.requests(body))
+        requests = task.requests(body)
         del data, body
         served.name(requests[0].model, task.tag)
         return Outcome.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
