@@ -163,9 +163,9 @@ class Watch:
         with self._lock:
             if self._calls.get(ident) is not call:
                 return
+            self._log(call, frame)
             call.num_ticks, call.num_ends = 0, call.num_ends + 1
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(_Ended))
-        self._log(call, frame)
 
 
 WATCH = Watch()
