@@ -10,6 +10,7 @@ import pytest
 from rank_engines import beside, make_core, said
 
 from dovetail.contracts.errors import ConfigError
+from dovetail.demo import MODEL_DIR
 from dovetail.runtime.memory.checks import check_settings
 from dovetail.settings import EngineSettings
 from dovetail_server.cli import plan
@@ -87,7 +88,17 @@ def test_a_rank_holds_what_is_planned(
     group: Any = core.executor
     held = group.local.runner.weight_bytes
     core.close()
-    flags = ["--device", "cpu", "--dtype", "float32", "--tp", "4", *(["--expert-parallel"] if is_whole else [])]
+    flags = [
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--tp",
+        "4",
+        "--tokenizer-path",
+        str(MODEL_DIR),
+        *(["--expert-parallel"] if is_whole else []),
+    ]
     assert plan.main([str(tmp_path), "--json", *flags]) == 0
     assert json.loads(capsys.readouterr().out)["weight_bytes"] == held
 

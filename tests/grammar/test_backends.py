@@ -29,6 +29,8 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.grammar.spec.route import Enforcement, Route, Router
+from dovetail.grammar.spec.unique.matcher import UniqueGrammar
+from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs, tell_unserved
 from dovetail.plugins import Registry, load, make_plan
@@ -112,7 +114,7 @@ def test_whatever_enforces_a_schema_says_so_truly(backends: Mapping[str, Grammar
     router = Router(backends)
     for schema, valid, invalid in CASES:
         route = router.route(json_spec(schema), "json_schema")
-        enforcement, ignored, grammar = first_way(route, backends)
+        enforcement, ignored, grammar = first_way(route, backends, small)
         leaks = [text for text in invalid if matches(grammar, small, text)]
         assert not leaks or enforcement != "full", schema
         if enforcement != "full":
@@ -121,7 +123,7 @@ def test_whatever_enforces_a_schema_says_so_truly(backends: Mapping[str, Grammar
 
 
 def first_way(
-    route: Route, backends: Mapping[str, GrammarBackend]
+    route: Route, backends: Mapping[str, GrammarBackend], vocabulary: Vocabulary
 ) -> tuple[Enforcement, tuple[str, ...], CompiledGrammar]:
     """Do what the engine does: the first way that compiles."""
     for way in route.ways:
@@ -130,7 +132,10 @@ def first_way(
             continue
         step, lost = found
         try:
-            return *way.with_left_out(lost), compiled(backends[step.backend], spec_of(step))
+            grammar = compiled(backends[step.backend], spec_of(step))
+            if step.unique:
+                grammar = UniqueGrammar(grammar, json.loads(step.unique), TokenTexts(vocabulary))
+            return *way.with_left_out(lost), grammar
         except RequestError:
             continue
     raise AssertionError("no way compiles")

@@ -80,7 +80,7 @@ def test_the_best_that_is_there_is_taken() -> None:
 def test_a_class_answers_for_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """For places of that type, with the index that `--devices` names."""
     monkeypatch.setattr(devices, "CLASSES", dict(CLASSES))
-    with pytest.raises(ConfigError, match="device 'meta': no start of this process has taken one; taken: cpu"):
+    with pytest.raises(ConfigError, match="device 'meta': no installed plugin computes on it; installed: cpu, cuda"):
         device_of(torch.device("meta"))
     place = take(Other, EngineSettings(model_path="demo", devices=[0]))
     assert place == torch.device("meta", 0)

@@ -115,14 +115,19 @@ def answer(cls: type[Device], type_of_place: str) -> None:
 
 @functools.cache
 def device_of(place: torch.device) -> Device:
-    """Return what answers for a device.
+    """Return what answers for a device: what a start took, else the installed plugin for that type of torch's.
 
     Raises:
         ConfigError: Nothing does.
     """
     found = CLASSES.get(place.type)
-    if found is None:
-        raise ConfigError(f"device {place.type!r}: no start of this process has taken one; taken: {', '.join(CLASSES)}")
+    if found is None:  # a tool or a test that starts no engine
+        registry = Registry.scan()
+        known = [import_planned(as_planned(record)) for record in registry.of_kind(KIND)]
+        found = next((cls for cls in known if cls.kind == place.type), None)
+        if found is None:
+            names = ", ".join(registry.names(KIND)) or "none"
+            raise ConfigError(f"device {place.type!r}: no installed plugin computes on it; installed: {names}")
     return found(place)
 
 
