@@ -272,7 +272,7 @@ def test_sigterm_ends_a_server_whose_task_does_not(tmp_path: Path) -> None:
     sys.path.insert(0, str(helpers))
     from server_tiny import NO_TENSORS, write_model
 
-    folder = write_model(tmp_path / "model")
+    folder = write_model(tmp_path / "model", architectures=["Cohere2ForCausalLM"])  # its plugin alone knows its facts
     (folder / "model.safetensors").write_bytes(NO_TENSORS)
     flags = ["serve", str(folder), "--port", "0", "--drain-timeout", "0"]
     command = [sys.executable, "-c", SERVED, str(helpers), *flags, "--file-storage-path", str(tmp_path / "storage")]

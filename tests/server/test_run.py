@@ -21,7 +21,7 @@ from dovetail_server.cli import serve
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = write_model(tmp_path / "model")
+    folder = write_model(tmp_path / "model", architectures=["Cohere2ForCausalLM"])  # its plugin alone knows its facts
     (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return folder
 
