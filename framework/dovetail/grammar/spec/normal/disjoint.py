@@ -13,7 +13,7 @@ MAX_LOOKS = 50_000
 """Schemas that are looked at to compare one document's options."""
 
 
-class Disjointness:
+class Disjoint:
     """Compares the schemas of one document."""
 
     def __init__(self, logic: Logic, finder: Finder) -> None:

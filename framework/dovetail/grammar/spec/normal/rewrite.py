@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.grammar.spec.normal import counts
-from dovetail.grammar.spec.normal.disjoint import Disjointness
+from dovetail.grammar.spec.normal.disjoint import Disjoint
 from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, is_closed, values_of
 from dovetail.grammar.spec.normal.names import Names
 from dovetail.grammar.spec.normal.nodes import Finder, Place, kinds_in_common, kinds_of
@@ -45,7 +45,7 @@ class Rewriter:
         self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {}, finder)
         owners = [place.rpartition("/")[0] for place in lost]
         self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
-        self._apart = Disjointness(self._logic, finder)
+        self._apart = Disjoint(self._logic, finder)
         self._evaluated = Reader(self._logic, self._is_lost)
         self._names = Names(self._logic, finder)
         self._num_searches = 0
