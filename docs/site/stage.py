@@ -115,7 +115,7 @@ def place_of(path: Path, places: dict[Path, str], root: Path) -> str | None:
     if path == root / "README.md":
         return ROOT_PAGES["README.md"]
     name = path.relative_to(root / "docs").as_posix() if path.is_relative_to(root / "docs") else ""
-    is_drawn = re.fullmatch(r"pictures/[\w-]+-\d+\.svg", name) is not None
+    is_drawn = re.fullmatch(r"(?:\w+/)?pictures/[\w-]+-\d+\.svg", name) is not None
     return name if name in GENERATED or is_drawn or path in files(root / "docs") else None
 
 
