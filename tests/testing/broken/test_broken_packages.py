@@ -6,13 +6,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from dovetail_testing import FakeSite, check_class, conformance_class
-
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""A fault leaves a process behind, whose object goes while a later test runs."""
 
 GROUP = "dovetail.reasoning_parsers.v1"
 
@@ -151,6 +149,16 @@ def tmp_path(place: Path) -> Path:
     shutil.rmtree(place)
     place.mkdir()
     return place
+
+
+@pytest.fixture(autouse=True)
+def reaped() -> Iterator[None]:
+    """End and reap the process that a fault leaves behind: other tests look at this process' children."""
+    yield
+    for child in psutil.Process().children():
+        if child.name() == "sleep":
+            child.kill()
+            child.wait()
 
 
 def install(site: FakeSite, files: dict[str, str]) -> None:
