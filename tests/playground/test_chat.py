@@ -29,7 +29,7 @@ def f(x):
 
 A [link](https://example.org) and &amp; an ![image](http://example.org/x.png).
 """
-SCHEMA = "[...document.querySelectorAll('.settings label')].find((one) => one.textContent === 'JSON schema').control"
+SCHEMA = "[...document.querySelectorAll('.settings label')].find((one) => one.textContent === 'JSON schema')?.control"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = '[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]'
 
@@ -173,12 +173,12 @@ def test_structured_output_and_its_report(screen: Screen, replying: Callable[[st
     page = screen.page
     page.get_by_label("Output").select_option("json_schema")
     schema = page.get_by_role("textbox", name="JSON schema")
-    screen.until(f"{SCHEMA}.value.includes('object')")
+    screen.until(f"{SCHEMA}?.value.includes('object')")
     schema.fill('{"type": "object",')
     page.get_by_text("The schema is not JSON").wait_for()
     schema.fill('{"type":"object","properties":{"a":{"type":"integer"}}}')
     page.get_by_role("button", name="Format JSON").click()
-    screen.until(f"{SCHEMA}.value.split('\\n').length > 4")
+    screen.until(f"{SCHEMA}?.value.split('\\n').length > 4")
     ends = {"backend": "llguidance", "enforcement": "full", "ignored": [], "valid": True}
     replying(stream(piece(content='{"a": 1}'), piece(finish="stop", structured_output=ends)))
     screen.ask("An object")
