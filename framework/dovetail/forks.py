@@ -39,7 +39,7 @@ class ForkStartError(Exception):
     """A template could not be started."""
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class PreloadedModules(msgspec.Struct, frozen=True):
     """What a template sends when it is ready, or cannot be."""
 
     error: str | None = None
@@ -97,7 +97,7 @@ class ForkServer:
         self._control.settimeout(START_TIMEOUT_S)
         try:
             send(self._control, start)
-            error = msgspec.msgpack.decode(receive(self._control), type=Loaded).error
+            error = msgspec.msgpack.decode(receive(self._control), type=PreloadedModules).error
         except (TimeoutError, GoneError) as gone:
             self.kill()
             raise ForkStartError(f"it did not start (exit code {self._process.returncode}): {gone}") from None
@@ -289,7 +289,7 @@ def serve_forks(control: socket.socket, serve: Callable[[socket.socket], None]) 
         serve: A copy's part: one job. The copy ends when it returns.
     """
     try:
-        send(control, Loaded())
+        send(control, PreloadedModules())
         while True:
             _, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not fds:

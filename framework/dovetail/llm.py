@@ -32,7 +32,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
 from dovetail.llm_prompts import Prompt, prompt_ids
-from dovetail.llm_requests import Job, OfflineRequests
+from dovetail.llm_requests import OfflineRequest, OfflineRequests
 from dovetail.llm_types import Classification, Embedding, Ranked, Reply, SamplingParams, Score
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import load
@@ -475,7 +475,7 @@ class LLM(OutlinesModel):
                 ended.wait(CANCEL_S)
             raise
 
-    async def _run(self, jobs: list[Job], *, use_tqdm: bool) -> list[Reply]:
+    async def _run(self, jobs: list[OfflineRequest], *, use_tqdm: bool) -> list[Reply]:
         return await _together([self._one(job) for job in jobs], "Generating", use_tqdm=use_tqdm)
 
     async def _deltas(self, submit: messages.Submit) -> AsyncGenerator[messages.TokenDelta, None]:
@@ -490,7 +490,7 @@ class LLM(OutlinesModel):
                     return
             await asyncio.sleep(RETRY_S)
 
-    async def _one(self, job: Job) -> Reply:
+    async def _one(self, job: OfflineRequest) -> Reply:
         logprobs: list[messages.TokenLogprob] = []
         prompt_logprobs: list[messages.TokenLogprob] | None = None
         cached, step = 0, None

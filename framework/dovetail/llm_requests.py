@@ -32,7 +32,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class OfflineRequest:
     """One engine request and the stream that reads its reply."""
 
     prompt_index: int
@@ -62,7 +62,7 @@ class OfflineRequests:
             raise RequestError(f"{len(params)} sampling parameters for {num} prompts; give one, or one per prompt")
         return params
 
-    def continued(self, index: int, ids: list[int], params: SamplingParams) -> list[Job]:
+    def continued(self, index: int, ids: list[int], params: SamplingParams) -> list[OfflineRequest]:
         """Make the jobs that continue a prompt.
 
         Raises:
@@ -72,7 +72,7 @@ class OfflineRequests:
             self.check_ids(ids)
             return self._jobs(index, _asked(params, Request(prompts=[Ids(ids=ids)])))
 
-    def answered(self, index: int, chat: Request, params: SamplingParams) -> list[Job]:
+    def answered(self, index: int, chat: Request, params: SamplingParams) -> list[OfflineRequest]:
         """Make the jobs that answer a conversation, one of `conversations`.
 
         Raises:
@@ -120,7 +120,7 @@ class OfflineRequests:
             for m in many
         ]
 
-    def pooled(self, index: int, ids: list[int], pool: messages.Pool) -> Job:
+    def pooled(self, index: int, ids: list[int], pool: messages.Pool) -> OfflineRequest:
         """Make the job that asks for a prompt's hidden states.
 
         Raises:
@@ -133,10 +133,12 @@ class OfflineRequests:
                 raise wrong(f"it has {len(ids)} tokens; possible are 1 to {limits.context_len}", "prompt")
         return self.compared(index, TextIds(ids), pool, POOLING)
 
-    def compared(self, index: int, text: TextIds, pool: messages.Pool | None, params: messages.SamplingParams) -> Job:
+    def compared(
+        self, index: int, text: TextIds, pool: messages.Pool | None, params: messages.SamplingParams
+    ) -> OfflineRequest:
         """Make the job of a prompt that `read_pairs` has made and checked."""
         submit = messages.Submit(rid=self._rid(), prompt_ids=text.ids, params=params, pool=pool, second=text.second)
-        return Job(index, submit, OutputStream(self._processor.tokenizer))
+        return OfflineRequest(index, submit, OutputStream(self._processor.tokenizer))
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Refuse an empty prompt, and ids outside the vocabulary.
@@ -148,13 +150,15 @@ class OfflineRequests:
             raise wrong("it is empty; give at least one token", "prompt")
         check_token_ids(ids, self._processor.limits.vocab_size, "prompt")
 
-    def _jobs(self, index: int, request: Request) -> list[Job]:
+    def _jobs(self, index: int, request: Request) -> list[OfflineRequest]:
         preparation = Preparation(self._processor, request)
         [prompt] = preparation.prompts
         prepared = preparation.ready(prompt)
         route = prepared.constraints.route
         return [
-            Job(index, prepared.submit(self._rid(), prompt.ids, choice), prepared.output(self._processor), route)
+            OfflineRequest(
+                index, prepared.submit(self._rid(), prompt.ids, choice), prepared.output(self._processor), route
+            )
             for choice in range(request.n)
         ]
 

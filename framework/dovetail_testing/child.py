@@ -68,14 +68,14 @@ class ChildReport(msgspec.Struct):
 def run_child(plan: PluginPlan, role: str) -> ChildReport:
     """List and load the plan's first plugin in fresh processes."""
     (planned,) = plan.plugins
-    job = Job(plan.encode(), role, dict(os.environ))
+    job = ForkTask(plan.encode(), role, dict(os.environ))
     told = _ask((), job, ChildReport())
     if told.error is None:
         told = _ask(_core_of(planned.kind), job, told)
     return told
 
 
-class Start(msgspec.Struct, frozen=True):
+class ForkStart(msgspec.Struct, frozen=True):
     """What a process that is forked for jobs gets first.
 
     Attributes:
@@ -87,7 +87,7 @@ class Start(msgspec.Struct, frozen=True):
     modules: tuple[str, ...]
 
 
-class Job(msgspec.Struct, frozen=True):
+class ForkTask(msgspec.Struct, frozen=True):
     """What one fork does: with the encoded plan and the process's role, in this environment."""
 
     plan: bytes
@@ -115,7 +115,7 @@ def _server(modules: tuple[str, ...]) -> ForkServer:
         if server is not None:
             server.kill()
         server = ForkServer(__name__, {"PYTHONPATH": os.pathsep.join(path)})
-        server.load(Start(path, modules))
+        server.load(ForkStart(path, modules))
         _servers[modules] = path, server
     return server
 
@@ -126,7 +126,7 @@ def _end_servers() -> None:
         _servers.popitem()[1][1].kill()
 
 
-def _ask(modules: tuple[str, ...], job: Job, report: ChildReport) -> ChildReport:
+def _ask(modules: tuple[str, ...], job: ForkTask, report: ChildReport) -> ChildReport:
     """Have a fork of a process with these modules do the job; what it adds to the report."""
     try:
         with _server(modules).fork() as channel:
@@ -144,7 +144,7 @@ def main() -> int:
     heavy = [name for name in HEAVY if name in sys.modules]
     gc.disable()  # a fork imports, says what it saw, and ends
     control = control_of(sys.argv[1:])
-    start = msgspec.msgpack.decode(receive(control), type=Start)
+    start = msgspec.msgpack.decode(receive(control), type=ForkStart)
     sys.path[:] = start.path
     before = {name for name in HEAVY if name in sys.modules}
     for name in start.modules:
@@ -157,7 +157,7 @@ def main() -> int:
 
 def _watch(heavy: list[str], core: list[str] | None, channel: socket.socket) -> None:
     """Do one job in a fork of this fork, and tell how that one ended."""
-    job = msgspec.msgpack.decode(receive(channel), type=Job)
+    job = msgspec.msgpack.decode(receive(channel), type=ForkTask)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         if (pid := os.fork()) == 0:
@@ -182,7 +182,7 @@ def _text_from(descriptor: int, start: int) -> str:
     return os.pread(descriptor, os.fstat(descriptor).st_size - start, start).decode(errors="replace")
 
 
-def _begin(job: Job, output: int, errors: int) -> None:
+def _begin(job: ForkTask, output: int, errors: int) -> None:
     """Be as a process that has just started in the asker's environment."""
     os.dup2(output, 1)
     os.dup2(errors, 2)
@@ -205,7 +205,7 @@ def _wait(pid: int) -> str | None:
     return None if code == 0 else f"the process ended with exit code {code}"
 
 
-def _work(job: Job, heavy: list[str], core: list[str] | None) -> ChildReport:
+def _work(job: ForkTask, heavy: list[str], core: list[str] | None) -> ChildReport:
     report = job.report
     plan = PluginPlan.decode(job.plan)
     (planned,) = plan.plugins

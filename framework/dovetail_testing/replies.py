@@ -27,7 +27,7 @@ class ReplyBytes(BytesTokenizer):
 
 
 @dataclass(slots=True)
-class Call:
+class ReplyCall:
     """A tool call as far as it has come."""
 
     id: str
@@ -60,7 +60,7 @@ class FakeChoice:
     num_reasoning: int = 0
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
-    tool_calls: list[Call] = field(default_factory=list)
+    tool_calls: list[ReplyCall] = field(default_factory=list)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -93,7 +93,7 @@ class FakeChoice:
                 self.reasoning = (self.reasoning or "") + event.text
                 self.num_reasoning += event.num_tokens
             case ToolStart():
-                self.tool_calls.append(Call(event.id, event.name))
+                self.tool_calls.append(ReplyCall(event.id, event.name))
             case ToolArgs():
                 self.tool_calls[event.index].arguments += event.json
 

@@ -34,7 +34,7 @@ _TEST_FILE = "from dovetail_testing.run import pending\n\nTestPlugin = pending({
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseResult:
     """What became of one test: `passed`, `failed`, `skipped` or `xfailed`; `message` says why."""
 
     test: str
@@ -47,7 +47,7 @@ class Outcome:
 class Report:
     """The outcome of every test of a class, in order."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CaseResult] = field(default_factory=list)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -161,7 +161,7 @@ def check_class(cls: type[Conformance], select: str = "") -> Report:
     del _pending[module]
     sys.modules.pop(module, None)
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        recorder.report.outcomes.append(Outcome("collection", "", "failed", output.getvalue().strip()))
+        recorder.report.outcomes.append(CaseResult("collection", "", "failed", output.getvalue().strip()))
     return recorder.report
 
 
@@ -187,7 +187,7 @@ class _Recorder:
         claim += f" {name[bracket:]}" if claim and bracket >= 0 else ""
         xfail = getattr(report, "wasxfail", None)
         state = "xfailed" if xfail is not None else report.outcome
-        self.report.outcomes.append(Outcome(name, claim, state, xfail if xfail is not None else _message(report)))
+        self.report.outcomes.append(CaseResult(name, claim, state, xfail if xfail is not None else _message(report)))
 
 
 def _message(report: pytest.TestReport) -> str:

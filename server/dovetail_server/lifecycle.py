@@ -127,7 +127,7 @@ class HttpServer(ForcedServer):
             await asyncio.sleep(0.02)
 
 
-class Served(Protocol):
+class ServedModels(Protocol):
     """What uvicorn's configuration depends on."""
 
     @property
@@ -148,7 +148,7 @@ def websockets() -> Any:
     return BoundedWebSocket
 
 
-def uvicorn_options(app: ASGIApp, state: Served) -> uvicorn.Config:
+def uvicorn_options(app: ASGIApp, state: ServedModels) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     settings = state.settings
     password = settings.ssl_keyfile_password

@@ -24,12 +24,12 @@ from dovetail_server.state import ServerState
 from dovetail_server.storage.disk import copy, write_whole
 
 if TYPE_CHECKING:
-    from dovetail.processing.prepare import Preparation
+    from dovetail.processing.prepare import StartPreparation
 
 POLL_S = 0.1
 
 
-async def run_file(prepared: Preparation[ServeSettings], source: Path, target: Path, shows_progress: bool) -> int:
+async def run_file(prepared: StartPreparation[ServeSettings], source: Path, target: Path, shows_progress: bool) -> int:
     """Answer the requests of `source` and write the replies to `target`, in order.
 
     Returns:
@@ -136,7 +136,7 @@ def write_results(service: BatchService, batch: Batch, source: Path, target: Pat
     write_whole(target, target.with_name(f".{target.name}.tmp"), merged())
 
 
-class Named(msgspec.Struct):
+class NamedModel(msgspec.Struct):
     """The part of a result that says whose it is."""
 
     custom_id: str
@@ -148,4 +148,4 @@ def open_lines(service: BatchService, file_id: str | None) -> Iterator[tuple[str
         return
     with service.layout.file(file_id).open("rb") as file:
         for raw in file:
-            yield msgspec.json.decode(raw, type=Named).custom_id, raw
+            yield msgspec.json.decode(raw, type=NamedModel).custom_id, raw

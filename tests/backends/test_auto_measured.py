@@ -20,7 +20,7 @@ from dovetail.plugins.plan import PluginPlan
 from dovetail.runtime.attention.backends import Chosen, choose_backends
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import HybridBackend
-from dovetail.runtime.attention.measure import STEPS, Figures, Measuring, Step, World
+from dovetail.runtime.attention.measure import STEPS, Figures, Measuring, TrialStep, World
 from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
 from dovetail_backends.torch_native import TorchNativeBackend
@@ -339,7 +339,7 @@ def test_the_steps_are_those_of_real_layers(changes: dict[str, Any], monkeypatch
         run()
         return 1.0
 
-    steps = Step(1, 40, 1), Step(5, 33, 1), Step(1, 0, 40)
+    steps = TrialStep(1, 40, 1), TrialStep(5, 33, 1), TrialStep(1, 0, 40)
     monkeypatch.setattr("dovetail.runtime.attention.measure.MAX_REPEATS", 1)
     monkeypatch.setattr("dovetail.runtime.attention.measure.STEPS", steps)
     for step in steps:
@@ -366,7 +366,7 @@ def test_one_that_computes_something_else_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However fast it is, a candidate whose results are not the default's serves nothing, and the log says so."""
-    steps = (Step(1, 40, 1), Step(4, 33, 1), Step(1, 0, 40))
+    steps = (TrialStep(1, 40, 1), TrialStep(4, 33, 1), TrialStep(1, 0, 40))
     monkeypatch.setattr("dovetail.runtime.attention.measure.STEPS", steps)
     monkeypatch.setattr("dovetail.runtime.attention.measure.ALIKE_STEPS", steps[1:])
     measuring = Measuring(lambda run, is_captured: 1.0)

@@ -17,7 +17,7 @@ from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_ten
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.sdk.layers.packed import PackedLinear
 from dovetail.sdk.layers.plain import PLAIN
-from dovetail_testing.conformance.quantization import CPU, BuildContext, Holder
+from dovetail_testing.conformance.quantization import CPU, BuildContext, ModuleHolder
 
 HERE = Path(__file__).parent / "golden"
 GOLDEN = load_file(HERE / "quantised.safetensors") | load_file(HERE / "packed.safetensors")
@@ -74,7 +74,7 @@ def test_what_a_tool_wrote_is_read_as_it_reads_it(way: str, tmp_path: Path) -> N
     factory = plugin(CONFIGS[way], Stored(stored_tensors(rules, read.headers))).factory(PLAIN)
     with torch.inference_mode():
         ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory)
-        holder = Holder(ctx, lambda at: at.linear("m", want.shape[1], want.shape[0]))
+        holder = ModuleHolder(ctx, lambda at: at.linear("m", want.shape[1], want.shape[0]))
         load_weights(holder, rules, read)
         got = holder.m(torch.eye(want.shape[1])).T
     assert isinstance(holder.m, PackedLinear) == (way in PACKED)

@@ -12,7 +12,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
-from dovetail.text.detection.candidates import Vocabulary
+from dovetail.text.detection.candidates import CandidateVocabulary
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail_testing.parsers import BytesTokenizer
 
@@ -60,4 +60,4 @@ def test_the_manifest_says_what_the_class_declares(key: tuple[str, str]) -> None
 def test_whatever_a_folder_lists_as_added_tokens_is_looked_at(listed: Any) -> None:
     """`auto` comes before the tokenizer is read, which refuses what it cannot use."""
     files: Any = SimpleNamespace(tokenizer_config={"added_tokens_decoder": listed})
-    assert Vocabulary(files).added_tokens == ({"<a>": 5} if listed == {"5": {"content": "<a>"}} else {})
+    assert CandidateVocabulary(files).added_tokens == ({"<a>": 5} if listed == {"5": {"content": "<a>"}} else {})

@@ -31,7 +31,7 @@ MAX_WAITING = 256
 """And most that do as their requests wait for another's pages."""
 
 
-class Answer(Enum):
+class AdmissionAnswer(Enum):
     """What became of a request that was to be admitted."""
 
     ADMITTED = auto()
@@ -166,28 +166,28 @@ class Admission:
             else:
                 owners.take(owner)
                 answer = self._admit_of(owner, orders)
-                if answer is Answer.ADMITTED:
+                if answer is AdmissionAnswer.ADMITTED:
                     owners.put_back(owner)
                     most = None if most is None else most - 1
                     may_admit = most != 0
                 else:
                     passed.append(owner)
-                    num = MAX_WAITING if answer is Answer.LATER else MAX_PASSED
-                    may_admit = len(passed) < num and (answer is Answer.LATER or not self._has_free_row)
+                    num = MAX_WAITING if answer is AdmissionAnswer.LATER else MAX_PASSED
+                    may_admit = len(passed) < num and (answer is AdmissionAnswer.LATER or not self._has_free_row)
         for owner in passed:
             owners.put_back(owner)
 
-    def _admit_of(self, owner: Owner, orders: dict[Owner, Iterator[Request]]) -> Answer:
+    def _admit_of(self, owner: Owner, orders: dict[Owner, Iterator[Request]]) -> AdmissionAnswer:
         """Admit the next request of an owner, in the policy's order, which is asked for once in a step."""
         if not self._has_free_row and not self._may_retract and not self._may_take_row(owner):
-            return Answer.NO_ROOM
+            return AdmissionAnswer.NO_ROOM
         if owner not in orders:
             orders[owner] = iter(self._scheduler.candidates_of(owner, MAX_LOOKED_AT))
         for request in orders[owner]:
             answer = self._try(request)
-            if answer is not Answer.LATER:
+            if answer is not AdmissionAnswer.LATER:
                 return answer
-        return Answer.LATER
+        return AdmissionAnswer.LATER
 
     def _add_chunk(self, request: Request) -> int:
         """Plan the next chunk of a prompt; returns its length.
@@ -217,35 +217,37 @@ class Admission:
             if self._budget <= 0 or most == 0:
                 break
             answer = self._try(request)
-            if answer is Answer.NO_ROOM:
+            if answer is AdmissionAnswer.NO_ROOM:
                 break
-            if answer is Answer.ADMITTED and most is not None:
+            if answer is AdmissionAnswer.ADMITTED and most is not None:
                 most -= 1
 
-    def _try(self, request: Request) -> Answer:
+    def _try(self, request: Request) -> AdmissionAnswer:
         """Move a waiting request to `running` if it may begin now."""
         if request.in_flight:
-            return Answer.LATER  # retracted with a token on its way, which belongs to what is to be computed again
+            return (
+                AdmissionAnswer.LATER
+            )  # retracted with a token on its way, which belongs to what is to be computed again
         if self._num_vain >= MAX_MATCHED and self._first_page(request) in self._vain:
-            return Answer.LATER
+            return AdmissionAnswer.LATER
         if not self._may_fit(request):
-            return Answer.NO_ROOM
+            return AdmissionAnswer.NO_ROOM
         self._pages.match(request)
         key = self._next_page(request)
         if key is not None and key in self._coming and request.first_needed:
             self._pages.unmatch(request)  # another request is computing this very page: wait for it and share
             self._num_vain += 1
             self._vain.add(self._first_page(request))
-            return Answer.LATER
+            return AdmissionAnswer.LATER
         whole = self._limits.cut_prompts or not self._plan.chunks or self._uncached(request) <= self._budget
         if not whole or not self._make_space(request):
             request.matched_pages, request.matched_version = request.num_tree_pages, self._pages.tree.version
             self._pages.unmatch(request)
-            return Answer.NO_ROOM
+            return AdmissionAnswer.NO_ROOM
         self._start(request)
         if key is not None:
             self._coming.add(key)
-        return Answer.ADMITTED
+        return AdmissionAnswer.ADMITTED
 
     def _start(self, request: Request) -> None:
         self._scheduler.waiting.remove(request)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequest:
+class GrammarWaiter:
     """A request that waits for its grammar.
 
     Attributes:
@@ -72,7 +72,7 @@ class GrammarManager:
             timeout_s=settings.grammar_compile_timeout,
             cache_bytes=settings.grammar_cache_bytes,
         )
-        self._waiting: list[WaitingRequest] = []
+        self._waiting: list[GrammarWaiter] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -86,7 +86,7 @@ class GrammarManager:
             return
         request.waiting_for_grammar = True
         request.grammar = GrammarRequest(message.grammar, message.thinking)
-        self._waiting.append(WaitingRequest(request, *self._claim(message)))
+        self._waiting.append(GrammarWaiter(request, *self._claim(message)))
 
     def _claim(self, message: Submit) -> tuple[CompileFuture, int]:
         """Claim a grammar; returns the claim, and which of the request's ways is its first."""
@@ -116,7 +116,7 @@ class GrammarManager:
         logger.warning("A grammar failed (%s); it is enforced in another way from here on.", constraint.error)
         request.waiting_for_grammar = True
         future = self.service.request(wanted.steps[first:], request.owner)
-        self._waiting.append(WaitingRequest(request, future, first, constraint.error))
+        self._waiting.append(GrammarWaiter(request, future, first, constraint.error))
         request.constraint = None
         return True
 
@@ -139,7 +139,7 @@ class GrammarManager:
         self._waiting = still
         return failed
 
-    def _enforce(self, item: WaitingRequest) -> Finish | None:
+    def _enforce(self, item: GrammarWaiter) -> Finish | None:
         """Put a request's grammar into force; returns why that cannot be."""
         request, outcome = item.request, item.future.outcome
         if isinstance(outcome, Refused):

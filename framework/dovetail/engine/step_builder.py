@@ -13,7 +13,7 @@ from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, S
 NO_IDS = no_ints()
 
 
-class Batch:
+class StepBatch:
     """The arrays of a step's rows: those of a step that only decodes are kept while its requests are the same."""
 
     __slots__ = ("num_drafts", "num_new", "rows", "start", "task", "waits")
@@ -39,7 +39,7 @@ class StepBuilder:
     def __init__(self, rows: DeviceRows, graphs: GraphChooser) -> None:
         self._rows, self._graphs = rows, graphs
         self._decode: list[Request] = []
-        self._batch: Batch | None = None
+        self._batch: StepBatch | None = None
 
     def build(self, plan: StepPlan) -> StepInput:
         """Return the step; the plan's requests are put into the order of its rows.
@@ -72,12 +72,12 @@ class StepBuilder:
             num_drafts=batch.num_drafts,
         )
 
-    def _batch_of(self, plan: StepPlan) -> Batch:
+    def _batch_of(self, plan: StepPlan) -> StepBatch:
         if plan.chunks:
             self._batch = None  # with chunks, requests come to other rows
-            return Batch(plan)
+            return StepBatch(plan)
         if self._batch is None or plan.decode != self._decode:
-            self._decode, self._batch = list(plan.decode), Batch(plan)
+            self._decode, self._batch = list(plan.decode), StepBatch(plan)
         return self._batch
 
 
@@ -96,7 +96,7 @@ def _admit(request: Request) -> Admit:
     )
 
 
-def _waits(batch: Batch, flags: list[bool]) -> npt.NDArray[np.bool_]:
+def _waits(batch: StepBatch, flags: list[bool]) -> npt.NDArray[np.bool_]:
     """Which rows wait for what the host has yet to say; chunks that are not sampled do not."""
     if True not in flags:
         return batch.waits

@@ -78,7 +78,7 @@ class ProcessFollower:
             self._process.wait()
 
 
-class Followers:
+class RankFollowers:
     """All of them, by their ranks 1, 2, …, and the pipes to them."""
 
     def __init__(self, start: Callable[[Connection], Follower], limit_s: float) -> None:

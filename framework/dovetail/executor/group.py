@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.distribution import DISTRIBUTION
-from dovetail.executor.followers import Follower, Followers, ProcessFollower, RankError
+from dovetail.executor.followers import Follower, ProcessFollower, RankError, RankFollowers
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
     Built,
@@ -86,7 +86,7 @@ class GroupExecutor:
         self.attention: tuple[tuple[str, str], ...] = ()  # see `Meeting`
         self._lent: npt.NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
         self._folder = tempfile.mkdtemp(prefix="dovetail-ranks-")
-        self._ranks = Followers(start, limit_s)
+        self._ranks = RankFollowers(start, limit_s)
         self._links = communicator(settings, 0, find_device(settings, plugins))
         try:
             self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, self._links), self))

@@ -12,7 +12,7 @@ TEXTS = ("all", "any", "none")
 _KNOWN = frozenset((*TEXTS, "regex", "behind", "score"))
 
 
-class Texts(NamedTuple):
+class TemplateTexts(NamedTuple):
     """Texts that a template holds: all of the first, one of the second (if there are any), none of the third."""
 
     all: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Texts(NamedTuple):
         )
 
 
-_NOTHING = Texts()
+_NOTHING = TemplateTexts()
 
 
 class Clue(NamedTuple):
@@ -43,10 +43,10 @@ class Clue(NamedTuple):
     """
 
     score: float
-    texts: Texts = _NOTHING
+    texts: TemplateTexts = _NOTHING
     regex: re.Pattern[str] | None = None
     mark: str = ""
-    behind: Texts = _NOTHING
+    behind: TemplateTexts = _NOTHING
 
     def fits(self, source: str) -> bool:
         """Whether a template fits."""
@@ -85,7 +85,7 @@ def _clue(value: Any, where: str) -> Clue:
     return Clue(float(score), texts, regex, mark, behind)
 
 
-def _behind(value: Mapping[str, Any], where: str) -> tuple[str, Texts]:
+def _behind(value: Mapping[str, Any], where: str) -> tuple[str, TemplateTexts]:
     behind = value.get("behind")
     if behind is None:
         return "", _NOTHING
@@ -97,14 +97,14 @@ def _behind(value: Mapping[str, Any], where: str) -> tuple[str, Texts]:
     return mark, _texts(behind, f"{where}.behind")
 
 
-def _texts(value: Mapping[str, Any], where: str) -> Texts:
+def _texts(value: Mapping[str, Any], where: str) -> TemplateTexts:
     found = {}
     for key in value.keys() & TEXTS:
         texts = value[key]
         if not isinstance(texts, list | tuple) or set(map(type, texts)) - {str} or "" in texts:
             raise ValueError(f"{where}.{key}: expected a list of strings, none of them empty")
         found[key] = tuple(texts)
-    return Texts(**found)
+    return TemplateTexts(**found)
 
 
 def _pattern(value: Any, where: str) -> re.Pattern[str] | None:

@@ -43,7 +43,7 @@ MESSAGES = "messages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRequest:
     """What the choices of a prompt share, and prompts of equal length that are wanted alike.
 
     Attributes:
@@ -101,7 +101,7 @@ class Preparation:
         """
         self.request = request
         self._processor = processor
-        self._ready: dict[tuple[int, int | None], Prepared] = {}
+        self._ready: dict[tuple[int, int | None], PreparedRequest] = {}
 
     def beside(self, request: Request) -> Preparation:
         """Return another request's preparation; where it wants the same for other prompts, nothing is done twice."""
@@ -142,7 +142,7 @@ class Preparation:
             [chat] = [prompt for prompt in self.request.prompts if isinstance(prompt, Chat)]
             return len(self._chat_tokens(chat, chat.messages)[0])
 
-    def ready(self, prompt: Ids) -> Prepared:
+    def ready(self, prompt: Ids) -> PreparedRequest:
         """Decide how a rendered prompt's reply is made and read.
 
         Raises:
@@ -278,7 +278,7 @@ class Preparation:
         names = request.names
         return fit_output(num_prompt, wanted, default, self._processor.limits, (names.prompt, names.limit))
 
-    def _prepare(self, tail: str | None, max_tokens: int, prompt_logprobs_start: int | None) -> Prepared:
+    def _prepare(self, tail: str | None, max_tokens: int, prompt_logprobs_start: int | None) -> PreparedRequest:
         request, processor, limits = self.request, self._processor, self._processor.limits
         logprobs = num_top(request.logprobs, limits, request.names.logprobs)
         if logprobs is None and request.candidates > request.n:
@@ -302,7 +302,7 @@ class Preparation:
         if not isinstance(first, Chat) and (fill_in := self._fill_in(first.suffix)) is not None:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *fill_in.stop_ids))
         reading = {} if tail is None else self._reading(tail)
-        return Prepared(params=params, stops=stops, constraints=constraints, reading=reading)
+        return PreparedRequest(params=params, stops=stops, constraints=constraints, reading=reading)
 
     def _constraints(self, tail: str | None) -> Constraints:
         request, processor = self.request, self._processor

@@ -17,7 +17,7 @@ from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.loader import import_planned, naming_plugin
 from dovetail.plugins.plan import as_planned, model_plugin
 from dovetail.plugins.records import PluginRecord
-from dovetail.processing.prepare import Preparation
+from dovetail.processing.prepare import StartPreparation
 from dovetail.processing.told import oddities
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
@@ -68,7 +68,7 @@ def config_of(model: ModelFolder, impl: str = "auto") -> ModelConfig:
     return model_config(model, registry.resolve("model", model_plugin(registry, model.architecture, impl)))
 
 
-def read_as(found: Preparation[Any], config: ModelConfig, dtype: str, device: str) -> Reading:
+def read_as(found: StartPreparation[Any], config: ModelConfig, dtype: str, device: str) -> Reading:
     """Find out how the engine would read the weights, and whether they fit; without torch where a start needs none.
 
     Args:

@@ -33,7 +33,7 @@ S = TypeVar("S", bound=PluginSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation(Generic[S]):
+class StartPreparation(Generic[S]):
     """What an engine and its parsers start with.
 
     Attributes:
@@ -49,7 +49,7 @@ class Preparation(Generic[S]):
     model: ModelFolder
 
 
-def prepare(settings: S, classes: Classes | None = None, *, text: bool = True) -> Preparation[S]:
+def prepare(settings: S, classes: Classes | None = None, *, text: bool = True) -> StartPreparation[S]:
     """Fetch and check the model, and choose the plugins; of its weights, nothing is kept.
 
     Args:
@@ -73,7 +73,7 @@ def examine(
     text: bool = True,
     device: str | None = None,
     loads: bool = False,
-) -> Preparation[S]:
+) -> StartPreparation[S]:
     """As `prepare`, with the headers of the model's tensors.
 
     Args:
@@ -100,7 +100,7 @@ def examine(
         check_texts(model)
     if not detects:  # what detects has compiled the template
         template_of(model, settings.chat_template)
-    return Preparation(settings=settings, registry=registry, plan=plan, model=model)
+    return StartPreparation(settings=settings, registry=registry, plan=plan, model=model)
 
 
 def check_model(settings: PluginSettings, formats: Formats | None = None) -> ModelFolder:

@@ -39,7 +39,7 @@ class SamplingLimits:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-class SamplingFields(Protocol):
+class SamplingOptions(Protocol):
     """What a request says of how its tokens are chosen and when it ends. None: nothing."""
 
     @property
@@ -146,7 +146,7 @@ def word_ids(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int) -> tup
     return tuple(ids for ids in found if ids and max(ids) < vocab_size)
 
 
-def stop_rules(asked: SamplingFields) -> StopRules:
+def stop_rules(asked: SamplingOptions) -> StopRules:
     """Collect the text-level stop rules.
 
     Raises:
@@ -175,7 +175,7 @@ def _several(value: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
 
 
 def sampling_params(
-    asked: SamplingFields,
+    asked: SamplingOptions,
     model: ModelView,
     *,
     max_tokens: int,

@@ -29,7 +29,7 @@ ACTS: Mapping[Task, str] = {
 }
 
 
-class Facts(Protocol):
+class TaskFacts(Protocol):
     """What is asked about a model: its `EngineInfo` has it, and before it is loaded its `ModelConfig`."""
 
     @property
@@ -66,7 +66,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     encodes: bool = False
 
     @classmethod
-    def of(cls, info: Facts, task: Task | None, *, embeds: bool, answers: bool) -> Tasks:
+    def of(cls, info: TaskFacts, task: Task | None, *, embeds: bool, answers: bool) -> Tasks:
         """Find out what is served.
 
         Args:
@@ -110,7 +110,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         raise RequestError(text, param="model", code="unsupported_task")
 
 
-def _way(info: Facts, task: Task | None, *, embeds: bool, answers: bool) -> Comparison | None:
+def _way(info: TaskFacts, task: Task | None, *, embeds: bool, answers: bool) -> Comparison | None:
     """How the model compares texts; only a classifier of a single label has one score for a pair."""
     if info.num_labels:
         return "labels" if info.num_labels == 1 else None

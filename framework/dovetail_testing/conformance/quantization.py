@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
 
 
-class Holder(nn.Module):
+class ModuleHolder(nn.Module):
     """A model of one matrix, or of one set of experts."""
 
     def __init__(self, ctx: BuildContext, make: Any) -> None:
@@ -197,7 +197,7 @@ class QuantizationConformance(Conformance):
         self._need_config()
         made = self.plugin()(self.config, Stored({}, is_known=False)).factory(PLAIN)
         ctx = BuildContext(device=CPU, dtype=torch.float32, factory=made)
-        holder = Holder(ctx, lambda at: at.linear("m", 64, PARTS))
+        holder = ModuleHolder(ctx, lambda at: at.linear("m", 64, PARTS))
         filler = Formats.installed("dummy").filler()
         if filler is None:
             fail("dummy makes no weights up")
@@ -285,7 +285,7 @@ class QuantizationConformance(Conformance):
         if factory is None:
             read, factory = self._read(folder, rules, {"m": num_in}, dtype)
         ctx = BuildContext(device=CPU, dtype=dtype, factory=factory, parallel=parallel or Parallel())
-        holder = Holder(ctx, lambda at: at.linear("m", num_in, parts, bias=bias, act=act, shard=shard))
+        holder = ModuleHolder(ctx, lambda at: at.linear("m", num_in, parts, bias=bias, act=act, shard=shard))
         load_weights(holder, rules, read)
         return holder.m
 
@@ -296,7 +296,7 @@ class QuantizationConformance(Conformance):
             matrices = {"m.gate_up": 64, "m.down": self._inner()}
             read, factory = self._read(folder, EXPERT_RULES, matrices, torch.float32)
         ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory)
-        holder = Holder(ctx, lambda at: at.experts("m", 3, 2, 64, self._inner(), act="silu_and_mul"))
+        holder = ModuleHolder(ctx, lambda at: at.experts("m", 3, 2, 64, self._inner(), act="silu_and_mul"))
         load_weights(holder, EXPERT_RULES, read)
         return holder.m
 

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.sdk.schemas.structural import formats_of
 from dovetail_grammar.json_reader import MAX_RAW, START, Change, Place
-from dovetail_grammar.json_states import OTHER, JsonStates, States, Tokens
+from dovetail_grammar.json_states import OTHER, JsonStates, States, StateTokens
 from dovetail_grammar.local_schemas import Schemas, is_local
 
 MAX_FOLLOWED = 64 * 1024
@@ -22,7 +22,7 @@ _TAG, _CONTENT = {"type", "begin", "content", "end"}, {"type", "json_schema"}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolTagStates:
     """A tag around one tool's arguments, which are an object.
 
     Attributes:
@@ -43,7 +43,7 @@ class CallStates(States):
     (-1 for none) and what was written since.
     """
 
-    def __init__(self, calls: Sequence[Call], separator: bytes, texts: Texts) -> None:
+    def __init__(self, calls: Sequence[ToolTagStates], separator: bytes, texts: CallTexts) -> None:
         self._calls, self._texts = calls, texts
         self._begins = {call.begin: number for number, call in enumerate(calls)}
         self._before = [b"", *(call.end + separator for call in calls)]
@@ -114,7 +114,7 @@ class CallStates(States):
         return OTHER if isinstance(part, bytes) else self._calls[number].arguments.kind(part)
 
 
-class Texts:
+class CallTexts:
     """Texts in which an added token (`<tool_call>`) is told from the characters of its name; one for a vocabulary.
 
     In arguments no such token is allowed, as it has no text (`make_vocabulary`).
@@ -125,7 +125,7 @@ class Texts:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = [*vocabulary.tokens, *[b""] * (vocabulary.size - len(vocabulary.tokens))]
-        self.tokens = Tokens(texts, max(map(len, vocabulary.tokens)))
+        self.tokens = StateTokens(texts, max(map(len, vocabulary.tokens)))
         self._added = {token_id: self._marked(token_id) for token_id in vocabulary.added.values()}
         self._names = {text: token_id for text, token_id in vocabulary.added.items() if text}
         names = sorted(self._names, key=len, reverse=True)
@@ -159,7 +159,7 @@ def followed(spec: GrammarSpec) -> str:
     return spec.source if spec.kind in (Kind.JSON, Kind.STRUCTURAL) else ""
 
 
-def states_of(kind: Kind, source: str, texts: Texts) -> States | None:
+def states_of(kind: Kind, source: str, texts: CallTexts) -> States | None:
     """Return the states of a grammar; None where texts cannot be told by them.
 
     Args:
@@ -177,7 +177,7 @@ def states_of(kind: Kind, source: str, texts: Texts) -> States | None:
     return JsonStates(found, texts.tokens)
 
 
-def _calls(node: Mapping[str, Any], texts: Texts) -> CallStates | None:
+def _calls(node: Mapping[str, Any], texts: CallTexts) -> CallStates | None:
     tags, separator = [node], ""
     if node["type"] == "tags_with_separator":
         if not node.keys() <= _TAGS or not node.get("at_least_one"):
@@ -192,7 +192,7 @@ def _calls(node: Mapping[str, Any], texts: Texts) -> CallStates | None:
             return None
         if not isinstance(schema, dict) or schema.get("type") != "object" or not is_local(schema):
             return None
-        calls.append(Call(texts.written(begin), JsonStates(schema, texts.tokens), texts.written(end)))
+        calls.append(ToolTagStates(texts.written(begin), JsonStates(schema, texts.tokens), texts.written(end)))
     begins = sorted(call.begin for call in calls)
     if not calls or any(longer.startswith(shorter) for shorter, longer in pairwise(begins)):
         return None  # which call it is would show later only

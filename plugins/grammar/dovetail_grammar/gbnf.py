@@ -44,7 +44,7 @@ class UnreadableError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class GbnfText:
     """Characters."""
 
     value: str
@@ -59,28 +59,28 @@ class Chars:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class GbnfRule:
     """What another rule says."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GbnfParts:
     """Parts behind each other."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Alternation:
+class GbnfAlternation:
     """One of some parts."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class GbnfRepeat:
     """A part, from `low` to `high` times; None: any number."""
 
     part: Part
@@ -88,12 +88,12 @@ class Repeat:
     high: int | None
 
 
-Part = Text | Chars | Rule | Parts | Alternation | Repeat
+Part = GbnfText | Chars | GbnfRule | GbnfParts | GbnfAlternation | GbnfRepeat
 ANY = Chars((), negated=True)
 
 
 @dataclass(slots=True)
-class _Tokens:
+class _GbnfTokens:
     source: str
     items: list[tuple[str, str, int]] = field(default_factory=list)
     at: int = 0
@@ -136,7 +136,7 @@ def parse(source: str) -> dict[str, Part]:
         UnreadableError: It uses what is not read here.
         ValueError: It is wrong; the message names the place.
     """
-    tokens, rules = _Tokens(source), {}
+    tokens, rules = _GbnfTokens(source), {}
     while tokens.kind:
         if tokens.kind != "define":
             raise tokens.wrong("a rule `name ::= …` was expected")
@@ -148,24 +148,24 @@ def parse(source: str) -> dict[str, Part]:
     if "root" not in rules:
         raise ValueError("there is no rule `root`")
     missing = sorted(
-        {part.name for rule in rules.values() for part in _walk(rule) if isinstance(part, Rule)} - set(rules)
+        {part.name for rule in rules.values() for part in _walk(rule) if isinstance(part, GbnfRule)} - set(rules)
     )
     if missing:
         raise ValueError(f"the rule {missing[0]!r} is not defined")
     return rules
 
 
-def _choice(tokens: _Tokens, depth: int) -> Part:
+def _choice(tokens: _GbnfTokens, depth: int) -> Part:
     if depth > MAX_DEPTH:
         raise ValueError(f"the grammar is nested more than {MAX_DEPTH} deep")
     parts = [_sequence(tokens, depth)]
     while tokens.text == "|" and tokens.kind == "mark":
         tokens.at += 1
         parts.append(_sequence(tokens, depth))
-    return parts[0] if len(parts) == 1 else Alternation(tuple(parts))
+    return parts[0] if len(parts) == 1 else GbnfAlternation(tuple(parts))
 
 
-def _sequence(tokens: _Tokens, depth: int) -> Part:
+def _sequence(tokens: _GbnfTokens, depth: int) -> Part:
     parts: list[Part] = []
     while tokens.kind in ("name", "text", "class") or (tokens.kind == "mark" and tokens.text in "(."):
         part = _item(tokens, depth)
@@ -173,20 +173,20 @@ def _sequence(tokens: _Tokens, depth: int) -> Part:
             part = _repeated(part, tokens.text)
             tokens.at += 1
         parts.append(part)
-    return parts[0] if len(parts) == 1 else Parts(tuple(parts))
+    return parts[0] if len(parts) == 1 else GbnfParts(tuple(parts))
 
 
-def _item(tokens: _Tokens, depth: int) -> Part:
+def _item(tokens: _GbnfTokens, depth: int) -> Part:
     kind, text = tokens.kind, tokens.text
     tokens.at += 1
     if kind == "text":
-        return Text("".join(char for char, _ in _characters(text[1:-1])))
+        return GbnfText("".join(char for char, _ in _characters(text[1:-1])))
     if kind == "class":
         return _ranges(text)
     if kind == "name":
         if tokens.text == "(" and tokens.items[tokens.at][2] == tokens.items[tokens.at - 1][2] + len(text):
             raise UnreadableError(f"the function {text!r} is not read")
-        return Rule(text)
+        return GbnfRule(text)
     if text == ".":
         return ANY
     inner = _choice(tokens, depth + 1)
@@ -198,12 +198,12 @@ def _item(tokens: _Tokens, depth: int) -> Part:
 
 def _repeated(part: Part, text: str) -> Part:
     if text in "*+?":
-        return Repeat(part, int(text == "+"), 1 if text == "?" else None)
+        return GbnfRepeat(part, int(text == "+"), 1 if text == "?" else None)
     low, comma, high = text.strip("{}").partition(",")
     most = int(low) if not comma else int(high) if high.strip() else None
     if max(int(low), most or 0) > MAX_REPEAT or (most is not None and most < int(low)):
         raise ValueError(f"the repetition {text} is wrong, or above {MAX_REPEAT}")
-    return Repeat(part, int(low), most)
+    return GbnfRepeat(part, int(low), most)
 
 
 def _characters(text: str) -> Iterator[tuple[str, bool]]:
@@ -240,9 +240,9 @@ def _walk(part: Part) -> Iterator[Part]:
     while stack:
         found = stack.pop()
         yield found
-        if isinstance(found, Repeat):
+        if isinstance(found, GbnfRepeat):
             stack.append(found.part)
-        elif isinstance(found, (Parts, Alternation)):
+        elif isinstance(found, (GbnfParts, GbnfAlternation)):
             stack += found.parts
 
 
@@ -276,7 +276,7 @@ def as_regex(rules: dict[str, Part]) -> str | None:
 
 def _in_order(rules: dict[str, Part]) -> Iterator[str | None]:
     """Yield what `root` needs, each rule behind those that it refers to; None where that cannot be."""
-    needs = {name: {p.name for p in _walk(rule) if isinstance(p, Rule)} for name, rule in rules.items()}
+    needs = {name: {p.name for p in _walk(rule) if isinstance(p, GbnfRule)} for name, rule in rules.items()}
     done: set[str] = set()
     stack: list[tuple[str, bool]] = [("root", False)]
     open_: set[str] = set()
@@ -299,25 +299,25 @@ def _in_order(rules: dict[str, Part]) -> Iterator[str | None]:
 
 
 def _regex(part: Part, made: dict[str, str]) -> str:
-    if isinstance(part, Text):
+    if isinstance(part, GbnfText):
         return "".join(map(_escaped, part.value))
     if isinstance(part, Chars):
         return _class(part)
-    if isinstance(part, Rule):
+    if isinstance(part, GbnfRule):
         return f"(?:{made[part.name]})"
-    if isinstance(part, Parts):
+    if isinstance(part, GbnfParts):
         return "".join(_grouped(item, made) for item in part.parts)
-    if isinstance(part, Alternation):
+    if isinstance(part, GbnfAlternation):
         return "|".join(_regex(item, made) for item in part.parts)
     return f"(?:{_regex(part.part, made)}){_times(part)}"
 
 
 def _grouped(part: Part, made: dict[str, str]) -> str:
     text = _regex(part, made)
-    return f"(?:{text})" if isinstance(part, Alternation) else text
+    return f"(?:{text})" if isinstance(part, GbnfAlternation) else text
 
 
-def _times(part: Repeat) -> str:
+def _times(part: GbnfRepeat) -> str:
     return f"{{{part.low},{'' if part.high is None else part.high}}}"
 
 
@@ -329,15 +329,15 @@ def _by_characters(rules: dict[str, Part], prefix: str) -> str:
 
 
 def _lark(part: Part, names: dict[str, str]) -> str:
-    if isinstance(part, Text):
+    if isinstance(part, GbnfText):
         return " ".join(json.dumps(char, ensure_ascii=False) for char in part.value) or '""'
     if isinstance(part, Chars):
         return f"/{_class(part)}/"
-    if isinstance(part, Rule):
+    if isinstance(part, GbnfRule):
         return names[part.name]
-    if isinstance(part, Parts):
+    if isinstance(part, GbnfParts):
         return " ".join(_lark_grouped(item, names) for item in part.parts) or '""'
-    if isinstance(part, Alternation):
+    if isinstance(part, GbnfAlternation):
         return " | ".join(_lark(item, names) for item in part.parts)
     if part.high == 0:
         return '""'
@@ -347,7 +347,7 @@ def _lark(part: Part, names: dict[str, str]) -> str:
 
 def _lark_grouped(part: Part, names: dict[str, str]) -> str:
     text = _lark(part, names)
-    return f"({text})" if isinstance(part, Alternation) else text
+    return f"({text})" if isinstance(part, GbnfAlternation) else text
 
 
 def _class(part: Chars) -> str:

@@ -52,7 +52,7 @@ def schemas_at(root: Schemas, frames: Sequence[Frame]) -> Schemas:
     return schemas.items if keys is None else schemas.value(json.loads(keys[-1]))
 
 
-class Reader:
+class JsonReader:
     """Goes on from a place with what the library has allowed."""
 
     def __init__(self, root: Schemas, place: Place) -> None:

@@ -26,8 +26,8 @@ from dovetail_grammar.json_reader import (
     Change,
     Counts,
     Frame,
+    JsonReader,
     Place,
-    Reader,
     schemas_at,
 )
 from dovetail_grammar.local_schemas import Made, Schemas
@@ -44,7 +44,7 @@ Step = tuple["State | None", Change | None]
 LOST: Step = (None, None)
 
 
-class Tokens:
+class StateTokens:
     """The bytes of a vocabulary's tokens.
 
     Attributes:
@@ -118,7 +118,7 @@ class State:
 class States(ABC):
     """The states of one grammar's texts."""
 
-    def __init__(self, start: Any, tokens: Tokens) -> None:
+    def __init__(self, start: Any, tokens: StateTokens) -> None:
         """`start`: the place at which texts begin."""
         self._first, self._vocabulary = start, tokens
         self._begin()
@@ -218,7 +218,7 @@ class JsonStates(States):
     The part is what is written so far of a key, a string or a number, else the whitespace since the last of them.
     """
 
-    def __init__(self, schema: Any, tokens: Tokens) -> None:
+    def __init__(self, schema: Any, tokens: StateTokens) -> None:
         """No mask looks further than the longest token. The schema must be `is_local`."""
         self._made = Made(schema)
         self._root = self._made.of([schema])
@@ -237,7 +237,7 @@ class JsonStates(States):
 
     def read_text(self, place: Place, data: bytes) -> tuple[Place, Change | None, int] | None:
         """As `read`, of a text; and how far it was read: up to its end, or to a character that cannot be."""
-        reader = Reader(self._root, place)
+        reader = JsonReader(self._root, place)
         until = reader.read(data)
         return None if until is None else (reader.place, reader.change, until)
 

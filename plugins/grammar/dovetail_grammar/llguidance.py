@@ -35,7 +35,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.sdk.masks import Words, draw_ids
 from dovetail.sdk.schemas.structural import schemas_with_places
-from dovetail_grammar.call_states import Texts, followed, states_of
+from dovetail_grammar.call_states import CallTexts, followed, states_of
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.json_reader import Counts
@@ -91,7 +91,7 @@ class LlguidanceBackend(GrammarBackend):
         self._num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1)
         self._executor: Any = None
         self._kept: KeptMasks | None = None
-        self._texts: Texts | None = None
+        self._texts: CallTexts | None = None
         self._library = import_library()
 
     def supports(self, spec: GrammarSpec) -> Support:
@@ -249,9 +249,9 @@ class LlguidanceBackend(GrammarBackend):
             self._ends = Ends.of(self._vocabulary)
         return self._ends
 
-    def _made_texts(self) -> Texts:
+    def _made_texts(self) -> CallTexts:
         if self._texts is None:
-            self._texts = Texts(self._vocabulary)
+            self._texts = CallTexts(self._vocabulary)
         return self._texts
 
     def _shared(self) -> Any:

@@ -44,7 +44,7 @@ def num_labels(hf: Mapping[str, Any]) -> int:
     return len([names[key] for key in names]) if names else int(num or 2)
 
 
-class Head(nn.Module):
+class EncoderHead(nn.Module):
     """Scores of labels: a matrix, an activation, and another matrix (RoBERTa; BERT calls the first its pooler).
 
     Args:
@@ -155,7 +155,7 @@ class Encoder(nn.Module):
 
     def head(self, config: ModelConfig, ctx: BuildContext) -> nn.Module:
         """Make what scores labels."""
-        return Head(config, ctx)
+        return EncoderHead(config, ctx)
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""

@@ -46,7 +46,7 @@ class NoHead(nn.Module):
         raise ModelError("the model has no output head")
 
 
-class Scores(nn.Module):
+class ScoreRows(nn.Module):
     """Scores of labels, of the last token's state."""
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
@@ -88,7 +88,7 @@ class Headless(ModelPlugin):
         model: Any = family.build(config, ctx)
         model.lm_head = NoHead()
         if config.num_labels:
-            model.classify = Scores(config, ctx.at("classify"))
+            model.classify = ScoreRows(config, ctx.at("classify"))
         made: CausalLM = model
         return made
 

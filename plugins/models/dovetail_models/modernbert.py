@@ -23,7 +23,7 @@ from dovetail.sdk.layers.embedding import Embedding
 from dovetail.sdk.layers.norm import LayerNorm
 from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
 from dovetail.sdk.rope_config import with_window_ropes
-from dovetail_models.encoder import ACTS, Encoder, EncoderPlugin, Head, encoder_config
+from dovetail_models.encoder import ACTS, Encoder, EncoderHead, EncoderPlugin, encoder_config
 
 LAYER = r"(?:model\.)?layers\.(\d+)\."
 RULES = (
@@ -86,7 +86,7 @@ class ModernBertEncoder(Encoder):
 
     def head(self, config: ModelConfig, ctx: BuildContext) -> nn.Module:
         norm = self._norm(config.hidden_size, config.norm_eps, ctx)
-        return Head(config, ctx, act=ACTS[config.extra["head_act"]], norm=norm, bias=config.extra["head_bias"])
+        return EncoderHead(config, ctx, act=ACTS[config.extra["head_act"]], norm=norm, bias=config.extra["head_bias"])
 
     def last(self, stream: Stream) -> Tensor:
         normed: Tensor = self.norm(stream)

@@ -9,7 +9,7 @@ from dovetail.contracts.errors import DovetailError
 FIRST_S, LONGEST_S = 0.2, 5.0
 
 
-class UnreadableError(DovetailError):
+class UnreadableFileError(DovetailError):
     """Something on the disk cannot be read, and waiting does not help."""
 
 

@@ -24,7 +24,7 @@ from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.apis.score import serve as score
 from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.apis.watch import WATCH
-from dovetail_server.batches.result import Result, Usage, decode_head, refusal, result_line
+from dovetail_server.batches.result import LineUsage, Result, decode_head, refusal, result_line
 from dovetail_server.http.auth import CALLER
 from dovetail_server.reading import responses as response_bodies
 from dovetail_server.reading import tasks
@@ -49,7 +49,7 @@ POOLED: dict[str, tasks.Task[Any]] = {
     "/v1/score": tasks.SCORE,
     "/v1/classify": tasks.CLASSIFY,
 }
-Reply = Callable[[], Awaitable[tuple[bytes, Usage]]]
+Reply = Callable[[], Awaitable[tuple[bytes, LineUsage]]]
 MAX_FAULTS = 3
 """A line that fails for a reason of ours is tried so often."""
 BUSY_WAIT_S = 0.25
@@ -159,13 +159,13 @@ def reply_to(state: ReadingContext, route: Route, requests: list[Request], *, is
     return lambda: generated(job)
 
 
-async def generated(job: Job) -> tuple[bytes, Usage]:
+async def generated(job: Job) -> tuple[bytes, LineUsage]:
     """Run a job to its end, and return the reply and what it counted, whatever its API shows of that."""
     body = await run.reply(job)
-    return body, Usage.of(job.reply.tokens)
+    return body, LineUsage.of(job.reply.tokens)
 
 
-async def pooled(work: Coroutine[Any, Any, bytes]) -> tuple[bytes, Usage]:
+async def pooled(work: Coroutine[Any, Any, bytes]) -> tuple[bytes, LineUsage]:
     """Return a reply that generated nothing, and the tokens that it says it took."""
     body = await work
     return body, decode_head(body).usage

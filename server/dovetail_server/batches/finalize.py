@@ -17,7 +17,7 @@ from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.result import lost_line
 from dovetail_server.batches.store import BatchStore, Lease
-from dovetail_server.batches.validate import Found, Validator, too_many_for
+from dovetail_server.batches.validate import ValidatedFile, Validator, too_many_for
 from dovetail_server.http.auth import Keys
 from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.database import LINES_LOCK
@@ -133,7 +133,7 @@ class BatchFinalizer:
         used = (await db.execute(sa.select(sa.func.sum(batches.c.num_total)).where(*is_open))).scalar_one()
         return max(0, most - int(used or 0))
 
-    def _read(self, batch_id: str, endpoint: str, left: int | None) -> Found:
+    def _read(self, batch_id: str, endpoint: str, left: int | None) -> ValidatedFile:
         validator = Validator(
             endpoint,
             None if endpoint in self.others else self.store.served,
@@ -143,7 +143,7 @@ class BatchFinalizer:
         )
         return validator.read(self.layout.batch(batch_id) / "input.jsonl")
 
-    async def _begin(self, lease: Lease, found: Found, owner: str) -> int | None:
+    async def _begin(self, lease: Lease, found: ValidatedFile, owner: str) -> int | None:
         """Begin; where other batches that began meanwhile leave the owner too few lines, return how many instead."""
         now = self.store.database.stamp()
         values = {"in_progress_at": now, "num_total": len(found.lines), "model": found.model}

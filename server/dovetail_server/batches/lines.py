@@ -48,7 +48,7 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenLines:
     """A result that is on disk: where in the segment."""
 
     line: Leased
@@ -132,7 +132,7 @@ class LineStore:
         ]
         return leased, len(rows) < len(found)
 
-    async def commit(self, segment: str, written: Sequence[Written]) -> int:
+    async def commit(self, segment: str, written: Sequence[WrittenLines]) -> int:
         """Write down results. One whose lease is lost meanwhile is forgotten: somebody else has the line.
 
         Returns:

@@ -22,7 +22,7 @@ class Cached(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class Usage(msgspec.Struct):
+class LineUsage(msgspec.Struct):
     """What batches sum up; of replies that generate nothing, the part of `usage` that says it."""
 
     prompt_tokens: int = 0
@@ -31,7 +31,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: Cached | None = None
 
     @classmethod
-    def of(cls, tokens: Tokens) -> Usage:
+    def of(cls, tokens: Tokens) -> LineUsage:
         """Return what a reply counted."""
         return cls(tokens.prompt, tokens.completion, tokens.reasoning, Cached(tokens.cached))
 
@@ -39,7 +39,7 @@ class Usage(msgspec.Struct):
 class ReplyHead(msgspec.Struct):
     """The part of a reply that is read back."""
 
-    usage: Usage
+    usage: LineUsage
 
 
 decode_head = msgspec.json.Decoder(ReplyHead).decode
@@ -53,7 +53,7 @@ class Result:
 
     text: bytes
     is_error: bool
-    usage: Usage | None = None
+    usage: LineUsage | None = None
 
 
 def new_request_id() -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.engine import RowMapping
 
 from dovetail.contracts.errors import EngineDeadError
-from dovetail_server.batches.backoff import Backoff, UnreadableError
+from dovetail_server.batches.backoff import Backoff, UnreadableFileError
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.fair_queue import OwnerQueue, quotas
 from dovetail_server.batches.lines import Leased, LineStore, at_once
@@ -231,7 +231,7 @@ class Runner:
             return refusal(line.custom_id, ServiceError(text, code="request_failed", status=500))
         try:
             raw = await self._read(line)
-        except UnreadableError as error:
+        except UnreadableFileError as error:
             return refusal(line.custom_id, ServiceError(str(error), code="request_unreadable", status=500))
         try:
             async with asyncio.timeout(LINE_TIMEOUT_S):
@@ -257,7 +257,7 @@ class Runner:
                 raise
             logger.error("Batch %s: request %s cannot be read: %s", line.batch_id, line.custom_id, error)
             del self._unreadable[line.key]
-            raise UnreadableError(f"the request could not be read from the input file: {error.strerror}") from error
+            raise UnreadableFileError(f"the request could not be read from the input file: {error.strerror}") from error
         self._pause.end()
         return raw
 

@@ -19,17 +19,17 @@ from dovetail_server.storage.disk import open_to_read
 MAX_CUSTOM_ID = 512
 
 
-class ModelOnly(msgspec.Struct):
+class ModelOfLine(msgspec.Struct):
     """The part of a body that is looked at early."""
 
     model: Any = None
 
 
-decode_model = msgspec.json.Decoder(ModelOnly).decode
+decode_model = msgspec.json.Decoder(ModelOfLine).decode
 
 
 @dataclasses.dataclass(slots=True)
-class Found:
+class ValidatedFile:
     """What an input file holds: where its lines are, or why it is refused."""
 
     lines: list[tuple[int, str, int, int]] = dataclasses.field(default_factory=list)
@@ -59,10 +59,10 @@ class Validator:
         self.tag = MESSAGES if endpoint == ENDPOINT else OPENAI
         self.max_lines = max_lines
         self.max_line_bytes = max_line_bytes
-        self.found = Found()
+        self.found = ValidatedFile()
         self._ids: dict[str, int] = {}
 
-    def read(self, path: Path) -> Found:
+    def read(self, path: Path) -> ValidatedFile:
         """Check every line, up to the first `MAX_ERRORS` mistakes."""
         with open_to_read(path) as file:
             for line_no, offset, raw in self._split(file):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail_server.batches.lines import Leased, LineStore, Written
+from dovetail_server.batches.lines import Leased, LineStore, WrittenLines
 from dovetail_server.batches.result import Result
 from dovetail_server.errors import ServiceError
 from dovetail_server.storage.disk import append, exists, free_bytes, make_folder
@@ -104,7 +104,7 @@ class Writer:
         end = await asyncio.to_thread(self._append, path, [result.text for _, result, _ in items], at)
         written, offset = [], at
         for line, result, _ in items:
-            written.append(Written(line, result, offset))
+            written.append(WrittenLines(line, result, offset))
             offset += len(result.text)
         await self.lines.commit(me, written)
         self._lengths[batch_id, me] = end

@@ -96,7 +96,7 @@ def split(run: Run, workload: Workload, warmup: Sequence[Shot], shots: Sequence[
     ]
 
 
-class Worker:
+class ClientProcess:
     """A client process, seen from here."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -104,7 +104,7 @@ class Worker:
         self.num_done = 0
 
     @classmethod
-    async def start(cls) -> Worker:
+    async def start(cls) -> ClientProcess:
         """Start a process that waits for its job."""
         pipe = asyncio.subprocess.PIPE
         return cls(
@@ -162,7 +162,7 @@ async def drive(
     warmup = shots_of(workload, run, warm_prompts, workload.num_warmup, timed=False)
     shots = shots_of(workload, run, prompts, workload.num_prompts, timed=True)
     jobs = split(run, workload, warmup, shots)
-    workers = [await Worker.start() for _ in jobs]
+    workers = [await ClientProcess.start() for _ in jobs]
     ticker: asyncio.Task[None] | None = None
     try:
         await asyncio.gather(*(worker.send(job) for worker, job in zip(workers, jobs, strict=True)))
@@ -182,7 +182,7 @@ async def drive(
     return Seen(records, len(workers), max(end.busy for end in ends))
 
 
-async def _tick(workers: Sequence[Worker], tell: Callable[[int], None]) -> None:
+async def _tick(workers: Sequence[ClientProcess], tell: Callable[[int], None]) -> None:
     while True:
         await asyncio.sleep(0.25)
         tell(sum(worker.num_done for worker in workers))

@@ -24,7 +24,7 @@ from dovetail_server.bench.launch import Launched, launched
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.results import Figures, figures_of
 from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
-from dovetail_server.bench.target import Target, clean_url, discover, probe
+from dovetail_server.bench.target import BenchTarget, clean_url, discover, probe
 from dovetail_server.bench.wire import Prompt, Sampling
 from dovetail_server.bench.worker import open_session
 from dovetail_server.bench.workloads import Workload, sampling_text
@@ -35,7 +35,7 @@ FIRST_PROMPT = list(range(1, 9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ServeStart:
     """How our own server started: how long it took, in seconds, and what its kernel cache held before.
 
     Attributes:
@@ -47,7 +47,7 @@ class Start:
     ready_at: float
     cache: CacheLook
 
-    def kernel_cache(self, target: Target) -> str | None:
+    def kernel_cache(self, target: BenchTarget) -> str | None:
         """Say what the server found of its kernels; None on a device that needs none."""
         return self.cache.state() if target.device == "cuda" else None
 
@@ -100,7 +100,7 @@ async def run(options: ServeOptions) -> int:
 
 async def first_answer(
     server: Launched, session: aiohttp.ClientSession, options: ServeOptions, cache: CacheLook
-) -> Start:
+) -> ServeStart:
     """Wait for a server that was just started and let it answer one short request.
 
     Raises:
@@ -111,11 +111,16 @@ async def first_answer(
     target = await discover(session, server.base_url, options.model)
     await probe(session, target, "completions", FIRST_PROMPT, Sampling(model=target.model, stream=False))
     answered_s, ready_at = time.monotonic() - server.started, server.started + ready_s
-    return Start(ready_s=ready_s, first_answer_s=answered_s, ready_at=ready_at, cache=cache)
+    return ServeStart(ready_s=ready_s, first_answer_s=answered_s, ready_at=ready_at, cache=cache)
 
 
 async def measure_all(
-    options: ServeOptions, target: Target, supports: bool, material: Material, floor: Floor, start: Start | None
+    options: ServeOptions,
+    target: BenchTarget,
+    supports: bool,
+    material: Material,
+    floor: Floor,
+    start: ServeStart | None,
 ) -> list[Figures]:
     """Run every workload; the JSON file is written after each."""
     setup = Run(
@@ -140,12 +145,14 @@ async def measure_all(
     return found
 
 
-def sampling_of(options: ServeOptions, target: Target) -> Sampling:
+def sampling_of(options: ServeOptions, target: BenchTarget) -> Sampling:
     """Return what all requests have in common."""
     return Sampling(model=target.model, temperature=options.temperature, ignore_eos=options.ignore_eos)
 
 
-async def probe_all(session: aiohttp.ClientSession, target: Target, options: ServeOptions, material: Material) -> bool:
+async def probe_all(
+    session: aiohttp.ClientSession, target: BenchTarget, options: ServeOptions, material: Material
+) -> bool:
     """Send a test request streamed, and one not, as will be measured; returns whether streams can tell their tokens."""
     supports, common = False, sampling_of(options, target)
     tiny = Workload(name="probe", num_prompts=1, concurrency=1, input_len=(8, 8), output_len=(4, 4))
@@ -157,7 +164,7 @@ async def probe_all(session: aiohttp.ClientSession, target: Target, options: Ser
     return supports
 
 
-def model_facts(options: ServeOptions, target: Target) -> ModelFacts | str:
+def model_facts(options: ServeOptions, target: BenchTarget) -> ModelFacts | str:
     """Find what a step reads, or why it is not known."""
     folder = options.model_path or target.model_folder
     if folder is None:
@@ -169,7 +176,7 @@ def model_facts(options: ServeOptions, target: Target) -> ModelFacts | str:
 def material_of(
     options: ServeOptions,
     lines: Sequence[tuple[Prompt, int | None]],
-    target: Target,
+    target: BenchTarget,
     facts: ModelFacts | str,
 ) -> Material:
     """Choose what prompts are made from: the lines of a file if there are any.
@@ -201,7 +208,7 @@ def material_of(
     return Material(vocabulary=vocabulary, lines=(), wants_text=wants_text)
 
 
-async def find_floor(options: ServeOptions, target: Target, facts: ModelFacts | str) -> Floor:
+async def find_floor(options: ServeOptions, target: BenchTarget, facts: ModelFacts | str) -> Floor:
     """Put the floor together from what was given, what the server tells and what can be measured here."""
     rate: Bandwidth | str
     if options.bandwidth is not None:
@@ -234,7 +241,7 @@ async def measure(workload: Workload, run: Run, material: Material, floor: Floor
 
 
 def describe(
-    target: Target, floor: Floor, start: Start | None, options: ServeOptions, found: Sequence[Figures]
+    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[Figures]
 ) -> list[str]:
     """Say in lines what was measured, under which conditions, and what the floor rests on."""
     version = f" {target.version}" if target.version else ""
@@ -255,7 +262,7 @@ def describe(
 
 
 def as_report(
-    target: Target, floor: Floor, start: Start | None, options: ServeOptions, found: Sequence[Figures]
+    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[Figures]
 ) -> dict[str, Any]:
     """Return everything for JSON."""
     return {

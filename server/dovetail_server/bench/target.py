@@ -22,7 +22,7 @@ PROBE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class BenchTarget:
     """A server that answers.
 
     Attributes:
@@ -61,7 +61,7 @@ def clean_url(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1")
 
 
-async def discover(session: aiohttp.ClientSession, base_url: str, model: str | None) -> Target:
+async def discover(session: aiohttp.ClientSession, base_url: str, model: str | None) -> BenchTarget:
     """Ask a server what it is.
 
     Raises:
@@ -81,7 +81,7 @@ async def discover(session: aiohttp.ClientSession, base_url: str, model: str | N
     is_ours = "weight_bytes" in (engine or {})
     is_local = urlsplit(base_url).hostname in LOCAL
     folder = next((Path(p) for p in (info.get("model_path"), entry.get("root")) if isinstance(p, str) and p), None)
-    return Target(
+    return BenchTarget(
         base_url=base_url,
         model=model or names[0],
         kind="dovetail" if is_ours else str(entry.get("owned_by") or "OpenAI-compatible server"),
@@ -126,7 +126,7 @@ async def _get(session: aiohttp.ClientSession, base_url: str, path: str, *, need
 
 
 async def probe(
-    session: aiohttp.ClientSession, target: Target, endpoint: str, prompt: Prompt, sampling: Sampling
+    session: aiohttp.ClientSession, target: BenchTarget, endpoint: str, prompt: Prompt, sampling: Sampling
 ) -> bool:
     """Send one short request of the kind that will be measured.
 
@@ -146,7 +146,7 @@ async def probe(
 
 async def _try(
     session: aiohttp.ClientSession,
-    target: Target,
+    target: BenchTarget,
     endpoint: str,
     prompt: Prompt,
     sampling: Sampling,

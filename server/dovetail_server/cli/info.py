@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.config import ModelConfig
     from dovetail.plugin_settings import PluginSettings
     from dovetail.plugins.plan import PluginPlan
-    from dovetail.processing.prepare import Preparation
+    from dovetail.processing.prepare import StartPreparation
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.text.chat.template import ChatTemplate
     from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ class Judged(NamedTuple):
         refused: Why `dovetail serve` would refuse it; None: it would not.
     """
 
-    found: Preparation[Any] | None
+    found: StartPreparation[Any] | None
     config: ModelConfig | None
     tokenizer: Tokenizer | None
     lost: Exception | None

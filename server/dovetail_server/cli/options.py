@@ -31,7 +31,7 @@ NOTES = "(notes)"
 """Where parsed flags carry what is to be said of them: no setting has such a name."""
 
 
-class Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     """Raises instead of exiting, so that every mistake is reported in one way."""
 
     def error(self, message: str) -> NoReturn:
@@ -110,12 +110,12 @@ def choices_of(field: FieldInfo) -> tuple[str, ...]:
     return tuple(map(str, kinds[0])) if kinds else ()
 
 
-def build_parser(show_all: bool) -> Parser:
+def build_parser(show_all: bool) -> OptionParser:
     """Build the parser; `show_all` lists the less common flags in its help too."""
     more = " These are the common options; --help=all lists all."
     if show_all:
         more = " Flags of SGLang, vLLM and llama.cpp are known too: translated, ignored with a log line, or rejected."
-    parser = Parser(
+    parser = OptionParser(
         prog="dovetail serve",
         allow_abbrev=False,
         add_help=False,

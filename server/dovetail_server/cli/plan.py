@@ -33,7 +33,7 @@ plan is that of one rank).
 
 
 @dataclass(slots=True)
-class Args:
+class PlanArgs:
     """The command's own arguments."""
 
     device_memory: str | None
@@ -63,13 +63,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> Args:
+def parse(argv: list[str]) -> PlanArgs:
     """Split off the command's own arguments.
 
     Raises:
         ConfigError: A value is missing.
     """
-    wish = Args(None, False, [])
+    wish = PlanArgs(None, False, [])
     rest = list(argv)
     while rest:
         arg = rest.pop(0)
@@ -85,7 +85,7 @@ def parse(argv: list[str]) -> Args:
     return wish
 
 
-def plan(wish: Args) -> MemoryPlan:
+def plan(wish: PlanArgs) -> MemoryPlan:
     """Make the plan with the engine's own function.
 
     Raises:

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     return exit_code("quantize", lambda: write(parse(argv)))
 
 
-class Parser(argparse.ArgumentParser):
+class QuantizeParser(argparse.ArgumentParser):
     """Says what is wrong as all commands do."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
@@ -48,7 +48,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Raises:
         ConfigError: One is missing, unknown or wrong.
     """
-    parser = Parser(prog="dovetail quantize", add_help=False, allow_abbrev=False)
+    parser = QuantizeParser(prog="dovetail quantize", add_help=False, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", type=Path)
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("--method", choices=METHODS, required=True)

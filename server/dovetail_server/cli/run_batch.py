@@ -30,7 +30,7 @@ Every option of `dovetail serve` that concerns the model can be given too: `dove
 
 
 @dataclass(slots=True)
-class Args:
+class RunBatchArgs:
     """The command's own arguments."""
 
     source: Path
@@ -60,7 +60,7 @@ def read_and_run(argv: list[str]) -> int:
     return run(wish, settings_from(wish.others))
 
 
-def parse(argv: list[str]) -> Args:
+def parse(argv: list[str]) -> RunBatchArgs:
     """Read the command's own arguments.
 
     Raises:
@@ -94,7 +94,7 @@ def parse(argv: list[str]) -> Args:
     if num_replicas is not None and not uses_ray:
         raise ConfigError(f"--replicas {num_replicas}: only --ray has replicas; give it, too")
     check_paths(source, target, may_be_folders=uses_ray)
-    return Args(source, target, shows_progress, others, uses_ray, num_replicas)
+    return RunBatchArgs(source, target, shows_progress, others, uses_ray, num_replicas)
 
 
 def count(text: str) -> int:
@@ -139,7 +139,7 @@ def settings_from(argv: list[str]) -> ServeSettings:
     return load_settings(flags)
 
 
-def run(wish: Args, settings: ServeSettings) -> int:
+def run(wish: RunBatchArgs, settings: ServeSettings) -> int:
     """Check what is cheap to check, then run."""
     import asyncio
 
@@ -158,7 +158,7 @@ def run(wish: Args, settings: ServeSettings) -> int:
     return asyncio.run(run_file(prepared, wish.source, wish.target, wish.shows_progress))
 
 
-def run_on_ray(wish: Args, settings: ServeSettings) -> int:
+def run_on_ray(wish: RunBatchArgs, settings: ServeSettings) -> int:
     """Run on a Ray cluster.
 
     Raises:

@@ -23,7 +23,7 @@ from dovetail_server.apis.loaded import named_apis, of_batches
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.model import endpoint_of
 from dovetail_server.batches.result import Result
-from dovetail_server.ray.batch_files import CHUNK_LINES, BatchFile, Chunk, files_of, look_through
+from dovetail_server.ray.batch_files import CHUNK_LINES, BatchFile, LineChunk, files_of, look_through
 from dovetail_server.ray.options import Model, Node, RayOptions, actor_options, cluster_nodes, replica_values
 from dovetail_server.ray.replica import Server
 from dovetail_server.schema.batches import decode_line
@@ -39,7 +39,7 @@ NOT_RESULTS = frozenset(
     {"num_threads", "device", "log_level", "log_format", "file_storage_path", "max_running_requests"}
 )
 """Settings that may differ between a run and the one that goes on with it."""
-Work = tuple[BatchFile, Chunk]
+Work = tuple[BatchFile, LineChunk]
 
 
 def run_files(

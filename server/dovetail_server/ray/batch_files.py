@@ -32,7 +32,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class LineChunk:
     """Lines that are answered together: where they are in the input, and how many."""
 
     number: int
@@ -56,7 +56,7 @@ class BatchFile:
 
     source: Path
     target: Path
-    chunks: list[Chunk]
+    chunks: list[LineChunk]
     num_failed: int = 0
     done: set[int] = field(default_factory=set)
 
@@ -94,7 +94,7 @@ class BatchFile:
             self.done.add(int(number))
             self.num_failed += int(failed)
 
-    def lines(self, chunk: Chunk) -> bytes:
+    def lines(self, chunk: LineChunk) -> bytes:
         """Read a chunk.
 
         Raises:
@@ -102,7 +102,7 @@ class BatchFile:
         """
         return read_at(self.source, chunk.offset, chunk.length)
 
-    def save(self, chunk: Chunk, results: bytes, num_failed: int) -> None:
+    def save(self, chunk: LineChunk, results: bytes, num_failed: int) -> None:
         """Keep a chunk's results; they are durable when this returns."""
         write_whole(self.parts / f"{chunk.number:06d}.{num_failed}", self.parts / ".part.tmp", [results])
         self.done.add(chunk.number)
@@ -125,7 +125,7 @@ def pieces_of(paths: list[Path]) -> Iterator[bytes]:
                 yield piece
 
 
-def look_through(source: Path, max_line_bytes: int, others: Collection[str] = ()) -> list[Chunk]:
+def look_through(source: Path, max_line_bytes: int, others: Collection[str] = ()) -> list[LineChunk]:
     """Check every line of an input, and cut it into chunks. 8 bytes a line are held.
 
     Args:
@@ -136,7 +136,7 @@ def look_through(source: Path, max_line_bytes: int, others: Collection[str] = ()
     Raises:
         ConfigError: With the first mistakes.
     """
-    chunks: list[Chunk] = []
+    chunks: list[LineChunk] = []
     hashes, mistakes = array.array("Q"), list[str]()
     begin = offset = num_lines = 0
     with open_to_read(source) as file:
@@ -151,10 +151,10 @@ def look_through(source: Path, max_line_bytes: int, others: Collection[str] = ()
                         break
                 hashes.append(int.from_bytes(blake2b(custom_id.encode(), digest_size=8).digest()))
             if num_lines == CHUNK_LINES or (num_lines and offset - begin >= CHUNK_BYTES):
-                chunks.append(Chunk(len(chunks), begin, offset - begin, num_lines))
+                chunks.append(LineChunk(len(chunks), begin, offset - begin, num_lines))
                 begin, num_lines = offset, 0
     if num_lines:
-        chunks.append(Chunk(len(chunks), begin, offset - begin, num_lines))
+        chunks.append(LineChunk(len(chunks), begin, offset - begin, num_lines))
     if not mistakes:
         if not chunks:
             mistakes.append("it holds no request; write one JSON object per line")

@@ -53,13 +53,13 @@ DROPPED = HOP | {"origin", "sec-fetch-site"}
 NO_HOST = (b"host", b"localhost")
 
 
-class Named(msgspec.Struct):
+class ModelField(msgspec.Struct):
     """The field that chooses the model; others are the replica's to check."""
 
     model: Any = None
 
 
-named = msgspec.json.Decoder(Named).decode
+named = msgspec.json.Decoder(ModelField).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Front:
 
 def create_app(state: FrontState) -> Starlette:
     """Build the application."""
-    relay = Relay(state)
+    relay = RayRelay(state)
     app = Starlette(
         routes=[
             Route("/livez", live, methods=["GET"]),
@@ -170,7 +170,7 @@ async def live(request: Request) -> Response:
     return answer(None)
 
 
-class Relay:
+class RayRelay:
     """Gives requests to replicas."""
 
     def __init__(self, state: FrontState) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from dovetail import log
 from dovetail.contracts.errors import DovetailError
-from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
+from dovetail.forks import GoneError, PreloadedModules, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, most_own_bytes, return_large_blocks
 from dovetail.process_limits import lower
 from dovetail.processing.processor import Processor
@@ -75,9 +75,9 @@ def main(argv: list[str]) -> int:
     try:
         start = msgspec.msgpack.decode(receive(control), type=WorkerStart)
         try:
-            worker = Worker(start)
+            worker = PreloadedState(start)
         except DovetailError as error:
-            send(control, Loaded(str(error)))
+            send(control, PreloadedModules(str(error)))
             return 1
     except GoneError:
         return 0
@@ -99,7 +99,7 @@ def warn_of_limits() -> None:
         )
 
 
-class Worker:
+class PreloadedState:
     """What copies find loaded."""
 
     def __init__(self, start: WorkerStart) -> None:

@@ -167,7 +167,7 @@ class BodyPool:
             waiting = server.take_waiting()
             try:
                 with waiting or server.fork() as channel:
-                    outcome = await Conversation(channel, self.pids).run(job, raw, answer)
+                    outcome = await WorkerExchange(channel, self.pids).run(job, raw, answer)
             except ForkStartError as error:
                 raise died(f"could not be started: {error}") from None
             except GoneError:  # before the job began
@@ -188,7 +188,7 @@ class BodyPool:
             raise died(f"could not be started: {error}") from None
 
 
-class Conversation:
+class WorkerExchange:
     """What is said with one process."""
 
     def __init__(self, channel: socket.socket, pids: set[int]) -> None:

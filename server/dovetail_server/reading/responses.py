@@ -59,7 +59,7 @@ async def begin(
         RequestError: It cannot be served as it is, or refers to what is not there.
         ServiceError: What it refers to, or where it must be stored, cannot be reached now.
     """
-    entry = Entry(state, owner, adjust)
+    entry = BodyEntry(state, owner, adjust)
     found: Answer | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, ResponsesRequest, is_line=is_line)
@@ -86,7 +86,7 @@ async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
         RequestError: See `begin`.
         ServiceError: See `begin`.
     """
-    entry = Entry(state, owner)
+    entry = BodyEntry(state, owner)
     found: Answer | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, InputTokensRequest)
@@ -111,7 +111,7 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
         RequestError: See `begin`; or it does not fit the context.
         ServiceError: See `begin`; or the model wrote no summary.
     """
-    entry = Entry(state, owner)
+    entry = BodyEntry(state, owner)
     found: Answer | None = None
     made: ReadItems | None = None
     if not state.bodies.takes(len(raw)):
@@ -148,7 +148,7 @@ def given(found: Answer) -> Callable[[Question], asyncio.Future[Answer]]:
     return answer
 
 
-class Entry:
+class BodyEntry:
     """One request on its way in."""
 
     def __init__(self, state: ReadingContext, owner: str, adjust: Adjust = lambda request: request) -> None:

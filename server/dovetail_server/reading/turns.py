@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 Place = asyncio.Future[None]
 
 
-class Line:
+class TurnLine:
     """Who waits, taken in turn."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Turns:
         """Begin with nobody."""
         self._most = {False: most, True: max(1, most - 1)}
         self._going = {False: 0, True: 0}
-        self._lines = {False: Line(), True: Line()}
+        self._lines = {False: TurnLine(), True: TurnLine()}
 
     @property
     def num_waiting(self) -> int:

@@ -20,7 +20,7 @@ MAX_TEXT_BYTES = 1 << 15
 """Enough to tell prompts apart: two that are equal so far share some eight thousand tokens."""
 
 
-class Prompt(msgspec.Struct):
+class PromptStart(msgspec.Struct):
     """The fields that prompts are made of, as they were written, of all APIs."""
 
     tools: msgspec.Raw = msgspec.Raw()
@@ -33,8 +33,8 @@ class Prompt(msgspec.Struct):
     input_ids: msgspec.Raw = msgspec.Raw()
 
 
-ORDER = Prompt.__struct_fields__
-decode = msgspec.json.Decoder(Prompt).decode
+ORDER = PromptStart.__struct_fields__
+decode = msgspec.json.Decoder(PromptStart).decode
 
 
 def beginning(body: bytes) -> str | None:

@@ -33,7 +33,7 @@ MAX_REPLY_BYTES = 32 << 20
 """Of a reply that is no stream: a larger one is sent as it comes."""
 
 
-class Holder(Protocol):
+class ReplyMemory(Protocol):
     """Whose memory all journals and held replies are in."""
 
     num_kept_bytes: int
@@ -47,7 +47,7 @@ class Holder(Protocol):
 class StreamBuffer:
     """The events and the journal of one stream."""
 
-    def __init__(self, holder: Holder, path: str, body: bytes, ends: Callable[[Exception], bytes]) -> None:
+    def __init__(self, holder: ReplyMemory, path: str, body: bytes, ends: Callable[[Exception], bytes]) -> None:
         """Begin; `path` and `body` are those of the request, `ends` writes the end of a stream that cannot go on."""
         self.end = END
         """Of an event."""
@@ -130,7 +130,7 @@ class StreamBuffer:
 class ResponseBuffer:
     """The pieces of a reply that is held until it is whole."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: ReplyMemory) -> None:
         """Hold nothing yet."""
         self._holder = holder
         self._pieces: deque[bytes] = deque()
@@ -169,7 +169,7 @@ class RelayedStream(ABC):
     successor = "another replica"
     """What the log calls the server that goes on."""
 
-    def __init__(self, holder: Holder, places: Places, path: str, body: bytes, request_id: str) -> None:
+    def __init__(self, holder: ReplyMemory, places: Places, path: str, body: bytes, request_id: str) -> None:
         """Begin; `path` and `body` are the request's, memory is `holder`'s."""
         self.kept = StreamBuffer(holder, path, body, places.ending(path, request_id))
 
@@ -227,7 +227,7 @@ class RelayedStream(ABC):
 
 
 async def pass_whole(
-    holder: Holder,
+    holder: ReplyMemory,
     pieces: Pieces,
     begin: Callable[[], Awaitable[None]] | None,
     send: Callable[[bytes], Awaitable[None]],

@@ -88,7 +88,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class Usage:
+class TenantUsage:
     """Since the server's start."""
 
     requests: int = 0
@@ -105,7 +105,7 @@ class Tenant:
         """Begin with no limits and nothing used."""
         self.owner = owner
         self.grant = Grant()
-        self.usage = Usage()
+        self.usage = TenantUsage()
         self.num_live = 0
         """Engine requests submitted and not yet finished."""
         self.num_live_tokens = 0

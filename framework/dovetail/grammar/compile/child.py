@@ -61,11 +61,11 @@ def main(argv: list[str]) -> int:
         start = msgspec.msgpack.decode(receive(control), type=ChildStart)
     except GoneError:
         return 0
-    worker = SchemaValidator() if start.plan is None else Compiler(start, start.plan)
+    worker = SchemaValidator() if start.plan is None else CompileChild(start, start.plan)
     return serve_forks(control, lambda channel: _serve(channel, worker))
 
 
-def _serve(channel: socket.socket, worker: Compiler | SchemaValidator) -> None:
+def _serve(channel: socket.socket, worker: CompileChild | SchemaValidator) -> None:
     """A copy's part: one job. A timer of the system ends it at the limit, in native code too."""
     os.nice(NICE)
     job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
@@ -118,7 +118,7 @@ class SchemaValidator:
             return ChildReply(error=f"{type(error).__name__}: {error}")
 
 
-class Compiler:
+class CompileChild:
     """Compiles grammars. The backends are made before the first job."""
 
     def __init__(self, start: ChildStart, plan: PluginPlan) -> None:

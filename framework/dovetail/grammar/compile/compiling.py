@@ -33,7 +33,7 @@ MAX_LOAD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompileResult:
     """A grammar that is ready.
 
     Attributes:
@@ -112,7 +112,7 @@ class Compiler:
         """Ask a step's backend what it enforces, where nobody has; see `asking.asked`."""
         return asked(self.backend(step.backend), step) if step.unasked else (step, ())
 
-    def inline(self, step: GrammarOption) -> Compiled:
+    def inline(self, step: GrammarOption) -> CompileResult:
         """Compile in this thread.
 
         Raises:
@@ -121,9 +121,9 @@ class Compiler:
         backend = self.backend(step.backend)
         result = backend.compile(spec_of(step), self._limits)
         made = backend.load(result) if isinstance(result, bytes) else result
-        return Compiled(self._watched(step, made), backend)
+        return CompileResult(self._watched(step, made), backend)
 
-    def lighter(self, step: GrammarOption) -> Compiled | None:
+    def lighter(self, step: GrammarOption) -> CompileResult | None:
         """Compile in this thread what takes too long, without what costs most; None where that is not known.
 
         Raises:
@@ -135,9 +135,9 @@ class Compiler:
             return None
         spec, gone = found
         made = self.inline(msgspec.structs.replace(step, source=spec.source))
-        return Compiled(made.grammar, backend, ignored=gone)
+        return CompileResult(made.grammar, backend, ignored=gone)
 
-    def outside(self, step: GrammarOption, deadline: float) -> Compiled:
+    def outside(self, step: GrammarOption, deadline: float) -> CompileResult:
         """Compile in a process of its own, and load the result here.
 
         Raises:
@@ -156,9 +156,9 @@ class Compiler:
         if reply.blob is None:
             source = without(step.kind, step.source, reply.ignored)
             again = self.inline(msgspec.structs.replace(step, source=source))
-            return Compiled(again.grammar, backend, reply.load_bytes, reply.ignored)
+            return CompileResult(again.grammar, backend, reply.load_bytes, reply.ignored)
         made = self._watched(step, backend.load(reply.blob))
-        return Compiled(made, backend, reply.load_bytes, reply.ignored)
+        return CompileResult(made, backend, reply.load_bytes, reply.ignored)
 
     def _watched(self, step: GrammarOption, grammar: CompiledGrammar) -> CompiledGrammar:
         """Have items of arrays watched over that the backend does not know to differ."""

@@ -25,7 +25,7 @@ class QueueBounds:
     max_bytes_of_owner: int = 16 << 20
 
 
-class Place(enum.Enum):
+class CompileSite(enum.Enum):
     """Where a grammar is compiled: in a thread, in a process, or in one for what is done soon."""
 
     HERE = "here"
@@ -56,7 +56,7 @@ class CompileFuture:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class CompileJob:
     """A grammar under way to its future.
 
     Attributes:
@@ -102,13 +102,13 @@ class Job:
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingCompile:
     """What waits, counted."""
 
     num: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, job: Job, sign: int = 1) -> None:
+    def add(self, job: CompileJob, sign: int = 1) -> None:
         """Count a job, or with a negative sign take it out."""
         for owner in ("", f"of {job.owner}"):
             self.num[owner] += sign
@@ -116,7 +116,7 @@ class Waiting:
             if not self.num[owner]:
                 del self.num[owner], self.num_bytes[owner]
 
-    def refuse(self, job: Job, bounds: QueueBounds) -> Refused | None:
+    def refuse(self, job: CompileJob, bounds: QueueBounds) -> Refused | None:
         """Say why a job may not wait beside what does, or None."""
         of, size = f"of {job.owner}", job.num_bytes
         text = "too many different grammars of {} are waiting to be compiled; try again later"

@@ -17,8 +17,8 @@ from functools import partial
 from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced, GrammarCache, Refused, key_of
-from dovetail.grammar.compile.compiling import Compiled, Compiler
-from dovetail.grammar.compile.jobs import CompileFuture, Job, Place, QueueBounds, Steps, Waiting
+from dovetail.grammar.compile.compiling import Compiler, CompileResult
+from dovetail.grammar.compile.jobs import CompileFuture, CompileJob, CompileSite, QueueBounds, Steps, WaitingCompile
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildStartError, ChildTimeoutError
 from dovetail.grammar.compile.queue import Workers
@@ -77,7 +77,7 @@ class GrammarService:
         self._compiler = Compiler(plugins, make_vocabulary, limits, MAX_SLOW + MAX_SWIFT)
         self._cache = GrammarCache(cache_bytes)
         self._pending: dict[bytes, CompileFuture] = {}
-        self._waiting = Waiting()
+        self._waiting = WaitingCompile()
         self._lock = threading.RLock()
         self._finished = threading.Event()
         self._is_warm = threading.Event()
@@ -123,7 +123,7 @@ class GrammarService:
                 future.num_claims += 1
                 return future
             now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
-            job = Job(
+            job = CompileJob(
                 steps=steps,
                 key=key,
                 future=CompileFuture(),
@@ -138,7 +138,7 @@ class GrammarService:
                 return CompileFuture(refused)
             self._pending[key] = job.future
             self._waiting.add(job)
-        self._inline.put(owner, partial(self._work, job, Place.HERE))
+        self._inline.put(owner, partial(self._work, job, CompileSite.HERE))
         return job.future
 
     def known(self, steps: Steps, at: int) -> CompileFuture | None:
@@ -242,14 +242,14 @@ class GrammarService:
         except Exception as error:
             logger.debug("grammar backend %s is not prepared: %s", step.backend, error)
 
-    def _work(self, job: Job, place: Place) -> None:
+    def _work(self, job: CompileJob, place: CompileSite) -> None:
         """Bring a job on, whatever its backends do: a future that is never filled is waited for without end."""
         try:
             self._try_ways(job, place)
         except Exception as error:
             self._finish(job, _refusal(error), 0)
 
-    def _try_ways(self, job: Job, place: Place) -> None:
+    def _try_ways(self, job: CompileJob, place: CompileSite) -> None:
         """Try the ways that are left, up to the first that needs a process of another place."""
         while job.index < len(job.steps):
             now = time.monotonic()
@@ -297,43 +297,43 @@ class GrammarService:
             job.index += 1
         self._finish(job, self._why_not(job), 0)
 
-    def _pass_on(self, job: Job, place: Place) -> None:
+    def _pass_on(self, job: CompileJob, place: CompileSite) -> None:
         """Have a job done in a process; where all are busy, first in the one for what is done soon."""
         if not self._compiler.is_ready and not self._is_inline(job.steps[-1]):
             job.deadline = job.asked + START_S + job.patience_s
-        if place is Place.HERE and not self._outside.is_free:
-            self._swift.put(job.owner, partial(self._work, job, Place.SWIFT))
+        if place is CompileSite.HERE and not self._outside.is_free:
+            self._swift.put(job.owner, partial(self._work, job, CompileSite.SWIFT))
         else:
-            self._outside.put(job.owner, partial(self._work, job, Place.OUTSIDE))
+            self._outside.put(job.owner, partial(self._work, job, CompileSite.OUTSIDE))
 
-    def _compile(self, job: Job, step: GrammarOption, now: float, place: Place) -> Compiled | None:
+    def _compile(self, job: CompileJob, step: GrammarOption, now: float, place: CompileSite) -> CompileResult | None:
         """Compile one way; None where that has to be done elsewhere."""
         is_last = job.index == len(job.steps) - 1
-        if place is Place.HERE or (is_last and self._is_inline(step)):
+        if place is CompileSite.HERE or (is_last and self._is_inline(step)):
             if not self._is_inline(step):
                 return None
             job.began = job.began or now
             try:
                 return self._compiler.inline(step)
             except RequestError as error:
-                if place is Place.HERE and step.weaken and is_weakenable(error.code, error.message):
+                if place is CompileSite.HERE and step.weaken and is_weakenable(error.code, error.message):
                     return None  # finding out what to leave out takes many compilations
                 raise
-        if place is Place.SWIFT:
+        if place is CompileSite.SWIFT:
             return self._swiftly(job, step, now)
         job.began = job.began or now
         self._await_process(job, now)
         now = time.monotonic()
         return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
 
-    def _swiftly(self, job: Job, step: GrammarOption, now: float) -> Compiled | None:
+    def _swiftly(self, job: CompileJob, step: GrammarOption, now: float) -> CompileResult | None:
         """Compile in a process for what is done soon; None for what is not."""
         try:
             return self._compiler.outside(step, min(job.last_way_at, now + SWIFT_S))
         except (ChildTimeoutError, ChildStartError):
             return None
 
-    def _await_process(self, job: Job, now: float) -> None:
+    def _await_process(self, job: CompileJob, now: float) -> None:
         """Wait for the first process: a while where another way needs none, else as long as it takes to start.
 
         What a way may take does not pass meanwhile.
@@ -344,7 +344,7 @@ class GrammarService:
             self._compiler.wait_ready(early if self._is_inline(job.steps[-1]) else job.deadline)
         job.deadline = min(job.deadline, time.monotonic() + job.patience_s)
 
-    def _was_left(self, job: Job) -> bool:
+    def _was_left(self, job: CompileJob) -> bool:
         """Take a job out that nobody waits for any more: who comes from now on is served by another."""
         with self._lock:
             if job.future.num_claims > 0:
@@ -357,12 +357,12 @@ class GrammarService:
     def _is_inline(self, step: GrammarOption) -> bool:
         return self._compiler.backend(step.backend).inline(spec_of(step))
 
-    def _has_grace(self, job: Job) -> bool:
+    def _has_grace(self, job: CompileJob) -> bool:
         """Whether the ways before took all the time, and the last one takes next to none: then it is still tried."""
         is_ours = job.is_early or (job.began is not None and job.began < (job.asked + job.deadline) / 2)
         return is_ours and len(job.steps) > 1 and self._is_inline(job.steps[-1])
 
-    def _why_not(self, job: Job) -> Refused:
+    def _why_not(self, job: CompileJob) -> Refused:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
         waited = (job.began or job.deadline) - job.asked
         timed_out = job.refused is None or job.refused.code == TOO_COMPLEX
@@ -370,7 +370,7 @@ class GrammarService:
             return Refused("the server is busy compiling other grammars; try again later", BUSY)
         return job.refused or Refused("no way to enforce the grammar was given", None)
 
-    def _finish(self, job: Job, outcome: Enforced | Refused, num_bytes: int) -> None:
+    def _finish(self, job: CompileJob, outcome: Enforced | Refused, num_bytes: int) -> None:
         with self._lock:
             if isinstance(outcome, Enforced) or outcome.code not in (None, BUSY):
                 self._cache.put(job.key, outcome, num_bytes)

@@ -43,7 +43,7 @@ def _is_time(text: str) -> bool:
     return max(hour, away_hour) < 24 and max(minute, away_minute) < 60 and (second < 60 or is_leap)
 
 
-class Formats(FormatChecker):  # type: ignore[misc]  # the library has no types
+class FormatChecks(FormatChecker):  # type: ignore[misc]  # the library has no types
     """Judges texts by the expressions of formats, where these say yes; by the library, where it knows better.
 
     Its packages for the other formats are not needed for that, and say nothing where they are not installed.
@@ -76,7 +76,7 @@ class Formats(FormatChecker):  # type: ignore[misc]  # the library has no types
 
 _TOLD = frozenset(("date", "ipv4", "ipv6", "uuid"))
 """Formats of which the library knows all texts by itself."""
-FORMATS, LENIENT = Formats(), Formats(is_lenient=True)
+FORMATS, LENIENT = FormatChecks(), FormatChecks(is_lenient=True)
 
 
 def verdict(schema: Any, text: str) -> bool | None:

@@ -54,7 +54,7 @@ class TokenSets:
         return found
 
 
-class Mark(NamedTuple):
+class ConstraintMark(NamedTuple):
     """A place that a constraint can be taken back to."""
 
     num_taken: int
@@ -241,12 +241,12 @@ class Constraint:
             return matcher.error
         return matcher.error or f"the grammar does not allow token {token_id} here"
 
-    def mark(self) -> Mark:
+    def mark(self) -> ConstraintMark:
         """Return the present place, for `back_to`."""
         tail = () if self.rules is None else tuple(self.rules.tail)
-        return Mark(self._num_taken, self._num_matched, self._leading, tail)
+        return ConstraintMark(self._num_taken, self._num_matched, self._leading, tail)
 
-    def back_to(self, mark: Mark) -> None:
+    def back_to(self, mark: ConstraintMark) -> None:
         """Take back what was accepted since a mark: at most `MAX_ROLLBACK` tokens, all of them without an error."""
         if self.gate is not None:
             self.gate.rollback(self._num_taken - mark.num_taken)

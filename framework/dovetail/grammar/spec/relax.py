@@ -105,10 +105,10 @@ def weaken(spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float
     except RequestError as error:
         if not is_weakenable(error.code, error.message):
             raise
-        return _Search(spec, compile_, until).run(error)
+        return _KeywordSearch(spec, compile_, until).run(error)
 
 
-class _Search(Generic[R]):
+class _KeywordSearch(Generic[R]):
     """Looks for the keywords to leave out: all that may be to blame first, then as many of them back as possible."""
 
     def __init__(self, spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float) -> None:

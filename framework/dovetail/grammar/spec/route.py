@@ -39,7 +39,7 @@ MAX_WEAKER = 2
 """Ways of different backends that are not full: each travels with its source."""
 
 
-class Places(Protocol):
+class PlaceMap(Protocol):
     """Knows where the places of a step's source stood in what was given."""
 
     def place(self, pointer: str) -> str:
@@ -62,7 +62,7 @@ class EnforcementOption:
     step: GrammarOption
     enforcement: Enforcement
     ignored: tuple[str, ...]
-    normal: Places | None = field(default=None, compare=False, repr=False)
+    normal: PlaceMap | None = field(default=None, compare=False, repr=False)
     watched: tuple[str, ...] = ()
 
     def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:

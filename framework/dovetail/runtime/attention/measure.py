@@ -57,7 +57,7 @@ SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialStep:
     """`num` requests with `cached` tokens each that bring `new` ones each: decode rows, or a chunk of a prompt."""
 
     num: int
@@ -78,7 +78,13 @@ class Step:
         return f"{self.num} rows" if self.cached else f"{self.new} tokens"
 
 
-STEPS = (Step(1, 1023, 1), Step(16, 1023, 1), Step(64, 1023, 1), Step(1, 0, 512), Step(1, 0, 8192))
+STEPS = (
+    TrialStep(1, 1023, 1),
+    TrialStep(16, 1023, 1),
+    TrialStep(64, 1023, 1),
+    TrialStep(1, 0, 512),
+    TrialStep(1, 0, 8192),
+)
 ALIKE_STEPS = (STEPS[1], STEPS[4])
 """Those whose results are compared."""
 USES = ("prefill", "decode")
@@ -219,14 +225,14 @@ class World:
         self._pool = None
         device_of(self.device).trim()
 
-    def seconds(self, backend: Backend, step: Step, clock: Clock) -> float:
+    def seconds(self, backend: Backend, step: TrialStep, clock: Clock) -> float:
         """Return the seconds that a layer takes."""
         covers = backend.caps.graph == "mixed" or (backend.caps.graph == "decode" and step.use == "decode")
         with torch.inference_mode():
             run = self.runner(backend, step, is_captured=covers)
             return clock(run, covers) / (step.num_repeats * len(self.config.layers))
 
-    def rehearsal(self, backend: Backend, step: Step) -> Callable[[], None]:
+    def rehearsal(self, backend: Backend, step: TrialStep) -> Callable[[], None]:
         """Return what launches all that a step launches, once."""
 
         def rehearse() -> None:
@@ -234,7 +240,7 @@ class World:
 
         return rehearse
 
-    def apart(self, backend: Backend, default: Backend, step: Step) -> float:
+    def apart(self, backend: Backend, default: Backend, step: TrialStep) -> float:
         """Return how far the results of two backends are apart, as a part of the default's; NaN if one is no number."""
         with torch.inference_mode():
             found = []
@@ -243,7 +249,9 @@ class World:
                 found.append(self.runner(each, step, is_captured=False, num_repeats=1)().float())
             return float((found[0] - found[1]).norm() / found[1].norm())
 
-    def runner(self, backend_class: Backend, step: Step, *, is_captured: bool, num_repeats: int | None = None) -> Run:
+    def runner(
+        self, backend_class: Backend, step: TrialStep, *, is_captured: bool, num_repeats: int | None = None
+    ) -> Run:
         """Make a backend and a batch, and return what runs the step."""
         backend = backend_class(self.config, self.pool, self.device)
         batch = self._batch(step, backend, is_captured=is_captured)
@@ -259,7 +267,7 @@ class World:
 
         return run
 
-    def _batch(self, step: Step, backend: AttentionBackend, *, is_captured: bool) -> ForwardBatch:
+    def _batch(self, step: TrialStep, backend: AttentionBackend, *, is_captured: bool) -> ForwardBatch:
         """Requests in random pages; of decode rows in a graph, the host knows no lengths."""
         num, new, length, size = step.num, step.new, step.cached + step.new, self.page_size
         pages = -(-length // size)

@@ -111,7 +111,7 @@ def read(pattern: str) -> Tree:
     """
     if len(pattern) > MAX_CHARS:
         raise UnreadableError(f"an expression of {len(pattern)} characters")
-    return _Reader(pattern).whole()
+    return _PatternReader(pattern).whole()
 
 
 _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE} | {"D": others(DIGIT), "W": others(WORD), "S": others(SPACE)}
@@ -119,7 +119,7 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _LOOKS = {"?=": (True, False), "?!": (True, True), "?<=": (False, False), "?<!": (False, True)}
 
 
-class _Reader:
+class _PatternReader:
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0
 

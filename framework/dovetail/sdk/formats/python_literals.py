@@ -24,7 +24,7 @@ def literal_json(text: str) -> str | None:
     Strings, numbers, lists, tuples, sets, dictionaries, `True`, `False` and `None` are read, and JSON's spelling of the
     last three. JSON's numbers keep theirs. Work is linear in the text.
     """
-    reader = _Reader(text)
+    reader = _LiteralReader(text)
     try:
         found = reader.value(0)
         reader.end()
@@ -33,7 +33,7 @@ def literal_json(text: str) -> str | None:
     return found
 
 
-class _Reader:
+class _LiteralReader:
     """Reads one literal by recursive descent, to a bounded depth."""
 
     def __init__(self, text: str) -> None:

@@ -26,7 +26,7 @@ class TemplateLimitError(jinja2.TemplateRuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RenderLimits:
     """Bounds of one render.
 
     Attributes:
@@ -46,14 +46,16 @@ class Limits:
     message_s: float = 0.0
 
 
-FULL = Limits(seconds=5.0, chars=1 << 24, items=1 << 20, superlinear=1 << 14, searched=1 << 30)
+FULL = RenderLimits(seconds=5.0, chars=1 << 24, items=1 << 20, superlinear=1 << 14, searched=1 << 30)
 """Where a render may take its time: in `LLM`, and in a process that can be killed."""
-INLINE = Limits(seconds=0.015, chars=1 << 19, items=1 << 12, superlinear=1 << 10, searched=1 << 23, message_s=1e-4)
+INLINE = RenderLimits(
+    seconds=0.015, chars=1 << 19, items=1 << 12, superlinear=1 << 10, searched=1 << 23, message_s=1e-4
+)
 """In a server's process, for short conversations on its event loop. Published templates take 50 µs for a message.
 
 Between two checks of the time one function runs, which takes 10 ms at most with such inputs.
 """
-PROBE = Limits(seconds=0.25, chars=1 << 20, items=1 << 14, superlinear=1 << 10, searched=1 << 24)
+PROBE = RenderLimits(seconds=0.25, chars=1 << 20, items=1 << 14, superlinear=1 << 10, searched=1 << 24)
 """While a server starts: it renders short samples, to read the format off the template."""
 
 
@@ -66,7 +68,7 @@ class RenderBudget(threading.local):
         self.restart()
 
     @contextmanager
-    def bounded(self, limits: Limits, num_messages: int = 0) -> Iterator[None]:
+    def bounded(self, limits: RenderLimits, num_messages: int = 0) -> Iterator[None]:
         """Keep what runs within to `limits`, and all renders of so many messages together to their seconds."""
         before = self.limits, self._cpu, self._clock
         self.limits = limits

@@ -47,7 +47,7 @@ _CHANGES = {"append", "extend", "insert", "pop"}
 _SEARCHES = {"in", "notin"}  # codespell:ignore notin - Jinja spells it so
 
 
-class Generation(Extension):
+class GenerationBlock(Extension):
     """`{% generation %}…{% endgeneration %}` marks the model's own text for training; here it is transparent."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
@@ -76,7 +76,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         # Looking for constants takes time in proportion to the square of an expression's depth, and runs filters.
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation], optimized=False)
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock], optimized=False
+        )
         self.budget = budget = RenderBudget()
         self.tick, self.check = budget.tick, budget.check
         self.finalize = pass_context(lambda _, value: budget.printed(value))  # one with a context is given no constants

@@ -14,7 +14,7 @@ from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.contracts.output import SampleReply, WrittenReply
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import tools_of
-from dovetail.text.chat.budget import FULL, INLINE, PROBE, Limits, TemplateLimitError
+from dovetail.text.chat.budget import FULL, INLINE, PROBE, RenderLimits, TemplateLimitError
 from dovetail.text.chat.deterministic import begin_render, one_moment
 from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
 from dovetail.text.chat.rendered import RenderedChat, message_of, written
@@ -65,7 +65,7 @@ class ChatTemplate:
         *,
         special_tokens: Mapping[str, str] | None = None,
         origin: str = "the model",
-        limits: Limits = FULL,
+        limits: RenderLimits = FULL,
         response_template: Any = None,
     ) -> None:
         """Compile.

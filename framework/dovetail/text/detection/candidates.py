@@ -66,7 +66,7 @@ class MatchScore:
     aliases: tuple[str, ...] = ()
 
 
-class Vocabulary:
+class CandidateVocabulary:
     """The tokenizer as far as it is known without loading it."""
 
     vocab_size = 0
@@ -89,7 +89,7 @@ class Vocabulary:
         return b""
 
 
-class Model:
+class CandidateModel:
     """What `auto` knows of a model: its tokenizer's files, its template, and what the template says of replies."""
 
     def __init__(self, files: TokenizerFiles, chat_template: str | None) -> None:
@@ -100,7 +100,7 @@ class Model:
         """
         said = files.tokenizer_config.get("response_template")
         self.template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
-        self.vocabulary = Vocabulary(files)
+        self.vocabulary = CandidateVocabulary(files)
         self.declared = said or files.tokenizer_config.get("response_schema")
 
     @cached_property
@@ -132,7 +132,9 @@ class Candidate:
 class Candidates:
     """The parsers of one kind for one model. Each is imported once, if it is tried."""
 
-    def __init__(self, registry: Registry, kind: str, model: Model, base: FormatSpec, timeout_s: float) -> None:
+    def __init__(
+        self, registry: Registry, kind: str, model: CandidateModel, base: FormatSpec, timeout_s: float
+    ) -> None:
         """Look at the manifests.
 
         Args:
@@ -255,7 +257,7 @@ def _is_taught(plugin: Any, template: ChatTemplate) -> bool:
     return section is not None and bool(section.start) and section.start in told and section.start not in plain
 
 
-def _begins_in_prompt(plugin: Any, model: Model) -> bool:
+def _begins_in_prompt(plugin: Any, model: CandidateModel) -> bool:
     """Whether the template ends a prompt with thinking in a parser's markers, open or closed."""
     if not isinstance(plugin, ReasoningParser):
         return False
@@ -274,7 +276,7 @@ def _tails(template: ChatTemplate) -> Iterator[str]:
             continue
 
 
-def _reads_back(plugin: Any, model: Model, base: FormatSpec) -> bool | None:
+def _reads_back(plugin: Any, model: CandidateModel, base: FormatSpec) -> bool | None:
     """Render replies and read them back, with the template's newlines; None where the template shows none."""
     template = model.template
     if not template.source:

@@ -24,7 +24,7 @@ from dovetail.plugins.plan import AUTO, as_planned, by_name
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S
 from dovetail.sdk.formats.reply_markers import reply_markers
-from dovetail.text.detection.candidates import DERIVED, ENOUGH, Candidates, MatchScore, Model
+from dovetail.text.detection.candidates import DERIVED, ENOUGH, CandidateModel, Candidates, MatchScore
 from dovetail.text.detection.formats import fit_reasoning
 
 logger = logging.getLogger("dovetail.text")
@@ -114,7 +114,7 @@ def detect(
     Raises:
         ConfigError: The template cannot be read.
     """
-    model = Model(files, chat_template)
+    model = CandidateModel(files, chat_template)
     thinkers = Candidates(registry, "reasoning_parser", model, FormatSpec(), timeout_s)
     thinking = _found(registry, "reasoning_parser", model, thinkers)
     base = _spec_of(registry, thinking.name, model)
@@ -125,7 +125,7 @@ def detect(
     return {kind: found[kind] for kind in kinds}
 
 
-def _spec_of(registry: Registry, name: str | None, model: Model) -> FormatSpec:
+def _spec_of(registry: Registry, name: str | None, model: CandidateModel) -> FormatSpec:
     """Return what a reasoning parser declares, for reading calls behind thinking."""
     if name is None:
         return FormatSpec()
@@ -134,7 +134,9 @@ def _spec_of(registry: Registry, name: str | None, model: Model) -> FormatSpec:
     return fit_reasoning(spec, reply_markers(model.template))
 
 
-def _found(registry: Registry, kind: str, model: Model, candidates: Candidates, family: str | None = None) -> Detection:
+def _found(
+    registry: Registry, kind: str, model: CandidateModel, candidates: Candidates, family: str | None = None
+) -> Detection:
     """Choose the parser of one kind; of equal ones that of a family."""
     if isinstance(model.declared, str):
         try:

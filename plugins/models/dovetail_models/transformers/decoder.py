@@ -31,10 +31,10 @@ from dovetail_models.transformers.ropes import freeze_ropes
 
 NAME = "dovetail"
 PLACE = "dovetail_place"
-"""The attribute under which an attention module finds its `Place`."""
+"""The attribute under which an attention module finds its `LayerBinding`."""
 
 
-class Step:
+class DecoderStep:
     """What the layers of a model that look back share: the batch of the step that runs."""
 
     batch: ForwardBatch | None = None
@@ -50,14 +50,14 @@ class Step:
         return self.batch
 
 
-class Place:
+class LayerBinding:
     """One attention layer: its facts, and the step's batch."""
 
-    def __init__(self, layer: AttentionLayer, step: Step) -> None:
+    def __init__(self, layer: AttentionLayer, step: DecoderStep) -> None:
         self.layer, self.step = layer, step
 
 
-class Rows(Layer):
+class LayerRows(Layer):
     """`nn.Linear` through Dovetail's kernels: repacked on CPU in bfloat16, tuned for few rows on CUDA."""
 
     def __init__(self, linear: nn.Linear, ctx: BuildContext) -> None:
@@ -125,7 +125,7 @@ class TransformersDecoder(nn.Module):
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
         self._hf, self._specs, self._names = config.extra["hf"], config.layers, config.extra["modules"]
-        self._ctx, self._step = ctx, Step()
+        self._ctx, self._step = ctx, DecoderStep()
         self._context_len = config.context_len or config.max_position_embeddings
         with torch.device(ctx.device), no_init_weights():
             made = AutoModelForCausalLM.from_config(config_of(self._hf), dtype=ctx.dtype, attn_implementation=NAME)
@@ -141,12 +141,12 @@ class TransformersDecoder(nn.Module):
             if spec.state:
                 fold_requests(module, str(cache_parameter(module)), spec.index, self._step.running)
             else:
-                setattr(module, PLACE, Place(AttentionLayer.of(spec), self._step))
+                setattr(module, PLACE, LayerBinding(AttentionLayer.of(spec), self._step))
         tied = made.get_input_embeddings().weight
         for name, module in list(made.named_modules()):
             if type(module) is nn.Linear and module.weight is not tied:
                 parent, _, own = name.rpartition(".")
-                setattr(made.get_submodule(parent), own, Rows(module, self._ctx))
+                setattr(made.get_submodule(parent), own, LayerRows(module, self._ctx))
         for module in made.modules():
             bound_steps(module)
         self._first_place = first_place(made)
@@ -199,7 +199,7 @@ def attend_paged(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> tuple[Tensor, None]:
     """Attend over the cache: `[1, Hq, T, D]` to `[1, T, Hq, Dv]`."""
-    place: Place = getattr(module, PLACE)
+    place: LayerBinding = getattr(module, PLACE)
     layer, batch = place.layer, place.step.running()
     if (sinks := given.get("s_aux")) is not None:
         layer = AttentionLayer(**{name: getattr(layer, name) for name in layer.__slots__} | {"sinks": sinks.float()})

@@ -56,7 +56,7 @@ class Mask:
 
 
 @dataclass(slots=True)
-class Call:
+class AttentionCall:
     """What one layer that looks back was called with."""
 
     module: nn.Module
@@ -64,7 +64,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProbeResult:
     """What a model is made of.
 
     Attributes:
@@ -87,17 +87,17 @@ class Unservable(Exception):
 
 
 @dataclass(slots=True)
-class Record:
+class ProbeRecord:
     """What the probe that runs now has seen, of so many tokens."""
 
     num_tokens: int
-    calls: list[Call] = field(default_factory=list)
+    calls: list[AttentionCall] = field(default_factory=list)
 
 
-_records: list[Record] = []
+_records: list[ProbeRecord] = []
 
 
-def probe(config: Any) -> Found:
+def probe(config: Any) -> ProbeResult:
     """Return what a model needs.
 
     Args:
@@ -113,7 +113,7 @@ def probe(config: Any) -> Found:
     types = list(getattr(text, "layer_types", None) or ())
     if others := sorted(set(types) - KNOWN):
         raise refusal(hf, f"layers of type {', '.join(others)} are not supported")
-    record = Record(min(NUM_TOKENS, getattr(text, "max_position_embeddings", None) or NUM_TOKENS))
+    record = ProbeRecord(min(NUM_TOKENS, getattr(text, "max_position_embeddings", None) or NUM_TOKENS))
     _records.append(record)
     try:
         model = make(config, NAME)
@@ -134,7 +134,7 @@ def probe(config: Any) -> Found:
             f"only {seen} of its {num} layers attend through transformers' attention interface or keep a recurrent "
             "state of a supported form",
         )
-    return Found(
+    return ProbeResult(
         layers=tuple(call.spec for call in record.calls),
         modules=tuple(names[id(call.module)] for call in record.calls),
         num_layers=max(num, seen),
@@ -193,7 +193,7 @@ def first_place(model: nn.Module) -> int:
     return next((int(module.padding_idx) + 1 for module in own), 0)  # type: ignore[arg-type]
 
 
-def note_mixers(model: nn.Module, record: Record) -> None:
+def note_mixers(model: nn.Module, record: ProbeRecord) -> None:
     """Let the mixers of a model write down what they keep of a request."""
     for module in model.modules():
         if (parameter := cache_parameter(module)) is not None:
@@ -204,7 +204,7 @@ def note_mixer(
     module: nn.Module,
     inner: Callable[..., Any],
     parameter: str,
-    record: Record,
+    record: ProbeRecord,
     hidden_states: Tensor,
     *_: Any,
     **__: Any,
@@ -218,7 +218,7 @@ def note_mixer(
         raise Unservable(TWICE)
     state = tuple(cache.found.values())
     reach = Recurrent(interval(module, state))
-    record.calls.append(Call(module, LayerSpec(index=len(record.calls), reach=reach, state=state)))
+    record.calls.append(AttentionCall(module, LayerSpec(index=len(record.calls), reach=reach, state=state)))
     return out
 
 
@@ -253,7 +253,7 @@ def attend(
     reach = reach_of(attention_mask, given.get("sliding_window"))
     scale = given.get("scaling")
     calls.append(
-        Call(
+        AttentionCall(
             module,
             LayerSpec(
                 index=len(calls),

@@ -11,7 +11,7 @@ from dovetail.grammar.spec.normal.nodes import Finder
 _LENGTHS = frozenset(("minLength", "maxLength"))
 
 
-class Names:
+class NameRules:
     """Reads the rules of one document."""
 
     def __init__(self, logic: Logic, finder: Finder) -> None:

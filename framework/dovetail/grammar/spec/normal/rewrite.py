@@ -11,9 +11,9 @@ from typing import Any
 from dovetail.grammar.spec.normal import counts
 from dovetail.grammar.spec.normal.disjoint import Disjoint
 from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, is_closed, values_of
-from dovetail.grammar.spec.normal.names import Names
+from dovetail.grammar.spec.normal.names import NameRules
 from dovetail.grammar.spec.normal.nodes import Finder, Place, kinds_in_common, kinds_of
-from dovetail.grammar.spec.normal.unevaluated import Reader
+from dovetail.grammar.spec.normal.unevaluated import EvaluatedReader
 from dovetail.sdk.schemas import schema
 
 Node = dict[str, Any]
@@ -46,8 +46,8 @@ class Rewriter:
         owners = [place.rpartition("/")[0] for place in lost]
         self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
         self._apart = Disjoint(self._logic, finder)
-        self._evaluated = Reader(self._logic, self._is_lost)
-        self._names = Names(self._logic, finder)
+        self._evaluated = EvaluatedReader(self._logic, self._is_lost)
+        self._names = NameRules(self._logic, finder)
         self._num_searches = 0
         self._kept: list[Any] = []  # objects that `places` knows by identity
 

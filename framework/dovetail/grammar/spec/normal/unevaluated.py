@@ -33,7 +33,7 @@ class Evaluated:
         return self.all_of_them or (is_in and not other.all_of_them)
 
 
-class Reader:
+class EvaluatedReader:
     """Reads the schemas of one document."""
 
     def __init__(self, logic: Logic, is_lost: Callable[[Node], bool]) -> None:

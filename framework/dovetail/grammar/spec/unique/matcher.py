@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarMatcher
 from dovetail.grammar.spec.unique.locations import shape_of
-from dovetail.grammar.spec.unique.scan import Frame, Mode, Scan
+from dovetail.grammar.spec.unique.scan import Mode, Scan, ScanFrame
 from dovetail.grammar.spec.unique.tags import TaggedScan, tags_of
 from dovetail.grammar.spec.unique.tokens import SPACE, TokenTexts
 from dovetail.sdk.masks import Words, clear_bit, has_bit, ids_of
@@ -158,7 +158,7 @@ class UniqueMatcher:
         if not scan.is_watched or self.inner.terminated:
             return
         self._note_ways(row)
-        search = _Search(self._texts, self.inner)
+        search = _MaskSearch(self._texts, self.inner)
         found: dict[bytes, bool] = {}
         for token_id in set(self._suspects(row)):
             if not has_bit(row, token_id):
@@ -211,7 +211,7 @@ class UniqueMatcher:
         return (texts.tokens[token_id] if token_id < len(texts.tokens) else b"") or texts.markers.get(token_id, b"")
 
 
-class _Search:
+class _MaskSearch:
     """Whether a token leaves a way on."""
 
     def __init__(self, texts: TokenTexts, inner: GrammarMatcher) -> None:
@@ -274,13 +274,13 @@ def _effect(token: bytes, mode: Mode) -> bytes:
     return b" " + text if mode is Mode.PLAIN and token[0] in SPACE else text
 
 
-def _is_wide(frame: Frame, item: bytes) -> bool:
+def _is_wide(frame: ScanFrame, item: bytes) -> bool:
     """Whether more ways went on from within an item than there are items that begin so."""
     items = frame.items
     return items is not None and len(items.beginning(item[: items.wide[item]])) + len(frame.tried) < NUM_WIDE
 
 
-def _has_way(frame: Frame, text: bytes) -> bool:
+def _has_way(frame: ScanFrame, text: bytes) -> bool:
     """Whether an item that begins like this is known to have a way to become none of the earlier ones."""
     if frame.items is None or not frame.is_near(text):
         return True
@@ -305,7 +305,7 @@ def _remember(scan: Scan, trial: Scan) -> None:
             frame.items.ways[text] = frame.items.ways.get(way, way)
 
 
-def _may_end(frame: Frame, text: bytes) -> bool:
+def _may_end(frame: ScanFrame, text: bytes) -> bool:
     """Whether a few bytes more could make an item as long as an earlier one, in another order of keys."""
     return frame.items is not None and any(len(text) + more in frame.items.lengths for more in range(1, NUM_BYTES))
 

@@ -92,7 +92,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ScanFrame:
     """An array or object that is open.
 
     Attributes:
@@ -106,7 +106,7 @@ class Frame:
         depth: Of arrays with differing items, this one included.
     """
 
-    parent: Frame | None
+    parent: ScanFrame | None
     is_object: bool
     shape: Shape | None
     index: int
@@ -142,7 +142,7 @@ class Scan:
     def __init__(self, shape: Shape | None) -> None:
         """Start at the beginning of a text."""
         self.mode = Mode.VALUE
-        self.frame: Frame | None = None
+        self.frame: ScanFrame | None = None
         self.text = b""
         self.repeats = False
         """Whether an item has ended that equals an earlier one."""
@@ -169,7 +169,7 @@ class Scan:
         """Return how many items there are in the arrays that are open, by depth."""
         return {frame.depth: len(frame.items.texts) for frame in self.frames() if frame.items is not None}
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[ScanFrame]:
         """Yield the arrays that are open and whose items differ, innermost first."""
         frame = self.frame
         while frame is not None and frame.depth:
@@ -177,7 +177,7 @@ class Scan:
                 yield frame
             frame = frame.parent
 
-    def items(self) -> Iterator[tuple[Frame, bytes]]:
+    def items(self) -> Iterator[tuple[ScanFrame, bytes]]:
         """Yield those arrays with the text of the item that has begun; empty where it has not."""
         for frame in self.frames():
             if frame is not self.frame or self.mode in (Mode.STRING, Mode.PLAIN):
@@ -244,7 +244,7 @@ class Scan:
             shape = self._shape
             items = Items(is_mixed=shape.is_mixed) if shape is not None and shape.is_unique and not is_object else None
             depth = (frame.depth if frame is not None else 0) + (items is not None)
-            self.frame = Frame(frame, is_object, self._shape, 0, items, (), 0, depth)
+            self.frame = ScanFrame(frame, is_object, self._shape, 0, items, (), 0, depth)
             self.mode = Mode.KEY if is_object else Mode.VALUE
             self._shape = None if is_object or self.frame.shape is None else self.frame.shape.item(0)
         else:
@@ -322,7 +322,7 @@ class Scan:
             self.text = b""
 
 
-def _owned(frame: Frame | None, num_items: dict[int, int]) -> Frame | None:
+def _owned(frame: ScanFrame | None, num_items: dict[int, int]) -> ScanFrame | None:
     if frame is None or not frame.depth:
         return frame
     items = frame.items.first(num_items[frame.depth]) if frame.items is not None else None
