@@ -41,6 +41,7 @@ TOOLS = [
     [
         ({"response_format": {"type": "json_object"}}, r"(?s)\s*\{.*\}\s*"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, None),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, None),
         (
             {
                 "response_format": {

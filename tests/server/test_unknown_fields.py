@@ -108,3 +108,71 @@ def test_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert counts[OTHER] == 1 + 2 * (1000 - (MAX_NAMES - MAX_OF_BODY - 1))
     assert max(map(len, counts)) <= 64
     assert len(caplog.records) == MAX_NAMES - 1
+
+
+CALL = {"type": "function", "id": "a", "function": {"name": "f", "arguments": "{}", "zork": 1}, "zork": 1}
+HISTORIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [*USER, {"role": "assistant", "tool_calls": [CALL], "zork": 1}, *USER]}),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {
+                    "type": "message",
+                    "role": "user",
+                    "content": [{"type": "input_text", "text": "a", "zork": 1}],
+                    "zork": 1,
+                },
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a", "zork": 1}], "zork": 1},
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "zork": 1},
+                {"type": "function_call_output", "call_id": "a", "output": "a", "zork": 1},
+            ]
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 4,
+            "system": [{"type": "text", "text": "a", "zork": 1}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a", "zork": 1}], "zork": 1},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}, "zork": 1}],
+                },
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "a", "zork": 1}]},
+            ],
+        },
+    ),
+]
+"""What clients send back, with fields that another server gave them."""
+
+
+@pytest.mark.parametrize(("path", "body"), HISTORIES)
+def test_fields_within_a_history_are_never_refused(
+    path: str, body: dict[str, Any], make_harness: Callable[..., Harness]
+) -> None:
+    """Whatever is in a message, an item or one of their parts; the same name beside them is refused."""
+    server = make_harness(context_len=1 << 12)
+    reply = server.post(path, body)
+    assert reply.status_code == 200, reply.text
+    refused = server.post(path, body | {"zork": 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("unknown field 'zork'")
+
+
+def test_fields_of_the_form_of_a_reply_are_no_history(make_harness: Callable[..., Harness], warning: Harness) -> None:
+    """A field beside `schema` that means nothing is refused by its place, or counted."""
+    server = make_harness()
+    schema = {"name": "a", "schema": {"type": "object"}}
+    for place, form in {
+        "response_format.json_schema.zork": {"type": "json_schema", "json_schema": schema | {"zork": 1}},
+        "response_format.schema": {"type": "json_schema", "json_schema": schema, "schema": {}},
+        "response_format.json_schema": {"type": "text", "json_schema": schema},
+        "response_format.zork": {"type": "text", "zork": 1},
+    }.items():
+        body = {"messages": USER, "response_format": form}
+        error = error_of(server.post("/v1/chat/completions", body))
+        assert (error["param"], error["code"]) == (place, "unknown_parameter")
+    assert warning.post("/v1/chat/completions", body).status_code == 200
+    assert counted(warning) == {"zork": 1}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from pydantic import (
+    AfterValidator,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -19,6 +20,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails
 
 from dovetail.processing.bounds import (
     BOUNDS,
@@ -89,6 +91,12 @@ class RequestModel(FailFastModel):
 @cache
 def _field_names(model: type[RequestModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+class SentBack(RequestModel):
+    """What clients send back of earlier replies, those of other servers too: fields beyond these are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class StreamOptions(RequestModel):
@@ -218,10 +226,39 @@ class ServiceFields(RequestModel):
     prediction: FreeForm | None = None
 
 
+FORMS = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern", "regex"),
+    "ebnf": ("grammar", "ebnf"),
+}
+"""The fields of a `response_format` by its type. Those of a `structural_tag` are the backends' affair."""
+SCHEMA_FIELDS = ("name", "description", "schema", "schema_", "strict")
+
+
+def _known_format(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a field that is read by nobody, or with `--unknown-fields warn` count it."""
+    form = value.get("type")
+    if not isinstance(form, str) or form not in FORMS:  # refused by its type, or a tag
+        return value
+    _refuse_unknown(value, ("type", *FORMS[form]), ())
+    if isinstance(inner := value.get("json_schema"), dict):
+        _refuse_unknown(inner, SCHEMA_FIELDS, ("json_schema",))
+    return value
+
+
+def _refuse_unknown(given: dict[str, Any], known: tuple[str, ...], place: tuple[str, ...]) -> None:
+    unknown = left_out([key for key, value in given.items() if key not in known and not means_nothing(key, value)])
+    if unknown:
+        found = InitErrorDetails(type="extra_forbidden", loc=(*place, unknown[0]), input=given[unknown[0]])
+        raise ValidationError.from_exception_data("response_format", [found])
+
+
 class GrammarFields(RequestModel):
     """Structured output: at most one of these. What they mean is read by `dovetail.grammar.spec.fields`."""
 
-    response_format: FreeForm | None = None
+    response_format: Annotated[FreeForm, AfterValidator(_known_format)] | None = None
     regex: Text | None = None
     ebnf: Text | None = None
     json_schema: Text | FreeForm | None = None

@@ -82,7 +82,9 @@ def _response_format(value: Any, name: str) -> RequestedGrammar | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return RequestedGrammar(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), name)
+        schema = value.get("schema")  # llama.cpp's and Together's clients say it so
+        any_object = RequestedGrammar(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), name)
+        return any_object if schema is None else _json(schema, f"{name}.schema")
     if kind == "json_schema":
         return _openai_schema(value, name)
     if kind == "structural_tag":

@@ -14,6 +14,7 @@ from dovetail_server.schema.common import (
     Name,
     RequestModel,
     Rid,
+    SentBack,
     StopString,
     StructuredOutput,
     Text,
@@ -25,7 +26,7 @@ BLOCK_TYPES = ("text", "document", "search_result", "thinking", "redacted_thinki
 Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are cached by themselves.")]
 
 
-class TextBlock(RequestModel):
+class TextBlock(SentBack):
     """Text."""
 
     type: Literal["text"]
@@ -34,13 +35,13 @@ class TextBlock(RequestModel):
     citations: Annotated[list[FreeForm], Field(max_length=0)] | None = Field(None, description="Only an empty list.")
 
 
-class Citations(RequestModel):
+class Citations(SentBack):
     """Whether the reply cites a block."""
 
     enabled: Literal[False] = Field(False, description="Replies cite nothing.")
 
 
-class PlainSource(RequestModel):
+class PlainSource(SentBack):
     """A document's text."""
 
     type: Literal["text"]
@@ -48,14 +49,14 @@ class PlainSource(RequestModel):
     data: Text
 
 
-class ContentSource(RequestModel):
+class ContentSource(SentBack):
     """A document's text, or its parts."""
 
     type: Literal["content"]
     content: Text | Annotated[list[TextBlock], Field(max_length=4096)]
 
 
-class DocumentBlock(RequestModel):
+class DocumentBlock(SentBack):
     """A document of text. PDFs, and those behind an address or an identifier, are not read here."""
 
     type: Literal["document"]
@@ -66,7 +67,7 @@ class DocumentBlock(RequestModel):
     cache_control: Cached = None
 
 
-class SearchResultBlock(RequestModel):
+class SearchResultBlock(SentBack):
     """What a search found."""
 
     type: Literal["search_result"]
@@ -77,14 +78,14 @@ class SearchResultBlock(RequestModel):
     cache_control: Cached = None
 
 
-class RedactedThinkingBlock(RequestModel):
+class RedactedThinkingBlock(SentBack):
     """Thinking that another server has encrypted. No model can read it here, so the prompt has none of it."""
 
     type: Literal["redacted_thinking"]
     data: Text
 
 
-class ThinkingBlock(RequestModel):
+class ThinkingBlock(SentBack):
     """What the model thought, as an earlier reply had it. Where `thinking` is empty, `signature` carries it."""
 
     type: Literal["thinking"]
@@ -92,7 +93,7 @@ class ThinkingBlock(RequestModel):
     signature: Text = ""
 
 
-class ToolUseBlock(RequestModel):
+class ToolUseBlock(SentBack):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -103,7 +104,7 @@ class ToolUseBlock(RequestModel):
     caller: FreeForm | None = Field(None, description="Accepted; there is one way of calling.")
 
 
-class ToolResultBlock(RequestModel):
+class ToolResultBlock(SentBack):
     """What a call gave."""
 
     type: Literal["tool_result"]
@@ -137,7 +138,7 @@ Blocks = Annotated[list[Block], Field(min_length=1, max_length=4096)]
 TextBlocks = Annotated[list[TextBlock], Field(max_length=4096)]
 
 
-class AnthropicMessage(RequestModel):
+class AnthropicMessage(SentBack):
     """One turn, or part of one: turns of one role in a row are one."""
 
     role: Literal["user", "assistant", "system"]

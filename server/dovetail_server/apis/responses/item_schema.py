@@ -8,14 +8,14 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from dovetail.processing.bounds import MAX_TOKENS
 from dovetail_server.apis.responses.tool_schema import AnyTool
-from dovetail_server.schema.common import FreeForm, Name, RequestModel, Text
+from dovetail_server.schema.common import FreeForm, Name, RequestModel, SentBack, Text
 from dovetail_server.schema.fail_fast import Plain
 
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputPart(RequestModel):
+class InputPart(SentBack):
     """A part of a message: `input_text`, `output_text`, `text` or `refusal`; this server reads text only."""
 
     model_config = ConfigDict(extra="allow")
@@ -28,7 +28,7 @@ class InputPart(RequestModel):
 Parts = Annotated[list[InputPart], Field(max_length=4096)]
 
 
-class MessageItem(RequestModel):
+class MessageItem(SentBack):
     """A message. An answer of the model is one with the role `assistant`."""
 
     type: Literal["message"] = "message"
@@ -39,7 +39,7 @@ class MessageItem(RequestModel):
     phase: Annotated[str, Field(max_length=32)] | None = Field(None, description="Accepted; no template here knows it.")
 
 
-class FunctionCallItem(RequestModel):
+class FunctionCallItem(SentBack):
     """A call that the model made. `arguments` is JSON text."""
 
     type: Literal["function_call"]
@@ -52,7 +52,7 @@ class FunctionCallItem(RequestModel):
     status: Status | None = None
 
 
-class FunctionCallOutputItem(RequestModel):
+class FunctionCallOutputItem(SentBack):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -63,7 +63,7 @@ class FunctionCallOutputItem(RequestModel):
     status: Status | None = None
 
 
-class CustomCallItem(RequestModel):
+class CustomCallItem(SentBack):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
@@ -75,7 +75,7 @@ class CustomCallItem(RequestModel):
     status: Status | None = None
 
 
-class CustomCallOutputItem(RequestModel):
+class CustomCallOutputItem(SentBack):
     """What a custom tool gave."""
 
     type: Literal["custom_tool_call_output"]
@@ -86,7 +86,7 @@ class CustomCallOutputItem(RequestModel):
     status: Status | None = None
 
 
-class ShellCallItem(RequestModel):
+class ShellCallItem(SentBack):
     """A command, or several, that the model had the client run."""
 
     type: Literal["local_shell_call", "shell_call"]
@@ -96,7 +96,7 @@ class ShellCallItem(RequestModel):
     status: Status | None = None
 
 
-class LocalShellOutputItem(RequestModel):
+class LocalShellOutputItem(SentBack):
     """What a command gave. In OpenAI's API `id` is the call's."""
 
     type: Literal["local_shell_call_output"]
@@ -106,7 +106,7 @@ class LocalShellOutputItem(RequestModel):
     status: Status | None = None
 
 
-class ShellOutputItem(RequestModel):
+class ShellOutputItem(SentBack):
     """What commands gave."""
 
     type: Literal["shell_call_output"]
@@ -117,7 +117,7 @@ class ShellOutputItem(RequestModel):
     status: Status | None = None
 
 
-class ApplyPatchCallItem(RequestModel):
+class ApplyPatchCallItem(SentBack):
     """A change that the model had the client make."""
 
     type: Literal["apply_patch_call"]
@@ -127,7 +127,7 @@ class ApplyPatchCallItem(RequestModel):
     status: Status | None = None
 
 
-class ApplyPatchOutputItem(RequestModel):
+class ApplyPatchOutputItem(SentBack):
     """What became of a change."""
 
     type: Literal["apply_patch_call_output"]
@@ -137,7 +137,7 @@ class ApplyPatchOutputItem(RequestModel):
     status: Literal["completed", "failed"]
 
 
-class WebSearchCallItem(RequestModel):
+class WebSearchCallItem(SentBack):
     """A search that another server made. The model is not told of it: the item has no results."""
 
     type: Literal["web_search_call"]
@@ -156,7 +156,7 @@ class AdditionalToolsItem(RequestModel):
     status: Status | None = None
 
 
-class ReasoningPart(RequestModel):
+class ReasoningPart(SentBack):
     """Part of a reasoning item."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -166,7 +166,7 @@ class ReasoningPart(RequestModel):
 ReasoningParts = Annotated[list[ReasoningPart], Field(max_length=4096)]
 
 
-class ReasoningItem(RequestModel):
+class ReasoningItem(SentBack):
     """What the model thought, as an earlier reply had it."""
 
     type: Literal["reasoning"]
@@ -177,7 +177,7 @@ class ReasoningItem(RequestModel):
     status: Status | None = None
 
 
-class CompactionItem(RequestModel):
+class CompactionItem(SentBack):
     """What `POST /v1/responses/compact` made of an earlier part of the conversation."""
 
     type: Literal["compaction"]
@@ -186,7 +186,7 @@ class CompactionItem(RequestModel):
     created_by: Name | None = None
 
 
-class ItemReference(RequestModel):
+class ItemReference(SentBack):
     """An item of a stored response, by its id."""
 
     type: Literal["item_reference"]
