@@ -113,12 +113,49 @@ def test_grammars_are_told_to_the_model_and_enforced_where_that_can_be(calling: 
 def test_a_custom_tool_can_be_chosen() -> None:
     """By its own type, alone or among the allowed ones; what names a function is as it was."""
     chosen, function = ({"type": kind, kind: {"name": "patch"}} for kind in ("custom", "function"))
-    assert tool_choice(chosen) == tool_choice(function) == function
-    for allowed in ([chosen], [function]):
-        given = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
-        assert tool_choice(given) == {**given, "allowed_tools": {"mode": "required", "tools": [function]}}
-    assert tool_choice("auto") == "auto"
-    assert tool_choice({"type": "custom", "custom": 1}) == {"type": "custom", "custom": 1}
+    for choice, types in ((chosen, {"patch": "custom"}), (function, {"patch": "function"})):
+        assert tool_choice(choice, types) == function
+        given = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice]}}
+        assert tool_choice(given, types) == {**given, "allowed_tools": {"mode": "required", "tools": [function]}}
+    assert tool_choice("auto", {}) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"type": "custom", "custom": {"name": "lookup"}}, "the type of 'lookup' is 'function' in tools"),
+        ({"type": "function", "function": {"name": "patch"}}, "the type of 'patch' is 'custom' in tools"),
+        ({"type": "custom", "custom": 1}, 'must be {"type": "custom", "custom": {"name": …}}'),
+        ({"type": "custom", "name": "patch"}, 'must be {"type": "custom", "custom": {"name": …}}'),
+        ({"type": "custom", "custom": {"name": "other"}}, "which is not in tools: patch, lookup"),
+        ({"type": "tool", "name": "patch"}, "of type function, custom or allowed_tools"),
+        ({"type": ["custom"]}, "of type function, custom or allowed_tools"),
+    ],
+)
+def test_a_choice_that_names_no_tool_of_its_type_is_refused(
+    calling: Harness, choice: dict[str, Any], said: str
+) -> None:
+    """Alone and among the allowed ones, with what is possible."""
+    reply = ask(calling, tools=[CUSTOM, FUNCTION], tool_choice=choice)
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "tool_choice")
+    assert said in error_of(reply)["message"]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [choice]}}
+    assert ask(calling, tools=[CUSTOM, FUNCTION], tool_choice=allowed).status_code == 400
+
+
+def test_a_wrong_type_names_every_possible_one(calling: Harness) -> None:
+    """Of a call in the history and of a tool, whatever else is in it."""
+    for inner in ({}, {"function": {"name": "lookup", "arguments": "{}"}}, {"custom": {"name": "patch", "input": ""}}):
+        for kind in ("tool", 3, ["function"]):
+            message = {"role": "assistant", "tool_calls": [{"id": "a", "type": kind, **inner}]}
+            error = error_of(ask(calling, messages=[USER, message]))
+            assert error["param"] == "messages[1].tool_calls[0]"
+            assert error["message"].endswith("possible: function, custom")
+            error = error_of(ask(calling, tools=[{"type": kind, **inner}]))
+            assert error["param"] == "tools[0]"
+            assert "possible: function, custom, builtin_function, web_search," in error["message"]
+    without = error_of(ask(calling, tools=[{"function": {"name": "lookup"}}]))
+    assert (without["param"], without["message"]) == ("tools[0].type", "tools[0].type is required")
 
 
 @pytest.mark.parametrize(

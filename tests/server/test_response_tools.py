@@ -15,7 +15,7 @@ from replies import response_events, strict_response
 
 from dovetail_parsers.tools.hermes import Hermes
 from dovetail_server.apis.custom import custom_input
-from dovetail_server.apis.responses.tools import chat_choice
+from dovetail_server.apis.responses.tools import ReadTools, chat_choice
 from dovetail_server.serving.job import log_dropped
 
 PATCH = '*** Begin Patch\n+ "x"\n*** End Patch'
@@ -276,4 +276,35 @@ def test_an_operator_may_refuse_tools_that_cannot_be_run(make_harness: Callable[
 )
 def test_a_choice_names_the_function_that_the_model_sees(choice: dict[str, Any], name: str) -> None:
     """`tool_choice` may name a custom tool, one that the client runs, or one in a namespace."""
-    assert chat_choice(choice, []) == {"type": "function", "function": {"name": name}}
+    assert chat_choice(choice, ReadTools()) == {"type": "function", "function": {"name": name}}
+
+
+def test_a_choice_of_another_type_than_the_tool_s_is_refused(calling: Harness) -> None:
+    """Alone and among the allowed ones, with the type that is right; what the server leaves out is no reason."""
+    for choice, is_of in (
+        ({"type": "custom", "name": "lookup"}, "function"),
+        ({"type": "function", "name": "patch"}, "custom"),
+        ({"type": "function", "name": "shell"}, "shell"),
+    ):
+        for given in (choice, {"type": "allowed_tools", "mode": "auto", "tools": [choice]}):
+            tools = [{**FUNCTION, "name": "lookup"}, CUSTOM, {"type": "shell"}]
+            reply = calling.post(
+                "/v1/responses", {"model": "tiny", "input": "hi", "tools": tools, "tool_choice": given}
+            )
+            assert (reply.status_code, error_of(reply)["param"]) == (400, "tool_choice")
+            assert f"the type of {choice['name']!r} is {is_of!r} in tools" in error_of(reply)["message"]
+    namespace = {"type": "namespace", "name": "docs", "tools": [{**FUNCTION, "name": "lookup"}]}
+    named = [
+        {"type": "function", "name": "lookup", "namespace": "docs"},
+        {"type": "shell"},
+        {"type": "web_search"},
+    ]
+    body = {
+        "model": "tiny",
+        "input": "hi",
+        "tools": [namespace, {"type": "shell"}, {"type": "web_search"}, CUSTOM],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": named},
+    }
+    assert calling.post("/v1/responses", body).status_code == 200
+    assert "docs__lookup" in prompt_of(calling)
+    assert '"patch"' not in prompt_of(calling)

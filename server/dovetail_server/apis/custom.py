@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from dovetail.contracts.requests import JsonObject
+from dovetail.processing.refusals import wrong
 from dovetail_server.apis.lark import MAX_CHARS, expression_of
 from dovetail_server.schema.common import RequestModel
 
@@ -65,6 +67,21 @@ class CustomTools:
         """Return the expression of a Lark grammar, if it has one; all of a request together may be as long as one."""
         self.num_lark += len(definition)
         return None if self.num_lark > MAX_CHARS else expression_of(definition)
+
+
+def check_type(name: str, kind: str, types: Mapping[str, str]) -> None:
+    """See that a `tool_choice` gives a tool the type that it is of: a call of a custom tool has another form.
+
+    Args:
+        name: The tool that it names; another error is told of one that is not there.
+        kind: The type that it gives.
+        types: The types of the tools, by name.
+
+    Raises:
+        RequestError: The tool is of another type.
+    """
+    if types.get(name, kind) != kind:
+        raise wrong(f"tool_choice: the type of {name!r} is {types[name]!r} in tools (given: {kind!r})", "tool_choice")
 
 
 def object_schema(properties: JsonObject, required: list[str]) -> JsonObject:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,8 +12,8 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Tools
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis import fields
-from dovetail_server.apis.chat.schema import ChatRequest, CustomTool, NestedGrammar, Tool
-from dovetail_server.apis.custom import CustomTools, custom_arguments
+from dovetail_server.apis.chat.schema import UNSERVABLE, ChatRequest, CustomTool, NestedGrammar, Tool
+from dovetail_server.apis.custom import CustomTools, check_type, custom_arguments
 from dovetail_server.apis.dropped import check_optional, renamed, servable
 
 
@@ -146,7 +146,7 @@ def tools_of(body: ChatRequest) -> tuple[Tools | None, Names, list[Dropped], Jso
         if body.tools is None and body.tool_choice is None:
             return None, names, [], {}
         served, dropped = servable(body.tools)
-        choice = tool_choice(body.tool_choice)
+        choice = tool_choice(body.tool_choice, {_name_of(tool): tool.type for _, tool in served})
         check_optional(dropped, choice)
         if dropped and not served:
             return None, names, dropped, {}
@@ -194,16 +194,38 @@ def functions_of(served: Sequence[tuple[int, Tool | CustomTool]]) -> tuple[list[
     return functions, told
 
 
-def tool_choice(given: Any) -> Any:
-    """Return `tool_choice` with functions in place of custom tools."""
+def _name_of(tool: Tool | CustomTool) -> str:
+    return tool.function.name if isinstance(tool, Tool) else tool.custom.name
+
+
+def tool_choice(given: Any, types: Mapping[str, str]) -> Any:
+    """Return `tool_choice` with functions in place of custom tools.
+
+    Args:
+        given: As the body has it.
+        types: The types of the tools, by name.
+
+    Raises:
+        RequestError: It gives a tool a type that it is not of, or names none.
+    """
     if not isinstance(given, dict):
         return given
-    if given.get("type") == "custom" and isinstance(given.get("custom"), dict):
-        return {"type": "function", "function": {"name": given["custom"].get("name")}}
     allowed = given.get("allowed_tools")
     if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
-        return {**given, "allowed_tools": {**allowed, "tools": [tool_choice(tool) for tool in allowed["tools"]]}}
-    return given
+        return {**given, "allowed_tools": {**allowed, "tools": [tool_choice(tool, types) for tool in allowed["tools"]]}}
+    kind = given.get("type", "function")
+    if kind in ("allowed_tools", *UNSERVABLE):
+        return given
+    if kind not in ("function", "custom"):
+        why = 'tool_choice must be "none", "auto", "required", or of type function, custom or allowed_tools'
+        raise wrong(why, "tool_choice")
+    inner = given.get(kind)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str):
+        why = f'tool_choice of type {kind!r} must be {{"type": "{kind}", "{kind}": {{"name": …}}}}'
+        raise wrong(why, "tool_choice")
+    check_type(name, kind, types)
+    return {"type": "function", "function": {"name": name}}
 
 
 def function_choice(given: Any) -> Any:

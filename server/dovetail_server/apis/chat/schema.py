@@ -82,14 +82,19 @@ class MessageToolCall(RequestModel):
     function: FunctionCall
 
 
-def _call_kind(call: Any) -> str:
+def _call_kind(call: Any) -> str | None:
     kind = call.get("type") if isinstance(call, dict) else getattr(call, "type", None)
-    return "custom call" if kind == "custom" else "function call"  # a tag that no field is called
+    tags = {None: "function call", "function": "function call", "custom": "custom call"}  # such as no field is called
+    return tags.get(kind) if kind is None or isinstance(kind, str) else None
 
 
 AnyCall = Annotated[
     Annotated[MessageToolCall, Tag("function call")] | Annotated[MessageCustomCall, Tag("custom call")],
-    Discriminator(_call_kind),
+    Discriminator(
+        _call_kind,
+        custom_error_type="call_type",
+        custom_error_message="has a type that is not supported; possible: function, custom",
+    ),
 ]
 
 
@@ -171,16 +176,22 @@ class HostedTool(UnservableTool):
     type: Literal[UNSERVABLE]  # type: ignore[valid-type]
 
 
-def _tool_kind(tool: Any) -> str:
+def _tool_kind(tool: Any) -> str | None:
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    if kind == "custom":
-        return "custom tool"
-    return "hosted" if isinstance(kind, str) and kind in UNSERVABLE else "function"
+    if kind in (None, "function", "custom"):
+        return f"{kind or 'function'} tool"  # a tag that no field is called
+    return "hosted tool" if isinstance(kind, str) and kind in UNSERVABLE else None
 
 
 AnyTool = Annotated[
-    Annotated[Tool, Tag("function")] | Annotated[CustomTool, Tag("custom tool")] | Annotated[HostedTool, Tag("hosted")],
-    Discriminator(_tool_kind),
+    Annotated[Tool, Tag("function tool")]
+    | Annotated[CustomTool, Tag("custom tool")]
+    | Annotated[HostedTool, Tag("hosted tool")],
+    Discriminator(
+        _tool_kind,
+        custom_error_type="tool_type",
+        custom_error_message=f"has a type that is not supported; possible: function, custom, {', '.join(UNSERVABLE)}",
+    ),
 ]
 
 

@@ -195,7 +195,7 @@ def to_request(body: ResponsesRequest, messages: list[JsonObject], tools_given: 
         raise wrong("input is empty: a conversation needs at least one message", "input")
     text, reasoning = body.text, body.reasoning
     given = read_tools(tools_given)
-    choice = chat_choice(body.tool_choice, given.dropped)
+    choice = chat_choice(body.tool_choice, given)
     kwargs = dict(body.chat_template_kwargs or {})
     if text is not None and text.verbosity is not None:
         kwargs = {"verbosity": text.verbosity, **kwargs}

@@ -5,7 +5,7 @@ Tools that OpenAI's servers run have no meaning here: they are left out, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Dropped, JsonObject
 from dovetail.processing.refusals import unsupported, wrong
-from dovetail_server.apis.custom import CustomTools, custom_arguments, object_schema
+from dovetail_server.apis.custom import CustomTools, check_type, custom_arguments, object_schema
 from dovetail_server.apis.dropped import check_optional
 from dovetail_server.apis.responses import calls
 from dovetail_server.apis.responses.tool_schema import (
@@ -75,6 +75,12 @@ class ReadTools(CustomTools):
         """Add a function."""
         self.functions.append({"type": "function", "function": function})
         self.places.append(place)
+
+    def named_calls(self) -> Iterator[tuple[str, JsonObject]]:
+        """Yield each function's name with what its calls become: nothing where they are plain ones."""
+        for tool in self.functions:
+            name = tool["function"]["name"]
+            yield name, self.calls.get(name, {})
 
     def renamed(self) -> JsonObject:
         """Return how refusals that speak of functions name their places in the body."""
@@ -157,18 +163,30 @@ def function_name(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
-def chat_choice(choice: Any, dropped: Sequence[Dropped]) -> Any:
-    """Return `tool_choice` in the chat API's form.
+def chat_choice(choice: Any, given: ReadTools) -> Any:
+    """Return `tool_choice` in the chat API's form, by the tools that are given.
 
     Raises:
-        RequestError: It names no tool that a client runs, or asks for a call where one of the tools cannot be run.
+        RequestError: It names no tool that a client runs or gives it another type, or asks for a call where one of the
+            tools cannot be run.
     """
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    name = choice.get("name") if isinstance(choice, dict) else None
-    mode = choice.get("mode", "auto") if kind == "allowed_tools" else choice
-    check_optional(dropped, mode)
-    if not isinstance(choice, dict) or kind == "allowed_tools":
+    is_list = isinstance(choice, dict) and choice.get("type") == "allowed_tools"
+    check_optional(given.dropped, choice.get("mode", "auto") if is_list else choice)
+    if not isinstance(choice, dict):
         return choice
+    types = {name: str(call.get("type", "function")) for name, call in given.named_calls()}
+    if not is_list:
+        return _named(choice, types)
+    if not isinstance(listed := choice.get("tools"), list):
+        return choice
+    left_out = [one.what for one in given.dropped]
+    kept = [tool for tool in listed if not (isinstance(tool, dict) and tool.get("type") in left_out)]
+    return {**choice, "tools": [_named(tool, types) for tool in kept]}
+
+
+def _named(choice: Any, types: Mapping[str, str]) -> JsonObject:
+    """Return what names a tool in the chat API's form; `types` has those of the tools."""
+    kind, name = (choice.get("type"), choice.get("name")) if isinstance(choice, dict) else (None, None)
     if kind in CLIENT_RUN:
         name = kind
     elif kind not in ("function", "custom") or not isinstance(name, str):
@@ -179,6 +197,7 @@ def chat_choice(choice: Any, dropped: Sequence[Dropped]) -> Any:
         raise RequestError(text, param="tool_choice", code="invalid_value")
     namespace = choice.get("namespace")
     name = function_name(str(name), namespace if isinstance(namespace, str) else None)
+    check_type(name, str(kind), types)
     return {"type": "function", "function": {"name": name}}
 
 
