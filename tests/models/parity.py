@@ -120,9 +120,9 @@ def check_logits(folder: Path, model: Any, *, chunk: int, num_new: int = NUM_NEW
 def check_schedules(folder: Path, model: Any, *, num_new: int = NUM_NEW, **settings: Any) -> Outcome:
     """Compare the tokens of requests that are computed together, hit a cached prefix, and are retracted."""
     core = make_core(
-        folder, page_size=PAGE, chunked_prefill_size=48, max_running_requests=4, max_total_tokens=420, **settings
+        folder, page_size=PAGE, chunked_prefill_size=48, max_running_requests=4, max_total_tokens=484, **settings
     )
-    shared = prompt(70, seed=2)  # some states are copied every 64 tokens
+    shared = prompt(134, seed=2)  # some states are copied every 128 tokens
     first = run(core, [shared], 4)
     greedy(model, [shared], first)
     prompts = [shared + prompt(n, seed=n) for n in (3, 17, 40)] + [prompt(61, seed=5)]

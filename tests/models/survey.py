@@ -127,9 +127,9 @@ def alone(folder: Path, model: Any, **settings: Any) -> tuple[float, float]:
 def together(folder: Path, model: Any, num_new: int = 64, **settings: Any) -> tuple[float | None, float | None]:
     """Measure requests that share a cache which is too small for them: behind a cached prefix, and resumed."""
     core = make_core(
-        folder, page_size=PAGE, chunked_prefill_size=48, max_running_requests=4, max_total_tokens=420, **settings
+        folder, page_size=PAGE, chunked_prefill_size=48, max_running_requests=4, max_total_tokens=484, **settings
     )
-    shared = prompt(70, seed=2)  # some states are copied every 64 tokens
+    shared = prompt(134, seed=2)  # some states are copied every 128 tokens
     asked: dict[str, Any] = {"logprobs": 0, "logprob_token_ids": VOCAB}
     run(core, [shared], 4, **asked)
     prompts = [shared + prompt(n, seed=n) for n in (3, 17, 40)] + [prompt(61, seed=5)]

@@ -254,14 +254,14 @@ def test_mamba_2_folds_alike_however_a_prompt_is_cut() -> None:
     mixer = GraniteMoeHybridMambaLayer(tiny_config("granitemoehybrid"), 0).eval()
     rates = torch.linspace(0.001, 0.1, mixer.num_heads)
     parameter = str(cache_parameter(mixer))
-    inputs = torch.randn(1, 256, 64, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(1, 512, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         mixer.dt_bias.copy_(rates + torch.log(-torch.expm1(-rates)))
         empty = EmptyCache()
         mixer(inputs, **{parameter: empty})
         fold_requests(mixer, parameter, 0, lambda: batch)
         states = []
-        for cuts in ([256], [64, 256], [64, 192, 256], [128, 192, 256]):
+        for cuts in ([512], [128, 512], [128, 384, 512], [256, 384, 512]):
             rows = {name: torch.zeros(1, *tensor.shape) for name, tensor in empty.found.items()}
             for begin, end in zip([0, *cuts], cuts, strict=False):
                 batch: Any = one_chunk(end, end - begin, rows)
@@ -269,6 +269,29 @@ def test_mamba_2_folds_alike_however_a_prompt_is_cut() -> None:
             states.append(rows)
     for other in states[1:]:
         assert all(torch.equal(tensor, other[name]) for name, tensor in states[0].items())
+
+
+def test_mamba_2_is_called_for_128_tokens_at_least() -> None:
+    """Fewer made prompts slower than 1.10 of their time at once; a last piece is filled up to its own chunk alone."""
+    sizes: list[tuple[int, int]] = []
+    for own, want in ((64, [(128, 128), (128, 128), (44, 64)]), (256, [(256, 256), (44, 256)])):
+        mixer = GraniteMoeHybridMambaLayer(tiny_config("granitemoehybrid", mamba_chunk_size=own), 0).eval()
+        parameter, inner = str(cache_parameter(mixer)), mixer.forward
+        empty = EmptyCache()
+        mixer(torch.zeros(1, 8, 64), **{parameter: empty})
+        rows = {name: torch.zeros(1, *tensor.shape) for name, tensor in empty.found.items()}
+
+        def noted(piece: torch.Tensor, *, mixer: Any = mixer, inner: Any = inner, **given: Any) -> Any:
+            sizes.append((piece.shape[1], mixer.chunk_size))
+            return inner(piece, **given)
+
+        mixer.forward = noted  # type: ignore[method-assign]
+        batch = one_chunk(300, 300, rows)
+        fold_requests(mixer, parameter, 0, lambda batch=batch: batch)  # type: ignore[misc]
+        sizes.clear()
+        with torch.inference_mode():
+            mixer(torch.randn(1, 300, 64))
+        assert sizes == want
 
 
 def one_chunk(length: int, num_new: int, rows: dict[str, torch.Tensor]) -> Any:
