@@ -116,5 +116,5 @@ def check_finite(hidden: Tensor, starts: Tensor, non_finite: Tensor) -> None:
     num = non_finite.shape[0]
     _check_kernel[(hidden.shape[0],)](
         hidden, starts, non_finite, num, hidden.shape[1], hidden.stride(0),
-        CHUNKS=triton.next_power_of_2(num), BLOCK=HIDDEN_BLOCK,
+        CHUNKS=triton.next_power_of_2(max(num, 1)), BLOCK=HIDDEN_BLOCK,
     )  # fmt: skip
