@@ -42,8 +42,8 @@ from dovetail.demo import MODEL_DIR
 from dovetail.sdk.formats.output import FormatParser, fold
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer as DovetailTokenizer
-from dovetail_parsers.reasoning.think_tags import Qwen3
-from dovetail_parsers.tools.hermes import Hermes
+from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+from dovetail_parsers.tools.hermes import HermesTools
 
 SKILLS: tuple[Skill, ...] = (
     nested_facts, nested_extraction, open_json, two_calls, parallel_calls, parallel_results, invented_country,
@@ -171,7 +171,9 @@ def test_the_calls_reach_a_client(skill: Skill, think: bool) -> None:
     """The parsers that the server chooses for the model read every call, in order, with its arguments."""
     for sample in taught(skill, 60):
         sample.think = think
-        spec = Hermes().extend(Qwen3().spec(DovetailTokenizer.load(MODEL_DIR), NoTemplate(), ParserRequest()), [])
+        spec = HermesTools().extend(
+            Qwen3Reasoning().spec(DovetailTokenizer.load(MODEL_DIR), NoTemplate(), ParserRequest()), []
+        )
         parser = FormatParser(spec)
         parser.prime(render(sample).prompt[-40:])
         reply = fold([*parser.feed((), completion(sample)), *parser.finish("stop")])

@@ -31,8 +31,8 @@ from dovetail_parsers import inkling, muse
 from dovetail_parsers.harmony import MARKS, MESSAGES, MESSAGES_AND_CALLS, HarmonyParser
 from dovetail_parsers.inkling import InklingParser
 from dovetail_parsers.muse import SPARK, MuseParser, SparkParser
-from dovetail_parsers.tools.inkling import Inkling
-from dovetail_parsers.tools.muse import Muse
+from dovetail_parsers.tools.inkling import InklingTools
+from dovetail_parsers.tools.muse import MuseTools
 from dovetail_testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail_testing.vocabularies import byte_fallback, byte_level
 
@@ -56,10 +56,10 @@ SPECS = {
     "harmony": HARMONY,
     "harmony with tools": CALLING,
     "muse": MUSE,
-    "muse with tools": Muse().extend(FormatSpec(), []),
+    "muse with tools": MuseTools().extend(FormatSpec(), []),
     "spark": replace(MUSE, machine=SparkParser, messages=SPARK),
     "inkling": FormatSpec(machine=InklingParser, messages=inkling.MESSAGES),
-    "inkling with tools": Inkling().extend(FormatSpec(), []),
+    "inkling with tools": InklingTools().extend(FormatSpec(), []),
 }
 TAILS = [
     "",

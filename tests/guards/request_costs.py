@@ -171,10 +171,10 @@ def measure(names: Iterable[str] = (*REQUESTS, BATCH_LINE)) -> Costs:
 
 def parsers() -> dict[str, Any]:
     """Return the parsers of a Qwen3 model."""
-    from dovetail_parsers.reasoning.think_tags import Qwen3
-    from dovetail_parsers.tools.hermes import Hermes
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+    from dovetail_parsers.tools.hermes import HermesTools
 
-    return {"reasoning": Qwen3(), "tools": Hermes()}
+    return {"reasoning": Qwen3Reasoning(), "tools": HermesTools()}
 
 
 def engine_cost() -> Costs:

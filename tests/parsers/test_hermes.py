@@ -14,11 +14,11 @@ from dovetail.plugins.clues import score_of
 from dovetail.plugins.registry import Registry
 from dovetail.sdk.formats.output import FormatParser, fold
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-from dovetail_parsers.tools.hermes import Hermes
+from dovetail_parsers.tools.hermes import HermesTools
 
 
 def parse(body: str, *, size: int = 1 << 20) -> tuple[list[tuple[str, str]], str | None]:
-    parser = FormatParser(Hermes().extend(FormatSpec(), []))
+    parser = FormatParser(HermesTools().extend(FormatSpec(), []))
     text = f"<tool_call>{body}</tool_call>"
     events = [event for at in range(0, len(text), size) for event in parser.feed((), text[at : at + size])]
     whole = fold(events + parser.finish("stop"))
@@ -92,7 +92,7 @@ def test_what_follows_a_call_in_its_section_is_content(body: str, content: str) 
 
 def test_arguments_stream_while_they_are_written(tokenizer: Tokenizer) -> None:
     """The name is out before the arguments, each token of the arguments at once, the last brace when it comes."""
-    parser = FormatParser(Hermes().extend(FormatSpec(), []), tokenizer)
+    parser = FormatParser(HermesTools().extend(FormatSpec(), []), tokenizer)
     text = '<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call>'
     events: list[list[Event]] = [parser.feed([one]) for one in tokenizer.encode(text, add_special_tokens=False)]
     (start,) = [event for step in events for event in step if isinstance(event, ToolStart)]
@@ -105,7 +105,7 @@ def test_arguments_stream_while_they_are_written(tokenizer: Tokenizer) -> None:
 
 def test_ids_are_unique() -> None:
     """Every call has an id of its own."""
-    parser = FormatParser(Hermes().extend(FormatSpec(), []))
+    parser = FormatParser(HermesTools().extend(FormatSpec(), []))
     whole = fold(parser.feed((), '<tool_call>{"name": "f"}</tool_call>' * 50) + parser.finish("stop"))
     assert len({call.id for call in whole.tool_calls}) == 50
 

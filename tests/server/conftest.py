@@ -24,10 +24,10 @@ def plain_server(folder: Path) -> Iterator[Harness]:
 
 @pytest.fixture(scope="session")
 def thinking_server(folder: Path) -> Iterator[Harness]:
-    from dovetail_parsers.reasoning.think_tags import Qwen3
-    from dovetail_parsers.tools.hermes import Hermes
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+    from dovetail_parsers.tools.hermes import HermesTools
 
-    running = Harness(folder, reasoning=Qwen3(), tools=Hermes())
+    running = Harness(folder, reasoning=Qwen3Reasoning(), tools=HermesTools())
     yield running
     running.close()
 

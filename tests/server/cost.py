@@ -287,10 +287,10 @@ def cases(fields: Iterable[tuple[str, str]], shapes: Sequence[str] | None = None
 @contextmanager
 def meter_of(folder: Path) -> Iterator[Meter]:
     """Yield a server that looks at prompts of any size, with the parsers of a Qwen3 model."""
-    from dovetail_parsers.reasoning.think_tags import Qwen3
-    from dovetail_parsers.tools.hermes import Hermes
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+    from dovetail_parsers.tools.hermes import HermesTools
 
-    harness = Harness(folder, reasoning=Qwen3(), tools=Hermes(), max_prompt_bytes=1 << 30)
+    harness = Harness(folder, reasoning=Qwen3Reasoning(), tools=HermesTools(), max_prompt_bytes=1 << 30)
     found = Meter(harness)
     for path in BODIES:  # what is imported and made at the first request
         found.send(path, Case(path, "user", "text").body(10))

@@ -41,12 +41,14 @@ SLOW += "{% endfor %}{% endfor %}{% endif %}{% endfor %}"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """A server with a long context, and a template that never ends where a message begins with "slow"."""
-    from dovetail_parsers.reasoning.think_tags import Qwen3
-    from dovetail_parsers.tools.hermes import Hermes
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+    from dovetail_parsers.tools.hermes import HermesTools
 
     folder = write_model(tmp_path_factory.mktemp("tiny"))
     (folder / "chat_template.jinja").write_text(SLOW + TEMPLATE)
-    harness = Harness(folder, reasoning=Qwen3(), tools=Hermes(), context_len=1 << 20, max_prompt_bytes=1 << 24)
+    harness = Harness(
+        folder, reasoning=Qwen3Reasoning(), tools=HermesTools(), context_len=1 << 20, max_prompt_bytes=1 << 24
+    )
     yield harness
     harness.close()
 

@@ -10,7 +10,7 @@ import pytest
 from exchanges import error_of, events, fold_chat
 from harness import Harness
 
-from dovetail_parsers.reasoning.think_tags import Qwen3
+from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
 
 USER = [{"role": "user", "content": "hi"}]
 THINKS = "<think>\nI see.\n</think>\n\nAnswer: ü 😀"
@@ -322,7 +322,7 @@ def test_thinking_that_the_template_hides_is_continued(make_harness: Any, tmp_pa
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
     )
     (tmp_path / "t.jinja").write_text(source)
-    harness = make_harness(chat_template=str(tmp_path / "t.jinja"), reasoning=Qwen3())
+    harness = make_harness(chat_template=str(tmp_path / "t.jinja"), reasoning=Qwen3Reasoning())
     harness.engine.script = lambda _: harness.tokenizer.encode("yes</think>\n\nSo.", add_special_tokens=False)
     messages = [*USER, {"role": "assistant", "content": "", "reasoning_content": "hm, "}]
     message = chat(harness, messages=messages, continue_final_message=True)["choices"][0]["message"]

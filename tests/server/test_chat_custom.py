@@ -12,7 +12,7 @@ from exchanges import error_of, events
 from harness import Harness
 from test_response_tools import LARK, PATCH, TEMPLATE, call, prompt_of
 
-from dovetail_parsers.tools.hermes import Hermes
+from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.apis.chat.request import tool_choice
 
 CUSTOM = {"type": "custom", "custom": {"name": "patch", "description": "Edit files."}}
@@ -29,7 +29,7 @@ def with_format(**grammar: str) -> dict[str, Any]:
 def calling(make_harness: Callable[..., Harness], tmp_path: Path) -> Harness:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
-    return make_harness(tools=Hermes(), context_len=8192, chat_template=str(template))
+    return make_harness(tools=HermesTools(), context_len=8192, chat_template=str(template))
 
 
 def ask(harness: Harness, **fields: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from harness import Harness
 
-from dovetail_parsers.tools.hermes import Hermes
+from dovetail_parsers.tools.hermes import HermesTools
 
 USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -36,7 +36,7 @@ ROWS = [pytest.param(path, *row, id=path) for path, row in APIS.items()]
 
 @pytest.fixture
 def calling(make_harness: Callable[..., Harness]) -> Harness:
-    return make_harness(tools=Hermes(), context_len=8192)
+    return make_harness(tools=HermesTools(), context_len=8192)
 
 
 @pytest.mark.parametrize(("path", "body", "served", "hosted", "must"), ROWS)
@@ -78,7 +78,7 @@ def test_an_operator_may_refuse_it(
     make_harness: Callable[..., Harness], path: str, body: Any, served: Any, hosted: Any, must: Any
 ) -> None:
     """With `--unservable-tools refuse`."""
-    server = make_harness(tools=Hermes(), context_len=8192, unservable_tools="refuse")
+    server = make_harness(tools=HermesTools(), context_len=8192, unservable_tools="refuse")
     reply = server.post(path, {**body, "tools": [served, hosted]})
     assert reply.status_code == 400
     assert "tools[1].type" in reply.json()["error"]["message"]
@@ -119,7 +119,7 @@ def test_what_the_client_runs_is_a_tool_by_its_type(
     """The model is told of its published input, a call of it is a `tool_use`, and goes back with its result."""
     template = tmp_path / "template.jinja"
     template.write_text("{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ messages | tojson }}")
-    server = make_harness(tools=Hermes(), context_len=8192, chat_template=str(template))
+    server = make_harness(tools=HermesTools(), context_len=8192, chat_template=str(template))
     name, words = SERVED[kind]
     server.text = f'<tool_call>\n{{"name": "{name}", "arguments": {{"command": "view"}}}}\n</tool_call>'
     body: dict[str, Any] = {"messages": USER, "max_tokens": 99, "tools": [{"type": kind, "name": name}]}

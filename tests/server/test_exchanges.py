@@ -218,11 +218,13 @@ FAMILIES: dict[str, list[Ask]] = {
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    from dovetail_parsers.reasoning.think_tags import Qwen3
-    from dovetail_parsers.tools.hermes import Hermes
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+    from dovetail_parsers.tools.hermes import HermesTools
 
     storage = tmp_path_factory.mktemp("storage")
-    running = Harness(folder, reasoning=Qwen3(), tools=Hermes(), file_storage_path=storage, min_free_disk_bytes=0)
+    running = Harness(
+        folder, reasoning=Qwen3Reasoning(), tools=HermesTools(), file_storage_path=storage, min_free_disk_bytes=0
+    )
     yield running
     running.close()
 

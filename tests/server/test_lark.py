@@ -16,7 +16,7 @@ from harness import Harness
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail_grammar.llguidance import LlguidanceBackend
-from dovetail_parsers.tools.hermes import Hermes
+from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.apis.lark import MAX_CHARS, NotRegularError, expression_of, written_as_expression
 
 EDIT = """
@@ -160,9 +160,9 @@ def test_what_cannot_be_enforced_is_named(enforcing: Harness, make_harness: Call
     assert "dovetail" not in ask(enforcing, CUSTOM, tool_choice="required")
     namespace = {"type": "namespace", "name": "my", "tools": [recursive, CUSTOM]}
     assert ask(enforcing, namespace)["dovetail"]["unenforced"] == ["tools[0].tools[0].format"]
-    without = make_harness(tools=Hermes(), context_len=8192)
+    without = make_harness(tools=HermesTools(), context_len=8192)
     assert ask(without, CUSTOM)["dovetail"]["unenforced"] == ["tools[0].format"]
     large = {**CUSTOM["format"], "definition": f"{EDIT}//{'x ' * (MAX_CHARS // 2)}"}  # type: ignore[dict-item]
-    roomy = make_harness(tools=Hermes(), context_len=1 << 18)
+    roomy = make_harness(tools=HermesTools(), context_len=1 << 18)
     found = ask(roomy, CUSTOM, {**CUSTOM, "name": "large", "format": large})
     assert found["dovetail"]["unenforced"] == ["tools[1].format", "tools[0].format"]

@@ -19,7 +19,7 @@ from harness import Harness
 from dovetail.contracts.output import Event
 from dovetail.messages import TokenDelta
 from dovetail.text.parsing.stream import OutputStream
-from dovetail_parsers.tools.hermes import Hermes
+from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_testing import FakeSite
 
@@ -340,7 +340,7 @@ def scripted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]
     """A server of this process, whose engine says what it is told to."""
     monkeypatch.syspath_prepend(EXAMPLE)
     api = import_module("dovetail_ollama.reply").Ollama()
-    made = Harness(folder, apis=(*BUILT_IN, api), tools=Hermes())
+    made = Harness(folder, apis=(*BUILT_IN, api), tools=HermesTools())
     yield made
     made.close()
 

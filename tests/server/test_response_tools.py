@@ -13,7 +13,7 @@ from exchanges import error_of
 from harness import Harness
 from replies import response_events, strict_response
 
-from dovetail_parsers.tools.hermes import Hermes
+from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.apis.custom import custom_input
 from dovetail_server.apis.responses.tools import ReadTools, chat_choice
 from dovetail_server.serving.job import log_dropped
@@ -74,7 +74,7 @@ TEMPLATE = """
 def calling(make_harness: Callable[..., Harness], tmp_path: Path) -> Harness:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
-    return make_harness(tools=Hermes(), context_len=8192, chat_template=str(template))
+    return make_harness(tools=HermesTools(), context_len=8192, chat_template=str(template))
 
 
 def call(name: str, arguments: Any) -> str:
@@ -259,7 +259,7 @@ def test_tools_that_are_refused(calling: Harness, fields: dict[str, Any], param:
 
 def test_an_operator_may_refuse_tools_that_cannot_be_run(make_harness: Callable[..., Harness]) -> None:
     """With `--unservable-tools refuse` such a tool is a 400, whatever else there is."""
-    server = make_harness(tools=Hermes(), context_len=8192, unservable_tools="refuse")
+    server = make_harness(tools=HermesTools(), context_len=8192, unservable_tools="refuse")
     reply = server.post("/v1/responses", AGENT)
     assert reply.status_code == 400
     assert error_of(reply)["param"] == "tools[3].type 'web_search'"

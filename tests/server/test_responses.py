@@ -115,14 +115,14 @@ def test_a_reply_can_be_continued_by_id_by_items_and_by_reference(thinking: Harn
 
 def test_reasoning_comes_back_from_what_was_encoded(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
     """A client that keeps only `encrypted_content` gives the model its reasoning back; anything else is refused."""
-    from dovetail_parsers.reasoning.think_tags import Qwen3
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
 
     template = tmp_path / "t.jinja"
     template.write_text(
         "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}({{ m.reasoning_content }})"
         "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    server = make_harness(reasoning=Qwen3(), chat_template=str(template))
+    server = make_harness(reasoning=Qwen3Reasoning(), chat_template=str(template))
     server.text = "<think>\nhm\n</think>\n\nyes"
     found = ask(server, store=False, include=["reasoning.encrypted_content"])
     item = {**found["output"][0], "content": None}

@@ -40,10 +40,12 @@ def routes() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def fuzzed(folder: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    from dovetail_parsers.reasoning.think_tags import Qwen3
-    from dovetail_parsers.tools.hermes import Hermes
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+    from dovetail_parsers.tools.hermes import HermesTools
 
-    running = Harness(folder, reasoning=Qwen3(), tools=Hermes(), file_storage_path=tmp_path_factory.mktemp("fuzzed"))
+    running = Harness(
+        folder, reasoning=Qwen3Reasoning(), tools=HermesTools(), file_storage_path=tmp_path_factory.mktemp("fuzzed")
+    )
     yield running
     running.close()
 

@@ -142,10 +142,10 @@ def test_parse_function_call(thinking: Harness, harness: Harness) -> None:
 
 def test_gpt_oss_over_http(make_harness: Callable[..., Harness]) -> None:
     """A machine of its own behind the same fields: reasoning, a preamble and a call, in a stream of single tokens."""
-    from dovetail_parsers.harmony import GptOss
-    from dovetail_parsers.tools.gpt_oss import GptOss as GptOssTools
+    from dovetail_parsers.harmony import GptOssReasoning
+    from dovetail_parsers.tools.gpt_oss import GptOssTools
 
-    harness = make_harness(reasoning=GptOss(), tools=GptOssTools(), chat_template="gpt-oss")
+    harness = make_harness(reasoning=GptOssReasoning(), tools=GptOssTools(), chat_template="gpt-oss")
     harness.text = (
         "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
         '<|start|>assistant to=functions.get_weather<|channel|>analysis code<|message|>{"city": "Paris"}<|call|>'

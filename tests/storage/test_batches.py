@@ -125,10 +125,12 @@ def test_a_batch_whose_lines_all_fail_is_completed_without_output(api: Api) -> N
 
 def test_parsers_run(make_harness: Callable[..., Any], tmp_path: Path) -> None:
     """Reasoning and tool calls are taken apart as over HTTP."""
-    from dovetail_parsers.reasoning.think_tags import Qwen3
-    from dovetail_parsers.tools.hermes import Hermes
+    from dovetail_parsers.reasoning.think_tags import Qwen3Reasoning
+    from dovetail_parsers.tools.hermes import HermesTools
 
-    harness = make_harness(reasoning=Qwen3(), tools=Hermes(), file_storage_path=tmp_path, min_free_disk_bytes=0)
+    harness = make_harness(
+        reasoning=Qwen3Reasoning(), tools=HermesTools(), file_storage_path=tmp_path, min_free_disk_bytes=0
+    )
     harness.text = '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     api = Api(harness)
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

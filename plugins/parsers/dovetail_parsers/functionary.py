@@ -67,7 +67,7 @@ class FunctionaryParser(MessagesParser):
         return body.names if isinstance(body, Known) else frozenset()
 
 
-class Functionary(Declared):
+class FunctionaryReasoning(Declared):
     """`functionary`: models that do not think; what is sent to `all` is the answer, also of requests without tools."""
 
     form = FormatSpec(machine=FunctionaryParser)

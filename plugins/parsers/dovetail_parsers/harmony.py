@@ -149,7 +149,7 @@ def _begins(text: str) -> bool:
     return any(word.startswith(text) for word in _WORDS)
 
 
-class GptOss(Declared):
+class GptOssReasoning(Declared):
     """`gpt-oss`: gpt-oss-20b, gpt-oss-120b and others that write harmony; reasoning is the channel `analysis`."""
 
     form = FormatSpec(machine=HarmonyParser, messages=MESSAGES)

@@ -60,7 +60,7 @@ class HyperClovaParser(MessagesParser):
         return super()._take(role, marker)
 
 
-class HyperClova(Declared):
+class HyperClovaReasoning(Declared):
     """`hyperclova`: HyperCLOVA X SEED Think; the template may force thinking, or skip it, behind the role."""
 
     form = FormatSpec(machine=HyperClovaParser)

@@ -86,7 +86,7 @@ class InklingParser(MessagesParser):
         return super()._take(role, marker)
 
 
-class Inkling(Declared):
+class InklingReasoning(Declared):
     """`inkling`: reasoning stands in messages of a kind of their own."""
 
     form = FormatSpec(machine=InklingParser, messages=MESSAGES)

@@ -187,13 +187,13 @@ def _is_recipient(word: str) -> bool:
     return found is not None and any(mark.startswith(word[found.end() :]) for mark in MARKS)
 
 
-class Muse(Declared):
+class MuseReasoning(Declared):
     """`muse`: Muse Spark; a message to nobody is reasoning."""
 
     form = FormatSpec(machine=SparkParser, messages=SPARK)
 
 
-class MuseGlimmer(Declared):
+class MuseGlimmerReasoning(Declared):
     """`muse-glimmer`: Muse Glimmer; a message to nobody is content."""
 
     form = FormatSpec(machine=MuseParser, messages=MESSAGES)

@@ -20,7 +20,7 @@ from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 _WORD = re.compile(r"<think(:\w+)>")
 
 
-class Hunyuan(ReasoningParser):
+class HunyuanReasoning(ReasoningParser):
     """Thinking between `<think>` and `</think>`, with the model's word."""
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:

@@ -22,7 +22,7 @@ TAGS = {
 }
 
 
-class K2Horizon(ReasoningParser):
+class K2HorizonReasoning(ReasoningParser):
     """Thinking between the tags of an effort."""
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:

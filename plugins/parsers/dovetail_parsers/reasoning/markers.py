@@ -8,7 +8,7 @@ from dovetail_parsers.reasoning.declared import Declared
 _COHERE = Markers("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", ended_by_tools=True, ended_by_answer=True)
 
 
-class Apertus(Declared):
+class ApertusReasoning(Declared):
     r"""`apertus`: Apertus-8B and -70B Instruct.
 
     ```
@@ -23,7 +23,7 @@ class Apertus(Declared):
     form = FormatSpec(reasoning=Markers("<|inner_prefix|>", "<|inner_suffix|>", "", "", "", ended_by_tools=True))
 
 
-class Apriel(Declared):
+class AprielReasoning(Declared):
     r"""`apriel`: Apriel-1.5 and 1.6 Thinker.
 
     ```
@@ -47,7 +47,7 @@ class Apriel(Declared):
     )
 
 
-class CohereCommand3(Declared):
+class CohereCommand3Reasoning(Declared):
     r"""`cohere-command3`: Cohere Command R7B, Command A Reasoning.
 
     ```
@@ -63,7 +63,7 @@ class CohereCommand3(Declared):
     form = FormatSpec(reasoning=_COHERE, answer=Markers("<|START_RESPONSE|>", "<|END_RESPONSE|>", "", "", ""))
 
 
-class CohereCommand4(Declared):
+class CohereCommand4Reasoning(Declared):
     r"""`cohere-command4`: Cohere Command 4.
 
     ```
@@ -78,7 +78,7 @@ class CohereCommand4(Declared):
     form = FormatSpec(reasoning=_COHERE, answer=Markers("<|START_TEXT|>", "<|END_TEXT|>", "", "", ""))
 
 
-class Gemma4(Declared):
+class Gemma4Reasoning(Declared):
     r"""`gemma4`: Gemma 4.
 
     ```
@@ -98,7 +98,7 @@ class Gemma4(Declared):
     )
 
 
-class Granite(Declared):
+class GraniteReasoning(Declared):
     r"""`granite`: Granite 3.2 and 3.3.
 
     ```
@@ -123,7 +123,7 @@ class Granite(Declared):
     )
 
 
-class Kimi(Declared):
+class KimiReasoning(Declared):
     r"""`kimi`: Kimi-VL-Thinking and other models that write `◁think▷`.
 
     ```
@@ -141,7 +141,7 @@ class Kimi(Declared):
     )
 
 
-class KimiK3(Declared):
+class KimiK3Reasoning(Declared):
     r"""`kimi-k3`: Kimi-K3.
 
     ```
@@ -165,7 +165,7 @@ class KimiK3(Declared):
     )
 
 
-class MiniMaxM3(Declared):
+class MiniMaxM3Reasoning(Declared):
     r"""`minimax-m3`: MiniMax-M3.
 
     ```
@@ -180,7 +180,7 @@ class MiniMaxM3(Declared):
     form = FormatSpec(reasoning=Markers("<mm:think>", "</mm:think>", "", "", "", ended_by_tools=True))
 
 
-class Mistral(Declared):
+class MistralReasoning(Declared):
     r"""`mistral`: Magistral and other Mistral models that reason, with tokenizers of version 13 and later.
 
     ```
@@ -199,7 +199,7 @@ class Mistral(Declared):
     )
 
 
-class Plamo3(Declared):
+class Plamo3Reasoning(Declared):
     r"""`plamo3`: PLaMo 3.
 
     ```
@@ -218,7 +218,7 @@ class Plamo3(Declared):
     )
 
 
-class SeedOss(Declared):
+class SeedOssReasoning(Declared):
     r"""`seed-oss`: Seed-OSS.
 
     ```
@@ -238,7 +238,7 @@ class SeedOss(Declared):
     )
 
 
-class Solar(Declared):
+class SolarReasoning(Declared):
     r"""`solar`: Solar Open.
 
     ```

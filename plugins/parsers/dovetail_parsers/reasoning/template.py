@@ -16,7 +16,7 @@ from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail_parsers.derived.derive import derive, thinking_lines
 
 
-class Template(ReasoningParser):
+class TemplateReasoning(ReasoningParser):
     """Thinking where the template has it."""
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:

@@ -10,7 +10,7 @@ from dovetail.contracts.output import FormatSpec, Markers, State
 from dovetail_parsers.reasoning.declared import Declared
 
 
-class DeepSeekR1(Declared):
+class DeepSeekR1Reasoning(Declared):
     r"""`deepseek-r1`: DeepSeek-R1, R1-0528 and the R1 distillations.
 
     ```
@@ -32,7 +32,7 @@ class DeepSeekR1(Declared):
     form = FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
 
 
-class DeepSeekV3(Declared):
+class DeepSeekV3Reasoning(Declared):
     r"""`deepseek-v3`: DeepSeek-V3.1, V3.2 and later hybrids, with the template's switch `thinking`.
 
     ```
@@ -51,7 +51,7 @@ class DeepSeekV3(Declared):
     )
 
 
-class Ernie45(Declared):
+class Ernie45Reasoning(Declared):
     r"""`ernie45`: ERNIE 4.5 Thinking.
 
     ```
@@ -77,7 +77,7 @@ class Ernie45(Declared):
     )
 
 
-class Glm45(Declared):
+class Glm45Reasoning(Declared):
     r"""`glm45`: GLM-4.5, 4.6 and 4.7.
 
     ```
@@ -105,7 +105,7 @@ class Glm45(Declared):
     )
 
 
-class HunyuanA13b(Declared):
+class HunyuanA13bReasoning(Declared):
     r"""`hunyuan-a13b`: Hunyuan-A13B-Instruct.
 
     ```
@@ -128,7 +128,7 @@ class HunyuanA13b(Declared):
     )
 
 
-class KimiK2(Declared):
+class KimiK2Reasoning(Declared):
     r"""`kimi-k2`: Kimi-K2-Thinking and later.
 
     ```
@@ -154,7 +154,7 @@ class KimiK2(Declared):
     )
 
 
-class MiniMaxM2(Declared):
+class MiniMaxM2Reasoning(Declared):
     r"""`minimax-m2`: MiniMax-M2 and M2.1.
 
     ```
@@ -173,7 +173,7 @@ class MiniMaxM2(Declared):
     form = FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
 
 
-class MiniMaxM2AppendThink(MiniMaxM2):
+class MiniMaxM2AppendThinkReasoning(MiniMaxM2Reasoning):
     r"""`minimax-m2-append-think`: MiniMax-M2, its thinking left in the content.
 
     ```
@@ -189,10 +189,10 @@ class MiniMaxM2AppendThink(MiniMaxM2):
     Defined by the parsers of this name in vLLM's and SGLang's documentation.
     """
 
-    form = replace(MiniMaxM2.form, reasoning=Markers("<think>", "</think>", ended_by_tools=True, shown=True))
+    form = replace(MiniMaxM2Reasoning.form, reasoning=Markers("<think>", "</think>", ended_by_tools=True, shown=True))
 
 
-class Qwen3(Declared):
+class Qwen3Reasoning(Declared):
     r"""`qwen3`: Qwen3, hybrid (`enable_thinking`) and Thinking models, QwQ.
 
     ```
@@ -213,7 +213,7 @@ class Qwen3(Declared):
     form = FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True, ended_by=("<tool_call>",)))
 
 
-class Qwen3Thinking(Declared):
+class Qwen3ThinkingReasoning(Declared):
     r"""`qwen3-thinking`: Qwen3 models that always think, such as Qwen3-235B-A22B-Thinking-2507.
 
     ```
@@ -234,7 +234,7 @@ class Qwen3Thinking(Declared):
     )
 
 
-class Step3(Declared):
+class Step3Reasoning(Declared):
     r"""`step3`: Step3 and Step-3.5.
 
     ```

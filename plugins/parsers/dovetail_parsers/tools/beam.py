@@ -18,10 +18,10 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.harmony import MESSAGES_AND_CALLS, TAGS
-from dovetail_parsers.tools.gpt_oss import GptOss
+from dovetail_parsers.tools.gpt_oss import GptOssTools
 
 
-class Beam(GptOss):
+class BeamTools(GptOssTools):
     """Calls as harmony's messages with a recipient, their arguments as tags."""
 
     def grammar(

@@ -75,7 +75,7 @@ class DeepSeekCalls(ToolParser):
         return None if found is None else (found[1], None)
 
 
-class DeepSeekV3(DeepSeekCalls):
+class DeepSeekV3Tools(DeepSeekCalls):
     r"""`deepseek-v3`: DeepSeek-V3, V3-0324 and R1-0528.
 
     ```
@@ -98,7 +98,7 @@ class DeepSeekV3(DeepSeekCalls):
     is_fenced = True
 
 
-class DeepSeekV31(DeepSeekCalls):
+class DeepSeekV31Tools(DeepSeekCalls):
     r"""`deepseek-v31`: DeepSeek-V3.1.
 
     ```

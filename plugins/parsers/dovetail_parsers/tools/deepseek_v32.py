@@ -44,7 +44,7 @@ TAGS = Tags(
 )
 
 
-class DeepSeekV32(TagSection):
+class DeepSeekV32Tools(TagSection):
     """Calls as DSML tags.
 
     Attributes:
@@ -70,7 +70,7 @@ class DeepSeekV32(TagSection):
         return f'{name}" string="{"true" if is_string else "false"}"'
 
 
-class DeepSeekV4(DeepSeekV32):
+class DeepSeekV4Tools(DeepSeekV32Tools):
     r"""`deepseek-v4`: DeepSeek-V4 and V4-Flash.
 
     ```
@@ -89,7 +89,7 @@ class DeepSeekV4(DeepSeekV32):
     section = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
 
 
-class DeepSeekV41(DeepSeekV32):
+class DeepSeekV41Tools(DeepSeekV32Tools):
     r"""`deepseek-v41`: DeepSeek-V4.1.
 
     ```
@@ -115,7 +115,7 @@ class DeepSeekV41(DeepSeekV32):
     )
 
 
-class GigaChat35(DeepSeekV32):
+class GigaChat35Tools(DeepSeekV32Tools):
     r"""`gigachat35`: GigaChat 3.5.
 
     ```

@@ -31,7 +31,7 @@ def unquoted(text: str) -> str:
     return text.strip().strip("\"'")
 
 
-class Dots(TagSection):
+class DotsTools(TagSection):
     """Calls as tags between markers."""
 
     start, end = "<dots_function_call>", "</dots_function_call>"

@@ -23,7 +23,7 @@ from dovetail.sdk.formats.reply_grammar import Tools
 from dovetail_parsers.functionary import ALL, FunctionaryParser, Known
 
 
-class Functionary(ToolParser):
+class FunctionaryTools(ToolParser):
     """Calls as messages to a tool."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

@@ -21,7 +21,7 @@ from dovetail_parsers.families.brace_calls import BraceCalls
 from dovetail_parsers.tools.sections import Section
 
 
-class Gemma4(Section):
+class Gemma4Tools(Section):
     """Calls as a name and braces between markers."""
 
     start, end = "<|tool_call>", "<tool_call|>"
@@ -49,7 +49,7 @@ class Gemma4(Section):
         )
 
 
-class FunctionGemma(Gemma4):
+class FunctionGemmaTools(Gemma4Tools):
     r"""`functiongemma`: FunctionGemma.
 
     ```

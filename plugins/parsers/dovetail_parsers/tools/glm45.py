@@ -29,7 +29,7 @@ from dovetail_parsers.families.tagged_calls import TaggedCalls
 TAGS = Tags(key=("<arg_key>", "</arg_key>"), value_start="<arg_value>", value_end="</arg_value>")
 
 
-class Glm45(ToolParser):
+class Glm45Tools(ToolParser):
     """Calls as a name, keys and values between two markers.
 
     Attributes:
@@ -68,7 +68,7 @@ class Glm45(ToolParser):
         )
 
 
-class IQuestQ1(Glm45):
+class IQuestQ1Tools(Glm45Tools):
     r"""`iquest-q1`: IQuest Q1.
 
     ```

@@ -23,7 +23,7 @@ from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.harmony import MESSAGES_AND_CALLS, Arguments, HarmonyParser
 
 
-class GptOss(ToolParser):
+class GptOssTools(ToolParser):
     """Calls as harmony's messages with a recipient. Brings its machine also where no reasoning parser does."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

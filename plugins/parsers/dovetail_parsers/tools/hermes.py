@@ -30,7 +30,7 @@ from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.reply_grammar import json_calls_grammar
 
 
-class Hermes(ToolParser):
+class HermesTools(ToolParser):
     """Calls as JSON objects between `<tool_call>` and `</tool_call>`."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

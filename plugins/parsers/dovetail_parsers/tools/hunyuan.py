@@ -38,13 +38,13 @@ def tags_of(word: str) -> Tags:
     )
 
 
-class Hunyuan(TagSection):
+class HunyuanTools(TagSection):
     """Calls as keys and values in one section."""
 
     start, end = "<tool_calls>", "</tool_calls>"
     tags: ClassVar[Tags] = tags_of("")
 
-    def for_template(self, template: TemplateView) -> Hunyuan:
+    def for_template(self, template: TemplateView) -> HunyuanTools:
         """Take the word from the template."""
         found = _WORD.search(template.source)
         word = found[1] if found else ""
@@ -52,5 +52,5 @@ class Hunyuan(TagSection):
         pieces = (*tags.call, tags.call_end, *tags.key, tags.value_start, tags.value_end)
         made = type(self).__name__
         facts = {"start": f"<tool_calls{word}>", "end": f"</tool_calls{word}>", "tags": tags, "inner": pieces}
-        bound: type[Hunyuan] = type(made, (type(self),), facts)
+        bound: type[HunyuanTools] = type(made, (type(self),), facts)
         return bound()

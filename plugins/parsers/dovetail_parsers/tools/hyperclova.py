@@ -29,7 +29,7 @@ THOUGHT = {
 }
 
 
-class HyperClova(ToolParser):
+class HyperClovaTools(ToolParser):
     """Calls as a list in a message of its own. Brings its machine also where no reasoning parser does."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

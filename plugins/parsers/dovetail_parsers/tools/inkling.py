@@ -22,7 +22,7 @@ from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.inkling import CALL, MESSAGES, InklingParser
 
 
-class Inkling(ToolParser):
+class InklingTools(ToolParser):
     """Calls as JSON in messages of a kind of their own. Brings its machine also where no reasoning parser does."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

@@ -10,7 +10,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail_parsers.tools.sections import JsonSection
 
 
-class Apertus(JsonSection):
+class ApertusTools(JsonSection):
     r"""`apertus`: Apertus-8B and -70B Instruct.
 
     ```
@@ -26,7 +26,7 @@ class Apertus(JsonSection):
     keys = ("", "")
 
 
-class CohereCommand(JsonSection):
+class CohereCommandTools(JsonSection):
     r"""`cohere-command`: Cohere Command R7B, Command A and Command 4.
 
     ```
@@ -45,7 +45,7 @@ class CohereCommand(JsonSection):
     keys = ("tool_name", "parameters")
 
 
-class GigaChat3(JsonSection):
+class GigaChat3Tools(JsonSection):
     r"""`gigachat3`: GigaChat 3 and 3.1.
 
     ```
@@ -69,7 +69,7 @@ class GigaChat3(JsonSection):
         return replace(super().extend(spec, tools), dropped=(*spec.dropped, "<|message_sep|>"))
 
 
-class Granite(JsonSection):
+class GraniteTools(JsonSection):
     r"""`granite`: Granite 3.0 to 3.3.
 
     ```
@@ -86,7 +86,7 @@ class Granite(JsonSection):
     ignored = ("<tool_call>", "</tool_call>")
 
 
-class Granite20bFc(JsonSection):
+class Granite20bFcTools(JsonSection):
     r"""`granite-20b-fc`: Granite-20B-FunctionCalling.
 
     ```
@@ -104,7 +104,7 @@ class Granite20bFc(JsonSection):
     written = (" ", "")
 
 
-class HunyuanA13b(JsonSection):
+class HunyuanA13bTools(JsonSection):
     r"""`hunyuan-a13b`: Hunyuan-A13B-Instruct, others with a list between `<tool_calls>` (Jamba, MiniMax-M1).
 
     ```
@@ -121,7 +121,7 @@ class HunyuanA13b(JsonSection):
     before = "\n"
 
 
-class InternLm(JsonSection):
+class InternLmTools(JsonSection):
     r"""`internlm`: InternLM2, 2.5 and 3, Intern-S1.
 
     ```
@@ -142,7 +142,7 @@ class InternLm(JsonSection):
     ignored = ("<|plugin|>",)
 
 
-class LongCat(JsonSection):
+class LongCatTools(JsonSection):
     r"""`longcat`: LongCat-Flash.
 
     ```
@@ -160,7 +160,7 @@ class LongCat(JsonSection):
     written = ("\n", "\n")
 
 
-class Nemotron(JsonSection):
+class NemotronTools(JsonSection):
     r"""`nemotron`: Nemotron-Nano 8B v1, 9B and 12B v2, Llama-Nemotron.
 
     ```
@@ -176,7 +176,7 @@ class Nemotron(JsonSection):
     before = "\n"
 
 
-class Phi4Mini(JsonSection):
+class Phi4MiniTools(JsonSection):
     r"""`phi4-mini-json`: Phi-4-mini-instruct.
 
     ```
@@ -191,7 +191,7 @@ class Phi4Mini(JsonSection):
     start = "functools"
 
 
-class Xlam(JsonSection):
+class XlamTools(JsonSection):
     r"""`xlam`: xLAM-2 and xLAM-1.
 
     ```

@@ -41,7 +41,7 @@ def read_key(text: str) -> tuple[str, bool | None]:
 TAGS = Tags(key=("<ifm|arg_key>", "<ifm|arg_value>"), value_end="</ifm|arg_value>", read_key=read_key)
 
 
-class K2Horizon(Section):
+class K2HorizonTools(Section):
     """Calls as keys and values, or as JSON, in one section."""
 
     start, end = "<ifm|tool_calls>", "</ifm|tool_calls>"

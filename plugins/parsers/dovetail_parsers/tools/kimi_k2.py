@@ -33,7 +33,7 @@ def read_head(text: str) -> Head | None:
     return None if found is None else (found[1], head)
 
 
-class KimiK2(ToolParser):
+class KimiK2Tools(ToolParser):
     """Calls with ids of their own between Kimi's markers."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

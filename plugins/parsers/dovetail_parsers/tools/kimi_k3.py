@@ -33,7 +33,7 @@ def read_key(text: str) -> tuple[str, bool | None]:
     return (text, None) if found is None else (found[1], None if not found[2] else found[2] == "string")
 
 
-class KimiK3(TagSection):
+class KimiK3Tools(TagSection):
     """Calls as elements between markers."""
 
     start, end = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"

@@ -23,7 +23,7 @@ from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.sections import Section
 
 
-class Lfm2(Section):
+class Lfm2Tools(Section):
     """Calls as a list of Python calls between markers."""
 
     start, end = "<|tool_call_start|>", "<|tool_call_end|>"

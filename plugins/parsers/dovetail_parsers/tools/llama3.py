@@ -24,7 +24,7 @@ from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, nam
 from dovetail.sdk.formats.json_calls import JsonCalls
 
 
-class Llama3(ToolParser):
+class Llama3Tools(ToolParser):
     """Calls as bare JSON, or behind `<|python_tag|>`."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

@@ -34,7 +34,7 @@ TAGS = Tags(
 )
 
 
-class MiniMaxM2(ToolParser):
+class MiniMaxM2Tools(ToolParser):
     """Calls as tags between MiniMax's markers."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

@@ -323,7 +323,7 @@ def _without_half_a_mark(text: str) -> str:
     return text[: len(text) - size]
 
 
-class MiniMaxM3(Section):
+class MiniMaxM3Tools(Section):
     """Calls as elements behind marks."""
 
     start, end = f"{MARK}<tool_call>", f"{MARK}</tool_call>"

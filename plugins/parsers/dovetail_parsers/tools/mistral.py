@@ -42,7 +42,7 @@ def _body(new_call: NewCall) -> ToolBody:
     return Either("[{", partial(JsonCalls, new_call), headed, skipped=" \t\r\n")
 
 
-class Mistral(ToolParser):
+class MistralTools(ToolParser):
     """Calls behind `[TOOL_CALLS]`."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

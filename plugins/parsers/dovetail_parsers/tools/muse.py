@@ -27,7 +27,7 @@ from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.muse import AROUND, MESSAGES, TAGS, MuseParser
 
 
-class Muse(ToolParser):
+class MuseTools(ToolParser):
     """Calls as tags in messages to a tool. Brings its machine also where no reasoning parser does."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

@@ -24,7 +24,7 @@ from dovetail_parsers.families.pythonic_calls import PythonicCalls
 from dovetail_parsers.tools.sections import Section
 
 
-class Olmo3(Section):
+class Olmo3Tools(Section):
     """Calls as lines of Python between markers."""
 
     start, end = "<function_calls>", "</function_calls>"

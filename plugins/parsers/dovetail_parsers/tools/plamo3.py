@@ -43,7 +43,7 @@ def read_head(head: str) -> Head | None:
     return None if found is None else (found[1], None)
 
 
-class Plamo3(Section):
+class Plamo3Tools(Section):
     """Calls with names and JSON between PLaMo's markers."""
 
     start, end = mark("begin_tool_requests"), mark("end_tool_requests")

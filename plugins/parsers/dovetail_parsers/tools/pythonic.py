@@ -26,7 +26,7 @@ TEXT = r"[ \t\r\n]*([^\[ \t\r\n](.|\n)*)?"
 """An answer that is no list."""
 
 
-class Pythonic(ToolParser):
+class PythonicTools(ToolParser):
     """Calls as a list of Python calls."""
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:

@@ -30,7 +30,7 @@ def read_head(head: str) -> Head | None:
     return None if found is None else (found[2], found[1] or None)
 
 
-class Solar(Section):
+class SolarTools(Section):
     """Calls with ids of their own between Solar's markers."""
 
     start, end = "<|tool_calls|>", "<|calls|>"

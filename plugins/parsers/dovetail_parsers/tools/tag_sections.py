@@ -8,7 +8,7 @@ from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.tools.sections import TagSection
 
 
-class MiniCpm5(TagSection):
+class MiniCpm5Tools(TagSection):
     r"""`minicpm5`: MiniCPM5.
 
     ```
@@ -34,7 +34,7 @@ class MiniCpm5(TagSection):
     lines = False
 
 
-class Qwen3Coder(TagSection):
+class Qwen3CoderTools(TagSection):
     r"""`qwen3-coder`: Qwen3-Coder, Qwen3.5 and others with the same tags, such as Nemotron 3 and Step-3.5.
 
     ```
@@ -66,7 +66,7 @@ class Qwen3Coder(TagSection):
     )
 
 
-class SeedOss(TagSection):
+class SeedOssTools(TagSection):
     r"""`seed-oss`: Seed-OSS.
 
     ```
@@ -94,7 +94,7 @@ class SeedOss(TagSection):
     )
 
 
-class Step3(TagSection):
+class Step3Tools(TagSection):
     r"""`step3`: Step3.
 
     ```

@@ -19,16 +19,16 @@ from dovetail.contracts.tools import ToolParser
 from dovetail_parsers.derived.derive import Derived, call_lines, derive
 
 
-class Template(ToolParser):
+class TemplateTools(ToolParser):
     """Calls where the template has them."""
 
     def __init__(self, derived: Derived | None = None) -> None:
         """Prepare; without what was derived, no calls are known."""
         self._derived = derived or Derived()
 
-    def for_template(self, template: TemplateView) -> Template:
+    def for_template(self, template: TemplateView) -> TemplateTools:
         """Return a parser of what the template writes."""
-        return Template(derive(template))
+        return TemplateTools(derive(template))
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers, or read all of the reply in regions."""
