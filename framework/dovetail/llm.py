@@ -41,7 +41,7 @@ from dovetail.processing.classes import classes_of
 from dovetail.processing.constraints import outcome_of
 from dovetail.processing.offline import read_settings
 from dovetail.processing.pairs import (
-    Answer,
+    PairResult,
     asked_for,
     check_numbers,
     classified,
@@ -301,7 +301,7 @@ class LLM(OutlinesModel):
         many = [self._requests.pooled(index, one, self.info.pool).submit for index, one in enumerate(ids)]
         made = []
         for submit, delta in zip(many, self._last(many, "Classifying", use_tqdm=use_tqdm), strict=True):
-            label, probs = classified(text.reranker, Answer(pooled_of(delta)), is_plain=not use_activation)
+            label, probs = classified(text.reranker, PairResult(pooled_of(delta)), is_plain=not use_activation)
             tokens = tuple(submit.prompt_ids)
             made.append(
                 Classification(label=label, probs=probs, prompt_token_ids=tokens, cached_tokens=delta.cached_tokens)
@@ -326,7 +326,7 @@ class LLM(OutlinesModel):
         pool, params = asked_for(text, self.info)
         many = [self._requests.compared(index, one, pool, params).submit for index, one in enumerate(made)]
         deltas = self._last(many, "Scoring", use_tqdm=use_tqdm)
-        answers = [Answer(delta.pooled, (delta.logprobs or (None,))[-1]) for delta in deltas]
+        answers = [PairResult(delta.pooled, (delta.logprobs or (None,))[-1]) for delta in deltas]
         scores = scores_of(text, answers, num_first=len(firsts), is_plain=not use_activation)
         return [
             Score(

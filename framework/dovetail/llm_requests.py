@@ -17,7 +17,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Request, Sampling
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.output_types import fields_of
-from dovetail.grammar.spec.route import Route
+from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.llm_types import SamplingParams
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.input import Preparation
@@ -38,7 +38,7 @@ class OfflineRequest:
     prompt_index: int
     submit: messages.Submit
     output: OutputStream
-    route: Route | None = None
+    route: GrammarRoute | None = None
 
 
 class OfflineRequests:

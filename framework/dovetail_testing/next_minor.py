@@ -24,7 +24,7 @@ ENDING = {"dovetail.plugins.hookspecs": "import hookimpl and what hooks are give
 DEPRECATIONS = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 
 
-class Rule(NamedTuple):
+class MinorRule(NamedTuple):
     """What holds of a plugin that works with the next minor version.
 
     Attributes:
@@ -63,10 +63,10 @@ def _api(record: PluginRecord) -> list[str]:
 
 
 RULES = (
-    Rule("The requirements of its package admit the next minor version.", _requirements),
-    Rule("It imports of Dovetail only what plugins may rely on.", _private),
-    Rule("It imports nothing that ends with this minor version.", _ending),
-    Rule("It is written for an API version that the next minor version speaks.", _api),
+    MinorRule("The requirements of its package admit the next minor version.", _requirements),
+    MinorRule("It imports of Dovetail only what plugins may rely on.", _private),
+    MinorRule("It imports nothing that ends with this minor version.", _ending),
+    MinorRule("It is written for an API version that the next minor version speaks.", _api),
 )
 
 

@@ -19,7 +19,7 @@ from dovetail_server.hooks import ApiHooks
 from dovetail_server.run import load_text, make_engine
 from dovetail_server.schema.batches import Batch, BatchRequest, decode_line
 from dovetail_server.settings import ServeSettings
-from dovetail_server.startup import Phases
+from dovetail_server.startup import StartupTimer
 from dovetail_server.state import ServerState
 from dovetail_server.storage.disk import copy, write_whole
 
@@ -51,7 +51,7 @@ async def run_file(prepared: StartPreparation[ServeSettings], source: Path, targ
         engine = make_engine(settings, plan)
         try:
             state = ServerState(settings, engine, hooks, apis=apis)
-            text = await asyncio.to_thread(load_text, settings, plan, prepared.model, Phases())
+            text = await asyncio.to_thread(load_text, settings, plan, prepared.model, StartupTimer())
             state.ready_with(text.with_engine_limits(await engine.start(), settings))
             try:
                 service = await state.storage.get()

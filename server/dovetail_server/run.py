@@ -24,7 +24,7 @@ from dovetail.supervisor import LAST_RESORT_S, Supervisor
 from dovetail.text.tokenizer.threads import num_threads, set_threads
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
-from dovetail_server.startup import ENGINE, Phases, engine_notes
+from dovetail_server.startup import ENGINE, StartupTimer, engine_notes
 
 if TYPE_CHECKING:
     from dovetail.contracts.api import Api
@@ -77,7 +77,7 @@ async def run(
     plan: PluginPlan,
     model: ModelFolder,
     listener: socket.socket,
-    phases: Phases,
+    phases: StartupTimer,
     tasks: Supervisor,
 ) -> int:
     """Serve until told to stop.
@@ -150,7 +150,7 @@ def keep_running(server: HttpServer) -> None:
     state.tasks.keep("stat loggers", lambda: state.hooks.observers.log_stats(state.engine))
 
 
-async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
+async def start_engine(engine: EngineClient, phases: StartupTimer) -> EngineInfo:
     """Start the engine process and wait for it."""
     with phases.phase(ENGINE) as notes:
         info = await engine.start()
@@ -190,7 +190,7 @@ def build_http(
     settings: ServeSettings,
     engine: EngineClient,
     hooks: ApiHooks,
-    phases: Phases,
+    phases: StartupTimer,
     tasks: Supervisor,
     plan: PluginPlan,
     apis: list[Api] | None,
@@ -213,7 +213,7 @@ async def get_ready(
     plan: PluginPlan,
     model: ModelFolder,
     engine_start: asyncio.Task[EngineInfo],
-    phases: Phases,
+    phases: StartupTimer,
 ) -> None:
     """Load the text tools, wait for the engine, and open the doors."""
     text = await asyncio.to_thread(load_text, state.settings, plan, model, phases)
@@ -241,7 +241,7 @@ def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:
             registry.mark(planned.kind, planned.qualified, "active")
 
 
-def load_text(settings: ServeSettings, plan: PluginPlan, model: ModelFolder, phases: Phases) -> Processor:
+def load_text(settings: ServeSettings, plan: PluginPlan, model: ModelFolder, phases: StartupTimer) -> Processor:
     """Load tokenizer, template and parsers."""
     with phases.phase("tokenizer and parsers") as notes:
         from dovetail.processing.processor import Processor
@@ -264,7 +264,7 @@ def import_storage() -> None:
                 importlib.import_module(name)
 
 
-def announce(settings: ServeSettings, keys: Keys, listener: socket.socket, phases: Phases) -> None:
+def announce(settings: ServeSettings, keys: Keys, listener: socket.socket, phases: StartupTimer) -> None:
     """Show the phase table, the address, and the line that scripts wait for."""
     host, port = listener.getsockname()[:2]
     phases.show()

@@ -17,7 +17,7 @@ CHECKS, ENGINE = "checks", "engine"
 """Names of phases."""
 
 
-class Phases:
+class StartupTimer:
     """Measures named phases, which may overlap."""
 
     def __init__(self) -> None:

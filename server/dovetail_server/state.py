@@ -11,7 +11,7 @@ from starlette.requests import Request
 from dovetail import __version__
 from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
-from dovetail.plugins.records import State
+from dovetail.plugins.records import PluginState
 from dovetail.supervisor import Supervisor
 from dovetail_server.apis.guarded import Guarded
 from dovetail_server.apis.loaded import of_packages, owners_of
@@ -118,7 +118,7 @@ class ServerState(ReadingContext):
             weight_bytes=info.weight_bytes,
             context_len=info.context_len,
             vocab_size=info.vocab_size,
-            quantization=next((record.name for record in packed if record.state == State.ACTIVE), ""),
+            quantization=next((record.name for record in packed if record.state == PluginState.ACTIVE), ""),
             template=text.template.source,
             calls_tools=text.tools is not None,
             thinks=text.reasoning is not None,

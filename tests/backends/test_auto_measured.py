@@ -20,7 +20,7 @@ from dovetail.plugins.plan import PluginPlan
 from dovetail.runtime.attention.backends import Chosen, choose_backends
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import HybridBackend
-from dovetail.runtime.attention.measure import STEPS, Figures, Measuring, TrialStep, World
+from dovetail.runtime.attention.measure import STEPS, AttentionTimes, MeasuredLayers, Measuring, TrialStep
 from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
 from dovetail_backends.torch_native import TorchNativeBackend
@@ -77,15 +77,15 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **seconds: list[float]) -> None:
         self.seconds, self.asked = seconds, []  # type: ignore[var-annotated]
         self._now: list[tuple[str, int]] = []
-        real = World.seconds
+        real = MeasuredLayers.seconds
 
-        def noted(world: World, backend: Any, step: Any, clock: Any) -> float:
+        def noted(world: MeasuredLayers, backend: Any, step: Any, clock: Any) -> float:
             self._now.append((backend.__name__, STEPS.index(step)))
             return real(world, backend, step, clock)
 
-        monkeypatch.setattr(World, "seconds", noted)
-        monkeypatch.setattr(World, "runner", made)
-        monkeypatch.setattr(World, "apart", lambda *args: 0.0)
+        monkeypatch.setattr(MeasuredLayers, "seconds", noted)
+        monkeypatch.setattr(MeasuredLayers, "runner", made)
+        monkeypatch.setattr(MeasuredLayers, "apart", lambda *args: 0.0)
 
     def __call__(self, run: Callable[[], None], is_captured: bool) -> float:
         name, at = self._now[-1]
@@ -95,8 +95,8 @@ class Told:
         return self.seconds[name][at] * STEPS[at].num_repeats * 2
 
 
-def made(world: World, backend_class: Any, step: Any, **options: Any) -> Callable[[], None]:
-    """In place of `World.runner`: makes the backend, over a pool of two pages, and has it plan."""
+def made(world: MeasuredLayers, backend_class: Any, step: Any, **options: Any) -> Callable[[], None]:
+    """In place of `MeasuredLayers.runner`: makes the backend, over a pool of two pages, and has it plan."""
     [group] = attended_groups(world.config)
     backend = backend_class(world.config, PagedKVPool(group, 2, 16, world.dtype, world.device), world.device)
     return lambda: backend.plan_in_graph(SimpleNamespace())
@@ -159,9 +159,9 @@ def test_the_default_stays_within_the_margin(monkeypatch: pytest.MonkeyPatch, ca
 def test_every_step_of_a_use_counts_alike() -> None:
     """A long step does not outweigh a short one: ratios are averaged, not times."""
     times = {"one": [1.0, 1.0, 100.0, 1.0, 1.0], "two": [0.5, 0.5, 130.0, 1.0, 1.0]}
-    assert Figures(times).ratio("two", "decode") == pytest.approx((0.5 + 0.5 + 1.3) / 3)
-    assert Figures(times).fastest("decode") == "two"
-    assert Figures(times).fastest("prefill") == "one"
+    assert AttentionTimes(times).ratio("two", "decode") == pytest.approx((0.5 + 0.5 + 1.3) / 3)
+    assert AttentionTimes(times).fastest("decode") == "two"
+    assert AttentionTimes(times).fastest("prefill") == "one"
 
 
 def test_one_that_raises_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -323,7 +323,7 @@ def test_a_half_that_was_named_is_not_measured(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("changes", [{}, {"window": 9}, {"sinks": True, "num_kv_heads": 2}, {"v_dim": 24}], ids=str)
 def test_the_steps_are_those_of_real_layers(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step computes numbers: rows and chunks, over keys of their own, of all layouts."""
-    world = World(replace(CASE, **changes).config(), CPU, torch.float32, 16)
+    world = MeasuredLayers(replace(CASE, **changes).config(), CPU, torch.float32, 16)
     seen: list[torch.Tensor] = []
     for name in ("forward_extend", "forward_decode"):
         real = getattr(TorchNativeBackend, name)

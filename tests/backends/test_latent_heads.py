@@ -11,7 +11,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer
 from dovetail.messages import SamplingParams, Submit
 from dovetail_backends import latent_heads
-from dovetail_backends.latent_heads import Chunk, is_less_work
+from dovetail_backends.latent_heads import PrefillChunk, is_less_work
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing.conformance.attention_latent import verify_latent_heads
@@ -78,7 +78,7 @@ def test_real_widths(
 def test_the_choice(chunks: list[tuple[int, int]], is_less: bool) -> None:
     """At DeepSeek's widths, by the new and the cached tokens of a step."""
     layer = AttentionLayer(index=0, num_qo_heads=16, num_kv_heads=1, qk_dim=576, v_dim=512, scale=1.0, latent=True)
-    given = [Chunk(0, 0, new, cached) for cached, new in chunks]
+    given = [PrefillChunk(0, 0, new, cached) for cached, new in chunks]
     assert is_less_work(layer, torch.empty(16, 256, 512, device="meta"), given) is is_less
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.contracts.attention import Phase
 from dovetail_backends.triton import TritonBackend
-from dovetail_backends.triton.prefix import TILE, Shared, rows_per_group
+from dovetail_backends.triton.prefix import TILE, SharedPrefix, rows_per_group
 from dovetail_testing.conformance.attention_qkv import verify_qkv
 from dovetail_testing.conformance.attention_reference import error_by_token
 from dovetail_testing.conformance.attention_world import Case, World, make_world
@@ -28,7 +28,7 @@ def make(case: Case) -> tuple[World, TritonBackend]:
 def shared(backend: TritonBackend) -> tuple[int, list[int]]:
     """Rows of a group, and shared tokens of each group, as the last step found them."""
     assert backend._prefixes is not None
-    found: Shared = backend._prefixes.shared
+    found: SharedPrefix = backend._prefixes.shared
     return found.group, found.groups[0].tolist()
 
 

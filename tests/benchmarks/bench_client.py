@@ -15,7 +15,7 @@ import time
 
 from dovetail_server.bench import prompts
 from dovetail_server.bench.drive import Run, drive
-from dovetail_server.bench.wire import Sampling
+from dovetail_server.bench.wire import BenchSampling
 from dovetail_server.bench.workloads import Workload
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -89,13 +89,13 @@ async def measure(args: argparse.Namespace) -> None:
     run = Run(
         base_url=f"http://127.0.0.1:{args.port}",
         endpoint="completions",
-        sampling=Sampling(model="fake"),
+        sampling=BenchSampling(model="fake"),
         headers={},
         supports_counts=args.counts,
         seed=1,
         workers=args.workers,
     )
-    source = prompts.RandomIds(prompts.Vocabulary.of_size(10_000, "fake"), "1")
+    source = prompts.RandomIds(prompts.PromptVocabulary.of_size(10_000, "fake"), "1")
     seen = await drive(workload, run, source, source, lambda done: None)
     errors = {record.error for record in seen.records}
     events = sum(record.num_events for record in seen.records)

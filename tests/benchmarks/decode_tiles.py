@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail_backends.triton.decode import DecodeScratch, Shape, choose_shape, decode_qkv
+from dovetail_backends.triton.decode import DecodeScratch, SplitShape, choose_shape, decode_qkv
 from dovetail_backends.triton.kv import Scales
 
 kernel = sys.modules[decode_qkv.__module__]
@@ -57,7 +57,7 @@ def make(num: int, length: int, kv_heads: int, group: int, dim: int, dtype: torc
     return pools, qkv, norm, rope, batch
 
 
-def took_us(load: tuple[int, ...], shape: Shape, made: tuple[Any, ...]) -> float:
+def took_us(load: tuple[int, ...], shape: SplitShape, made: tuple[Any, ...]) -> float:
     """Median microseconds of a layer."""
     num, _, kv_heads, group, dim = load
     pools, qkv, norm, rope, batch = made
@@ -109,7 +109,7 @@ def main() -> int:
         for parts, block_n, warps in itertools.product(splits, (16, 32, 64, 128), (1, 2, 4, 8)):
             if block_n * dim // warps > 4096 or block_n * dim // warps < 512 or parts > 4 * now.splits:
                 continue
-            shape = Shape(parts, block_n, warps)
+            shape = SplitShape(parts, block_n, warps)
             if shape == now or time.perf_counter() > limit:
                 continue
             try:

@@ -34,7 +34,7 @@ from dovetail.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail_server.bench.engine import BareEngine
-from dovetail_server.bench.prompts import RandomIds, Vocabulary
+from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
 from dovetail_server.bench.workloads import Workload
 
 CONFIG_05B: dict[str, Any] = {
@@ -138,7 +138,7 @@ def measure(case: Case) -> list[dict[str, Any]]:
     for streams in case.streams:
         lengths = (16, 16 if streams == 1 else 192)
         load = Workload(name="engine", num_prompts=streams, input_len=lengths, output_len=(1, 1))
-        source = RandomIds(Vocabulary.of_size(vocab, "config.json"), str(streams))
+        source = RandomIds(PromptVocabulary.of_size(vocab, "config.json"), str(streams))
         prompts = [prompt for prompt, _ in source.draw(load, streams)]
         compare = reference if streams <= 16 else None
         rows.append(compare_one(case, engine, compare, prompts))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dovetail.contracts.layers import RMSScale
 from dovetail.sdk.layers.ops.packed_integers import Words
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, of_slots, slot_tiles
+from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, PackedSlotTiles, of_slots, slot_tiles
 from dovetail.sdk.layers.ops.route import route
 from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
@@ -74,7 +74,7 @@ def chosen_by_steps(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     return rows, *route(logits, None, layer.routing, scale=1.0, dtype=x.dtype)
 
 
-def layer_output(x: Tensor, layer: Layer, *, in_one: bool, tiles: SlotTiles, router_tile: Any = None) -> Tensor:
+def layer_output(x: Tensor, layer: Layer, *, in_one: bool, tiles: PackedSlotTiles, router_tile: Any = None) -> Tensor:
     """The stream behind a layer."""
     of = layer.experts
     if not in_one:

@@ -24,7 +24,7 @@ from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabul
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
@@ -129,7 +129,7 @@ def in_a_call(backend: LlguidanceBackend) -> GrammarSpec:
 def of_schema(backend: LlguidanceBackend, schema: Any) -> GrammarSpec:
     """A schema as a request would have it."""
     spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
-    return spec_of(Router({"llguidance": backend}).route(spec, "json_schema").steps[0])
+    return spec_of(GrammarRouter({"llguidance": backend}).route(spec, "json_schema").steps[0])
 
 
 def vocabulary_of(path: Path | None) -> Vocabulary:

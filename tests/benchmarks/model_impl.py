@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail_server.bench.prompts import RandomIds, Vocabulary
+from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
 from dovetail_server.bench.workloads import Workload
 from engine import CONFIG_05B, Case, Engine
 
@@ -45,7 +45,7 @@ def main() -> int:
         engines = {impl: Engine(case, impl) for impl in IMPLS}
         for streams in args.streams:
             load = Workload(name="engine", num_prompts=streams, input_len=(16, 16), output_len=(1, 1))
-            source = RandomIds(Vocabulary.of_size(LLAMA["vocab_size"], "config.json"), str(streams))
+            source = RandomIds(PromptVocabulary.of_size(LLAMA["vocab_size"], "config.json"), str(streams))
             prompts = [prompt for prompt, _ in source.draw(load, streams)]
             rates: dict[str, list[float]] = {impl: [] for impl in IMPLS}
             for number in range(args.rounds + 1):

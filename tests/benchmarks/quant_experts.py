@@ -24,7 +24,7 @@ from quant_products import BANDWIDTH, CACHE_BYTES, FORMS, PROCESSES, drawn, grap
 
 from dovetail.sdk.layers.ops.experts import ExpertWeights, gated_experts
 from dovetail.sdk.layers.ops.packed_experts import ExpertTiles, expert_tiles, packed_gated_experts
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, slot_tiles
+from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, PackedSlotTiles, slot_tiles
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight, stacked
 from dovetail.sdk.layers.ops.packed_write import written
 
@@ -98,8 +98,8 @@ def ways(weights: PackedExpertWeights, kind: str, num_slots: int) -> list[Any]:
         usual = slot_tiles(weights, num_slots)
         gates, downs = SLOT_TILES["scaled" if weights.gate_up.kind == "scaled" else "words"]
         found += [{"is_few": True, "tiles": usual}]
-        found += [{"is_few": True, "tiles": SlotTiles(one, usual.down)} for one in gates]
-        found += [{"is_few": True, "tiles": SlotTiles(usual.gate_up, one)} for one in downs]
+        found += [{"is_few": True, "tiles": PackedSlotTiles(one, usual.down)} for one in gates]
+        found += [{"is_few": True, "tiles": PackedSlotTiles(usual.gate_up, one)} for one in downs]
     tiles = (expert_tiles(weights, num_slots), *others(kind, num_slots // len(weights.gate_up.numbers)))
     found += [{"is_few": False, "is_written": False, "tiles": one} for one in tiles]
     return found

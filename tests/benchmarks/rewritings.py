@@ -34,7 +34,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.normal import counts, disjoint, document, logic, nodes, rewrite
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.sdk.expressions.plain import Plain
 from dovetail_grammar import patterns
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -94,7 +94,7 @@ class Levels:
     def __init__(self) -> None:
         self._vocabulary = small_vocabulary()
         self._backends = backends_of(self._vocabulary)
-        self._router = Router(self._backends)
+        self._router = GrammarRouter(self._backends)
 
     def of(self, given: Any) -> str:
         """Return the level of one."""

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import Scheduler, StepLimits
 from dovetail.messages import SamplingParams, Submit
 from dovetail_testing.engine import make_policy
@@ -42,7 +42,7 @@ class Bench:
         self.num += 1
         prompt = self.rng.choice(self.shared) + [self.rng.randrange(1000) for _ in range(own)]
         submit = Submit(rid="", handle=self.num, prompt_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
-        request = Request.from_submit(submit, arrival=self.num, eos_ids=())
+        request = EngineRequest.from_submit(submit, arrival=self.num, eos_ids=())
         self.scheduler.add(request)
 
     def step(self) -> float:

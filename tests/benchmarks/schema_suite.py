@@ -29,7 +29,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.compile.validity import verdict
 from dovetail.grammar.spec.limits import check_spec
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 FOLDERS = {
@@ -86,7 +86,7 @@ def main() -> int:
     args = arguments.parse_args()
     vocabulary = small_vocabulary()
     backends = backends_of(vocabulary)
-    router, count, wrong = Router(backends), Counter[str](), []
+    router, count, wrong = GrammarRouter(backends), Counter[str](), []
     for group in groups(args.suite):
         if args.only not in group.name:
             continue

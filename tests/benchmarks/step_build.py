@@ -17,11 +17,11 @@ import torch
 
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.graph_choice import GraphChooser
-from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.messages import SamplingParams, Submit
-from dovetail.messages.step import ExecutorInfo, Prepared
+from dovetail.messages.step import ExecutorInfo, PrepareResult
 from dovetail.runtime.sampling.masks import MaskBuffer
 
 NUM_ROWS, NUM_TIMES, NUM_WORDS = 256, 500, (151_936 + 31) // 32
@@ -29,7 +29,7 @@ INFO = ExecutorInfo(
     architecture="", dtype="", device="cpu", vocab_size=1, hidden_size=1, context_len=1,
     page_size=16, num_pages=(1,),
     reaches=(), chunk_size=1, attention_backend="", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(),
-    prepared=Prepared(),
+    prepared=PrepareResult(),
 )  # fmt: skip
 
 
@@ -60,9 +60,9 @@ def main() -> int:
     requests = []
     for row in range(NUM_ROWS):
         submit = Submit(rid="", handle=row, prompt_ids=[1] * 40, params=params)
-        requests.append(Request.from_submit(submit, arrival=row, eos_ids=()))
+        requests.append(EngineRequest.from_submit(submit, arrival=row, eos_ids=()))
         requests[-1].row, requests[-1].pages = row, [[row * 4 + 1]]
-    builder = StepBuilder(DeviceRows(NUM_ROWS), GraphChooser(INFO, lambda key: Prepared()))
+    builder = StepBuilder(DeviceRows(NUM_ROWS), GraphChooser(INFO, lambda key: PrepareResult()))
     same = microseconds(lambda: builder.build(StepPlan(list(requests), [])))
     turn = [requests[:-1], requests]
     other = microseconds(lambda: builder.build(StepPlan(list(turn[0]), [])) if turn.reverse() is None else None)

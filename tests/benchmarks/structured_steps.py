@@ -47,7 +47,7 @@ from dovetail.messages.step import (
     ExecutorInfo,
     GraphKey,
     PrefillGraph,
-    Prepared,
+    PrepareResult,
     StepInput,
     StepLate,
     StepOutput,
@@ -124,7 +124,7 @@ class TimedExecutor:
             architecture="None", dtype="bfloat16", device="cpu", vocab_size=VOCAB, hidden_size=8,
             context_len=4096, page_size=16, num_pages=(8192,), reaches=(FULL,), chunk_size=2048,
             attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=GRAPHS,
-            prepared=Prepared(captured=GRAPHS), kept_masks=0 if sends_all else num_kept(words),
+            prepared=PrepareResult(captured=GRAPHS), kept_masks=0 if sends_all else num_kept(words),
         )  # fmt: skip
 
     def device_memory(self) -> tuple[int, int]:
@@ -213,7 +213,7 @@ class TimedExecutor:
         """See `Executor`."""
         return self._due > self.clock.now()
 
-    def prepare(self, key: GraphKey | None = None) -> Prepared:
+    def prepare(self, key: GraphKey | None = None) -> PrepareResult:
         """Nothing is captured here."""
         raise AssertionError("there is nothing to prepare")
 

@@ -129,7 +129,7 @@ class Profile:
         self._wrap(late_masks, "fill_masks", "fill_masks, rest")
         self._wrap(replies, "_delta", "delta")
         self._wrap(replies, "forced_tokens", "forced tokens")
-        self._wrap(request.Request, "append_token", "append token")
+        self._wrap(request.EngineRequest, "append_token", "append token")
         self._wrap(engine, "_report_cache", "cache report")
         self._wrap(LlguidanceBackend, "fill_batch", "fill_batch, rest")
         self._wrap(LlguidanceBackend, "_compute", "fill_batch, library")

@@ -35,7 +35,7 @@ from rich.table import Table
 from serving import PARTS, wait_ready
 from serving_client import cpu_s
 
-from dovetail_server.bench.prompts import Vocabulary
+from dovetail_server.bench.prompts import PromptVocabulary
 
 CONTEXT_LEN = 1 << 15
 PAGE_SIZE = 16
@@ -52,7 +52,7 @@ class Source:
         from dovetail.text.tokenizer.tokenizer import Tokenizer
 
         self.tokenizer = Tokenizer.load(folder)
-        self._vocabulary = Vocabulary.of_folder(folder, readable=True)
+        self._vocabulary = PromptVocabulary.of_folder(folder, readable=True)
         self._chance = random.Random(time.time_ns())
 
     def text(self, num_tokens: int) -> str:
@@ -91,12 +91,12 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.engine.graph_choice import GraphChooser
     from dovetail.engine.kv_cache_manager import KVCacheManager
     from dovetail.engine.limits import StepLimits
-    from dovetail.engine.request import Request
+    from dovetail.engine.request import EngineRequest
     from dovetail.engine.scheduler import Scheduler
     from dovetail.engine.step_builder import StepBuilder
     from dovetail.engine.submit_delta import SubmitDecoder, SubmitEncoder
     from dovetail.messages import SamplingParams, Submit
-    from dovetail.messages.step import ExecutorInfo, Prepared
+    from dovetail.messages.step import ExecutorInfo, PrepareResult
     from dovetail.processing.sampling import check_token_ids
     from dovetail.text.tokenizer.cuts import pieces
     from dovetail.text.tokenizer.tokenizer import check_text
@@ -117,7 +117,8 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     info = ExecutorInfo(
         architecture="", dtype="", device="cpu", vocab_size=vocab_size, hidden_size=1,
         context_len=CONTEXT_LEN, page_size=PAGE_SIZE, num_pages=(num_pages,), reaches=(FULL,), chunk_size=1,
-        attention_backend="", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(), prepared=Prepared(),
+        attention_backend="", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(),
+        prepared=PrepareResult(),
     )  # fmt: skip
     for _ in range(rounds):
         text = source.text(num_tokens)
@@ -140,7 +141,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
         limits = StepLimits(max_running_requests=8, max_prefill_tokens=8192)
         scheduler = Scheduler(pages, make_policy(), limits)
         builder = StepBuilder(rows, GraphChooser(info, lambda key: None))
-        request = timed("engine: admit", lambda: Request.from_submit(got, arrival=1, eos_ids=()))  # noqa: B023
+        request = timed("engine: admit", lambda: EngineRequest.from_submit(got, arrival=1, eos_ids=()))  # noqa: B023
         timed("engine: plan", lambda: plan_of(scheduler, builder, request))  # noqa: B023
     table = Table(title=f"A text of {num_tokens:,} tokens, {len(body):,} bytes; as ids {len(as_ids):,} bytes")
     for name in ("part", "least ms", "median ms"):

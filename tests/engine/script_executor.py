@@ -22,7 +22,7 @@ from dovetail.messages.step import (
     SAMPLE,
     ExecutorInfo,
     GraphKey,
-    Prepared,
+    PrepareResult,
     StepInput,
     StepLate,
     StepOutput,
@@ -85,7 +85,7 @@ class ScriptExecutor:
             context_len=context_len, page_size=page_size, num_pages=(num_pages,), reaches=(FULL,),
             chunk_size=24,
             attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(),
-            prepared=Prepared(),
+            prepared=PrepareResult(),
         )  # fmt: skip
 
     def launch(self, step: StepInput) -> None:
@@ -136,7 +136,7 @@ class ScriptExecutor:
     def close(self) -> None:
         """Nothing runs beside it."""
 
-    def prepare(self, key: GraphKey | None = None) -> Prepared:
+    def prepare(self, key: GraphKey | None = None) -> PrepareResult:
         """Nothing is captured here."""
         raise AssertionError("there is nothing to prepare")
 

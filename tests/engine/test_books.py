@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
-from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.messages import BACKGROUND, Finish
 
 spec = importlib.util.spec_from_file_location("books_world", Path(__file__).parent / "test_scheduler.py")
@@ -66,7 +66,7 @@ class Books:
         self.saves: list[list[int]] = []
         self.num_loaded = 0
         self.spoilt: set[tuple[int, int]] = set()
-        self.broken: dict[int, set[Request]] = {}
+        self.broken: dict[int, set[EngineRequest]] = {}
         self.num_broken = self.num_emitted = 0
         self.contents: dict[tuple[int, int], dict[int, int]] = {}
         self.world.pages.rows.zero_pages = self.zero_pages
@@ -140,7 +140,7 @@ class Books:
             self.num_broken += 1
         self.broken[plan.number] = found
 
-    def compute(self, request: Request, start: int, stop: int) -> None:
+    def compute(self, request: EngineRequest, start: int, stop: int) -> None:
         """Read what stands before `start`, which must be of the same tokens, and write from there on."""
         size, seen = self.world.pages.page_size, 0
         for place in range(stop):
@@ -158,7 +158,7 @@ class Books:
                 else:
                     assert content.get(place % size) == seen, "a request reads what was not computed for it"
 
-    def fold(self, request: Request, start: int, stop: int, is_bad: bool) -> None:
+    def fold(self, request: EngineRequest, start: int, stop: int, is_bad: bool) -> None:
         """Fold tokens into the row's states, which have taken in all before `start`, and copy them where asked."""
         for g in self.recurrent:
             asked = {length: copy for group, row, length, copy in self.saves if (group, row) == (g, request.row)}

@@ -18,14 +18,14 @@ from test_overlap import flat, random_params
 from test_steps_as_data import Run, start, want
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.engine.speculation import Speculation
 from dovetail.messages import Abort, SamplingParams, Submit, TokenDelta
 from dovetail.messages.step import SAMPLE, StepInput, no_ints
 from dovetail.runtime.verify import Drafts
 from dovetail_testing.engine import make_core
 
-Guess = Callable[[Request], Sequence[int]]
+Guess = Callable[[EngineRequest], Sequence[int]]
 
 
 def speculate(core: EngineCore, guess: Guess) -> Speculation:
@@ -36,10 +36,10 @@ def speculate(core: EngineCore, guess: Guess) -> Speculation:
     return made
 
 
-def guesses(rng: random.Random, oracle: Callable[[Request], list[int]], most: int = 9) -> Guess:
+def guesses(rng: random.Random, oracle: Callable[[EngineRequest], list[int]], most: int = 9) -> Guess:
     """Right for a while and then wrong, at random, now and then nothing or far too much."""
 
-    def guess(request: Request) -> list[int]:
+    def guess(request: EngineRequest) -> list[int]:
         found = oracle(request)[: rng.randrange(most + 1)]
         if found and rng.random() < 0.6:
             found[rng.randrange(len(found))] = rng.randrange(90)
@@ -48,7 +48,7 @@ def guesses(rng: random.Random, oracle: Callable[[Request], list[int]], most: in
     return guess
 
 
-def scripted(request: Request) -> list[int]:
+def scripted(request: EngineRequest) -> list[int]:
     """What the scripted executor will say next."""
     tokens = list(request.ids)
     for _ in range(12):
@@ -169,7 +169,7 @@ def served(core: EngineCore, submits: Sequence[Submit], every: int = 0) -> dict[
     return found
 
 
-def replay(found: dict[int, list[TokenDelta]]) -> Callable[[Request], list[int]]:
+def replay(found: dict[int, list[TokenDelta]]) -> Callable[[EngineRequest], list[int]]:
     """An oracle that knows what came without drafts."""
     texts = {handle: [token for delta in deltas for token in delta.ids] for handle, deltas in found.items()}
     return lambda request: texts[request.handle][request.num_output :][:12]

@@ -6,8 +6,8 @@ from typing import Any
 from unittest.mock import Mock
 
 from dovetail.engine.graph_choice import DECODE_PATIENCE, PREFILL_PATIENCE, STAND_IN_PATIENCE, GraphChooser
-from dovetail.engine.request import Chunk, StepPlan
-from dovetail.messages.step import DecodeGraph, GraphKey, PrefillGraph, Prepared
+from dovetail.engine.request import PromptChunk, StepPlan
+from dovetail.messages.step import DecodeGraph, GraphKey, PrefillGraph, PrepareResult
 
 SIZES = [PrefillGraph(8, 1), PrefillGraph(16, 1), PrefillGraph(24, 5), PrefillGraph(40, 5)]
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96)
@@ -23,32 +23,34 @@ class World:
         self.memory = memory
         self.tries: list[GraphKey] = []
         first = first or (DecodeGraph(1), DecodeGraph(8), *SIZES[:2])
-        info: Any = Mock(graphs=tuple(keys), prefix_group=prefix_group, page_size=16, prepared=Prepared(captured=first))
+        info: Any = Mock(
+            graphs=tuple(keys), prefix_group=prefix_group, page_size=16, prepared=PrepareResult(captured=first)
+        )
         self.chooser = GraphChooser(info, self.prepare)
 
-    def prepare(self, key: GraphKey) -> Prepared:
+    def prepare(self, key: GraphKey) -> PrepareResult:
         """Capture one."""
         self.tries.append(key)
-        return Prepared(captured=(key,) if self.memory else ())
+        return PrepareResult(captured=(key,) if self.memory else ())
 
     def there(self, *keys: GraphKey) -> None:
         """These were captured in an idle moment."""
-        self.chooser.prepared(Prepared(captured=keys))
+        self.chooser.prepared(PrepareResult(captured=keys))
 
     def rows(self, num: int) -> int | None:
         """Rows of the graph that serves so many."""
         found = self.chooser.decode_graph_for(num)
         return None if found is None else found.rows
 
-    def prefill(self, *chunks: Chunk) -> PrefillGraph | None:
+    def prefill(self, *chunks: PromptChunk) -> PrefillGraph | None:
         """The graph for some chunks."""
         return self.chooser.choose(StepPlan([], list(chunks)))[1]
 
 
-def chunk(start: int, num_new: int, *, logprobs: bool = False) -> Chunk:
+def chunk(start: int, num_new: int, *, logprobs: bool = False) -> PromptChunk:
     """Of a request in row 7 and the pages 20, 21 … in this order."""
     request = Mock(prompt_logprobs=[] if logprobs else None, pool=None)
-    return Chunk(request, start, num_new, samples=True)
+    return PromptChunk(request, start, num_new, samples=True)
 
 
 def behind(num: int, prefix: int = 2048, own: int = 64) -> list[Any]:
@@ -139,7 +141,7 @@ def test_both_halves_of_a_step_are_replayed_or_none() -> None:
 
 def test_without_graphs_steps_are_eager() -> None:
     """As on CPU, where none can be captured."""
-    info: Any = Mock(graphs=(), prefix_group=0, page_size=16, prepared=Prepared())
+    info: Any = Mock(graphs=(), prefix_group=0, page_size=16, prepared=PrepareResult())
     chooser = GraphChooser(info, Mock(side_effect=AssertionError))
     for _ in range(2 * DECODE_PATIENCE):
         assert chooser.choose(StepPlan(behind(2), [])) == (None, None)

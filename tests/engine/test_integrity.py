@@ -21,7 +21,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine import kv_cache_checker
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import load
 from dovetail_testing.engine import make_plans
@@ -53,18 +53,18 @@ def loaded(seed: int = 0, group: int = 0, **options: Any) -> Any:
     return world
 
 
-def end(world: Any, victims: list[Request]) -> None:
+def end(world: Any, victims: list[EngineRequest]) -> None:
     """What the engine does with requests whose pages were shared."""
     for request in victims:
         world.scheduler.end(request)
 
 
-def holder(world: Any) -> Request:
+def holder(world: Any) -> EngineRequest:
     """A running request with pages of its own."""
     return holders(world)[0]
 
 
-def holders(world: Any) -> list[Request]:
+def holders(world: Any) -> list[EngineRequest]:
     """All of them."""
     return [r for r in world.scheduler.running if len(r.pages[world.group]) > r.num_tree_pages]
 

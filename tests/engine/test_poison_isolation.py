@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
-from dovetail.engine.entry import Entry
+from dovetail.engine.entry import RequestEntry
 from dovetail.engine.poison_isolation import RestartLimit, has_got_on, is_suspect, note_death, to_try
 from dovetail.engine.process import Restarts
 from dovetail.messages import POISON, SamplingParams, Submit, TokenDelta
@@ -19,14 +19,14 @@ import os, sys
 from dovetail.client import engine_main
 from dovetail.engine import request
 
-append = request.Request.append_token
+append = request.EngineRequest.append_token
 
 def deadly(self, token):
     if self.rid == "deadly" and self.num_output >= 7:
         os._exit(0)
     append(self, token)
 
-request.Request.append_token = deadly
+request.EngineRequest.append_token = deadly
 sys.exit(engine_main.main(sys.argv[1:]))
 """
 OFTEN = (("exit", "deadly"), ("hang", "prompt"))
@@ -127,13 +127,13 @@ def test_a_real_engine_and_kills_from_elsewhere(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def entry(number: int, num_output: int = 0) -> Entry:
-    found = Entry(Submit(rid=str(number), handle=number, prompt_ids=[1], params=SamplingParams(max_tokens=9)), 1)
+def entry(number: int, num_output: int = 0) -> RequestEntry:
+    found = RequestEntry(Submit(rid=str(number), handle=number, prompt_ids=[1], params=SamplingParams(max_tokens=9)), 1)
     give(found, num_output)
     return found
 
 
-def give(to: Entry, num: int) -> None:
+def give(to: RequestEntry, num: int) -> None:
     if num:
         to.put(TokenDelta(handle=to.number, ids=[1] * num))
 
@@ -202,7 +202,7 @@ def test_a_culprit_among_many_is_always_found(seed: int) -> None:
     rng = random.Random(seed)
     entries = [entry(i, rng.randrange(9)) for i in range(30)]
     guilty, deadly_at = entries[rng.randrange(30)], 20
-    refused: list[Entry] = []
+    refused: list[RequestEntry] = []
     for _ in range(400):
         live = [e for e in entries if e not in refused and len(e.output) < 60]
         tried = to_try(live)

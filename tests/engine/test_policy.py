@@ -15,20 +15,20 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.policy import policy_of
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.engine import collect, make_client, make_policy
 
 
-def request(arrival: int, num_prompt: int = 4, max_tokens: int = 5, priority: int = 0) -> Request:
+def request(arrival: int, num_prompt: int = 4, max_tokens: int = 5, priority: int = 0) -> EngineRequest:
     """As the engine makes it."""
     params = SamplingParams(max_tokens=max_tokens)
     submit = Submit(rid="", handle=arrival, prompt_ids=[arrival] * num_prompt, params=params, priority=priority)
-    return Request.from_submit(submit, arrival=arrival, eos_ids=())
+    return EngineRequest.from_submit(submit, arrival=arrival, eos_ids=())
 
 
-def arrivals(policy: str, waiting: Sequence[Request], tree: RadixTree) -> list[int]:
+def arrivals(policy: str, waiting: Sequence[EngineRequest], tree: RadixTree) -> list[int]:
     """The order that a built-in gives."""
     return [r.arrival for r in make_policy(policy).order(waiting, tree)]
 

@@ -20,7 +20,7 @@ from dovetail.cache.radix import RadixTree
 from dovetail.engine.admission import MAX_MATCHED
 from dovetail.engine.policy import MAX_LOOKED_UP
 from dovetail.engine.queue import WaitQueue, rank
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.messages import BACKGROUND, SamplingParams, Submit
 from dovetail_testing.engine import make_policy
 
@@ -90,7 +90,7 @@ def test_a_queue_that_cannot_come_in_for_want_of_pages_is_not_matched(policy: st
     few, many = (num_operations(make(num).step) for num in (300, 3000))
     assert many < few + 20_000  # of a thousand that are looked at
     world = make(300)
-    matched: list[Request] = []
+    matched: list[EngineRequest] = []
     match = world.pages.match
     world.pages.match = lambda request: (matched.append(request), match(request))
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_a_line_that_waits_for_one_prefix_is_matched_in_bounds() -> None:
     """Of 3,000 requests that share what one computes, a bounded number is matched in that step; all share it."""
     world = World(num_pages=600, max_running_requests=64, max_prefill_tokens=512)
     followers = [world.add([3] * 200 + [i % 90], 1) for i in range(3000)]
-    matched: list[Request] = []
+    matched: list[EngineRequest] = []
     match = world.pages.match
     world.pages.match = lambda request: (matched.append(request), match(request))
     assert [c.request for c in world.step().chunks] == followers[:1]
@@ -133,10 +133,10 @@ def test_lpm_matches_a_few_a_step_and_only_what_changed() -> None:
     assert [r.matched_pages for r in best] == sorted((min(10, i % 50 // 4) for i in range(1, 101)), reverse=True)
 
 
-def make(arrival: int, prompt: list[int], priority: int = 0) -> Request:
+def make(arrival: int, prompt: list[int], priority: int = 0) -> EngineRequest:
     """A request as the engine makes it."""
     submit = Submit(rid="", handle=arrival, prompt_ids=prompt, params=SamplingParams(max_tokens=1), priority=priority)
-    return Request.from_submit(submit, arrival=arrival, eos_ids=())
+    return EngineRequest.from_submit(submit, arrival=arrival, eos_ids=())
 
 
 @given(st.lists(st.tuples(st.sampled_from([BACKGROUND, -1, 0, 5]), st.booleans()), max_size=60))

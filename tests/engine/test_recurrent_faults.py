@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.messages import Finish, SamplingParams, Submit
 from dovetail.runtime.memory.plan import STATE_COPIES, fold_bytes
 
@@ -167,7 +167,7 @@ def test_forced_tokens_are_folded_in_once(folder: Path, overlap: bool, monkeypat
     given = [LONG[:33], prompt(20, 7)]
     want = run(start(folder, overlap), given, 40)
 
-    def forced(request: Request, num_running: int) -> list[int]:
+    def forced(request: EngineRequest, num_running: int) -> list[int]:
         known = want[request.handle - 1]
         return known[request.num_output : request.num_output + 5] if request.num_output in (3, 14, 20) else []
 

@@ -15,7 +15,7 @@ from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.low_priority import BUSY_INTERVAL_S, BUSY_ROWS, IDLE_DELAY_S, INTERVAL_S, LowPriorityThrottle
-from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.runtime.memory.plan import floor_pages, seen_pages
@@ -52,14 +52,14 @@ class World:
         self.count = 0
         self.depth = depth
         self.flying: list[StepPlan] = []
-        self.done: list[Request] = []
+        self.done: list[EngineRequest] = []
 
-    def add(self, prompt: list[int], max_tokens: int, priority: int = 0) -> Request:
+    def add(self, prompt: list[int], max_tokens: int, priority: int = 0) -> EngineRequest:
         """Queue a request."""
         self.count += 1
         params = SamplingParams(max_tokens=max_tokens)
         message = Submit(rid="", handle=self.count, prompt_ids=prompt, params=params, priority=priority)
-        request = Request.from_submit(message, arrival=self.count, eos_ids=())
+        request = EngineRequest.from_submit(message, arrival=self.count, eos_ids=())
         self.scheduler.add(request)
         return request
 

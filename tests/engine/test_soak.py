@@ -19,7 +19,7 @@ import pytest
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Submit
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing.engine import make_core
@@ -43,7 +43,7 @@ class Soak:
         self.shared = [[self.rng.randrange(3, 500) for _ in range(70)] for _ in range(3)]
 
     @property
-    def live(self) -> list[Request]:
+    def live(self) -> list[EngineRequest]:
         """Requests that have not ended."""
         return [*self.core.scheduler.waiting, *self.core.scheduler.running]
 
@@ -79,7 +79,7 @@ class Soak:
 
     def abort(self) -> None:
         """Abort a request in the stage, of those that there are, in which the fewest were aborted so far."""
-        by_stage: dict[str, list[Request]] = {}
+        by_stage: dict[str, list[EngineRequest]] = {}
         for request in self.live:
             if not request.rid.startswith("probe"):
                 by_stage.setdefault(stage_of(request), []).append(request)
@@ -109,7 +109,7 @@ class Soak:
             self.step()
 
 
-def stage_of(request: Request) -> str:
+def stage_of(request: EngineRequest) -> str:
     """Where a request is."""
     if request.waiting_for_grammar:
         return "compiling"

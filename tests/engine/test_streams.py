@@ -91,7 +91,7 @@ def test_whatever_gathers_adds_up_to_the_same(sizes: list[int], seed: int, top: 
     assert (got[-1].cached_tokens, got[-1].num_retractions) == (7, (len(sizes) - 1) // 10)
 
 
-async def read(stream: streams.Stream, into: list[TokenDelta]) -> None:
+async def read(stream: streams.EngineTokenStream, into: list[TokenDelta]) -> None:
     async for each in stream:
         into.append(each)
 

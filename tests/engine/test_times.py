@@ -8,7 +8,7 @@ from script_executor import ENDS, ScriptExecutor
 from dovetail.demo import MODEL_DIR
 from dovetail.engine import timeline, timing
 from dovetail.engine.core import EngineCore
-from dovetail.engine.entry import Entry
+from dovetail.engine.entry import RequestEntry
 from dovetail.messages import Abort, Control, ControlReply, SamplingParams, Submit, Times, TokenDelta
 from dovetail.plugins import load
 from dovetail_testing.engine import make_plans
@@ -116,7 +116,7 @@ def test_of_two_grammars_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_times_survive_being_merged() -> None:
     """A reader that comes late gets the latest."""
     first, last = Times(1, None, 2, 2, 0), Times(1, None, 2, 9, 0)
-    entry = Entry(Submit(rid="", handle=1, prompt_ids=[1], params=SamplingParams(max_tokens=9)), 1)
+    entry = RequestEntry(Submit(rid="", handle=1, prompt_ids=[1], params=SamplingParams(max_tokens=9)), 1)
     for times in (first, None, last, None):
         entry.put(TokenDelta(handle=1, ids=[1], times=times))
     waiting = entry._waiting

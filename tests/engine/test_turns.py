@@ -18,7 +18,7 @@ from dovetail.engine.limits import StepLimits
 from dovetail.engine.low_priority import LowPriorityThrottle
 from dovetail.engine.owners import BEHIND, CREDIT, MIN_KNOWN, Owners
 from dovetail.engine.policy import Policy, policy_of
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, SamplingParams, Submit
 from dovetail_testing.engine import make_policy
@@ -37,10 +37,10 @@ class Load:
     page_size: int = 16
     max_prefill_tokens: int = 2048
     step: int = 0
-    began: dict[Request, int] = field(default_factory=dict)
+    began: dict[EngineRequest, int] = field(default_factory=dict)
     waits: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    on_end: Callable[[Request], object] = lambda request: None
+    on_end: Callable[[EngineRequest], object] = lambda request: None
 
     def __post_init__(self) -> None:
         pages = KVCacheManager(DeviceRows(self.num_rows), page_size=self.page_size, num_pages=[self.num_pages])
@@ -50,14 +50,14 @@ class Load:
 
     def add(
         self, owner: str, prompt: Sequence[int], num_tokens: int, weight: float = 1.0, priority: int = 0
-    ) -> Request:
+    ) -> EngineRequest:
         """Queue a request."""
         at = next(self._arrivals)
         params = SamplingParams(max_tokens=num_tokens)
         submit = Submit(
             rid="", handle=at, prompt_ids=list(prompt), params=params, owner=owner, weight=weight, priority=priority
         )
-        request = Request.from_submit(submit, arrival=at, eos_ids=())
+        request = EngineRequest.from_submit(submit, arrival=at, eos_ids=())
         self.scheduler.add(request)
         self.began[request] = self.step
         return request
@@ -121,7 +121,7 @@ def test_tokens_follow_weights_while_all_have_work(policy: str, num_rows: int) -
     load, rng = Load(make_policy(policy), num_rows=num_rows), random.Random(5)
     weights = {f"key-{i}": 1.0 + i % 4 for i in range(8)}
 
-    def again(request: Request) -> None:
+    def again(request: EngineRequest) -> None:
         send(request.owner)
 
     def send(owner: str) -> None:

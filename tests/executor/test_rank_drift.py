@@ -17,7 +17,7 @@ from dovetail.client import launch
 from dovetail.demo import MODEL_DIR
 from dovetail.executor import group
 from dovetail.executor.local import LocalExecutor
-from dovetail.messages.step import GraphKey, Prepared
+from dovetail.messages.step import GraphKey, PrepareResult
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.settings import EngineSettings
 
@@ -63,9 +63,11 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, str]]]
 
     left = dict(LEFT)
 
-    def prepared(self: LocalExecutor, captured: tuple[GraphKey, ...]) -> Prepared:
+    def prepared(self: LocalExecutor, captured: tuple[GraphKey, ...]) -> PrepareResult:
         left[self._rank] = max(0, left[self._rank] - 1)
-        return Prepared(captured=captured, num_left=left[self._rank], max_prefill_tokens=self.runner.max_prefill_tokens)
+        return PrepareResult(
+            captured=captured, num_left=left[self._rank], max_prefill_tokens=self.runner.max_prefill_tokens
+        )
 
     monkeypatch.setattr(LocalExecutor, "_prepared", prepared)
     monkeypatch.setattr(group, "start_seconds", lambda settings: 60.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dovetail.contracts.kernels import PLAIN_KERNELS
-from dovetail.runtime.attention.measure import STEPS, World, measure, measuring_on
+from dovetail.runtime.attention.measure import STEPS, MeasuredLayers, measure, measuring_on
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing.conformance.attention_world import Case
 
@@ -32,7 +32,7 @@ def test_every_step_takes_time(changes: dict[str, int], tmp_path: Path) -> None:
     case = Case(
         lengths=[(1, 1)], dtype=torch.bfloat16, **{"num_qo_heads": 14, "num_kv_heads": 2, "head_dim": 64} | changes
     )  # type: ignore[arg-type]
-    world = World(case.config(), torch.device("cuda"), torch.bfloat16, 16)
+    world = MeasuredLayers(case.config(), torch.device("cuda"), torch.bfloat16, 16)
     device = torch.device("cuda", torch.cuda.current_device())
     measuring = dataclasses.replace(measuring_on(device, PLAIN_KERNELS, compiles_ahead=True), folder=tmp_path)
     figures = measure({"triton": TritonBackend, "eager": Eager}, world, measuring, str(tmp_path))

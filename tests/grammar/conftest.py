@@ -16,7 +16,7 @@ from served import Served
 
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine import jump_forward as jump
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail_testing.vocabularies import byte_level
 
@@ -56,7 +56,7 @@ def jumps(monkeypatch: pytest.MonkeyPatch) -> list[Jump]:
     """Grows with every jump of any engine."""
     seen: list[Jump] = []
 
-    def noted(request: Request, tokens: list[int], step: int) -> list[int]:
+    def noted(request: EngineRequest, tokens: list[int], step: int) -> list[int]:
         taken = jump.jump(request, tokens, step)
         seen.append(Jump(request.rid, request.num_retractions, len(taken)))
         return taken

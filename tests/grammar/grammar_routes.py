@@ -13,7 +13,7 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.negotiation import asked
 from dovetail.grammar.spec.relax import weaken
-from dovetail.grammar.spec.route import EnforcementOption, Route
+from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
@@ -45,7 +45,7 @@ class Enforced:
 
     def __init__(
         self,
-        route: Route,
+        route: GrammarRoute,
         backends: Mapping[str, GrammarBackend],
         vocabulary: Vocabulary,
         *,

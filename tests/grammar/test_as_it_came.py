@@ -15,7 +15,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Support, Vocabulary
 from dovetail.grammar.spec.normal import Normal, normalize
 from dovetail.grammar.spec.normal.is_normal import is_normal
-from dovetail.grammar.spec.route import EnforcementOption, Router
+from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.sdk.schemas import schema
 from dovetail_server.bench.grammar_schemas import schemas
@@ -124,7 +124,7 @@ def said(way: EnforcementOption, backends: Mapping[str, GrammarBackend]) -> tupl
 
 def test_one_answer_routes_as_all_answers_do(backends: Mapping[str, GrammarBackend]) -> None:
     """The first way is the same, and so are the backends that enforce all of it; the last way is, too."""
-    router, unasked = Router(backends), 0
+    router, unasked = GrammarRouter(backends), 0
     for given in candidates(NUM // 4, seed=2):
         source = json.dumps(given, ensure_ascii=False)
         spec = GrammarSpec(kind=Kind.JSON, source=source)
@@ -164,7 +164,7 @@ def test_what_is_kept_as_it_came_accepts_nothing_invalid(
         given = {"title": "A", "description": 'what {is} "said"', "default": [1], **given}
         if normalize(given, json.dumps(given)).text is None:
             continue
-        route = Router({"llguidance": backend}).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "x")
+        route = GrammarRouter({"llguidance": backend}).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "x")
         if route.ways[0].enforcement != "full":
             continue
         try:
@@ -205,7 +205,7 @@ class RequestedGrammar(GrammarBackend):
 def test_a_backend_behind_one_that_enforces_all_is_not_asked(backends: Mapping[str, GrammarBackend]) -> None:
     """Only the last way's answer is asked for once; what the engine finds out comes back as left out."""
     other = RequestedGrammar(small_vocabulary())
-    router = Router({"llguidance": backends["llguidance"], "asked": other})
+    router = GrammarRouter({"llguidance": backends["llguidance"], "asked": other})
     sources = [json.dumps({"type": "string", "pattern": f"^{letter}"}) for letter in "abc"]
     routes = [router.route(GrammarSpec(kind=Kind.JSON, source=source), "x") for source in sources]
     assert other.asked == 0

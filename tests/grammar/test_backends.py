@@ -28,7 +28,7 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail.grammar.spec.route import Enforcement, Route, Router
+from dovetail.grammar.spec.route import Enforcement, GrammarRoute, GrammarRouter
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
@@ -111,7 +111,7 @@ def test_full_support_lets_nothing_invalid_through(
 
 def test_whatever_enforces_a_schema_says_so_truly(backends: Mapping[str, GrammarBackend], small: Vocabulary) -> None:
     """By the ladder every case is enforced somehow, and an invalid instance gets through only where it is judged."""
-    router = Router(backends)
+    router = GrammarRouter(backends)
     for schema, valid, invalid in CASES:
         route = router.route(json_spec(schema), "json_schema")
         enforcement, ignored, grammar = first_way(route, backends, small)
@@ -123,7 +123,7 @@ def test_whatever_enforces_a_schema_says_so_truly(backends: Mapping[str, Grammar
 
 
 def first_way(
-    route: Route, backends: Mapping[str, GrammarBackend], vocabulary: Vocabulary
+    route: GrammarRoute, backends: Mapping[str, GrammarBackend], vocabulary: Vocabulary
 ) -> tuple[Enforcement, tuple[str, ...], CompiledGrammar]:
     """Do what the engine does: the first way that compiles."""
     for way in route.ways:
@@ -147,7 +147,7 @@ def test_what_would_only_be_judged_may_be_refused(backends: Mapping[str, Grammar
         kind=Kind.JSON, source=json.dumps({"type": "array", "uniqueItems": True, "items": {"type": "string"}})
     )
     for refuses in (False, True):
-        found = Router(backends, enforced_only=refuses).route(spec, "response_format")
+        found = GrammarRouter(backends, enforced_only=refuses).route(spec, "response_format")
         assert ("validate_only" in [way.enforcement for way in found.ways]) is not refuses
     parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
@@ -162,8 +162,8 @@ def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, 
     """With `--strict-schema`, a strict schema gets an error that names the keyword, and no weaker way."""
     spec = GrammarSpec(kind=Kind.JSON, source='{"type": "integer", "not": {"multipleOf": 3}}', strict=True)
     with pytest.raises(RequestError, match="/not"):
-        Router(backends, strict_schema=True).route(spec, "response_format")
-    assert Router(backends).route(spec, "response_format").ways
+        GrammarRouter(backends, strict_schema=True).route(spec, "response_format")
+    assert GrammarRouter(backends).route(spec, "response_format").ways
 
 
 def test_kinds_that_no_backend_reads_are_told_at_the_start(

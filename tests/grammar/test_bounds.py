@@ -22,7 +22,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.forks import ForkServer, send
 from dovetail.grammar.compile import child, trial
-from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.compile.jobs import CompileFuture, QueueBounds
 from dovetail.grammar.compile.pool import START_S, ChildTimeoutError
 from dovetail.grammar.compile.queue import FairQueue
@@ -93,7 +93,7 @@ def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service:
     futures = [service.request((json_step({"type": "integer", "multipleOf": n}),)) for n in (5_000_011, 9_000_011)]
     for future in futures:
         refused = settle(service, future)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RejectedGrammar)
         assert refused.code == TOO_COMPLEX
     assert time.monotonic() - began < 30  # the limit is 2 s; the machine may be busy
     assert service.pids == []
@@ -146,7 +146,7 @@ def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: p
     monkeypatch.setattr("dovetail.grammar.compile.service.START_S", 1.0)
     steps = (GrammarOption(backend="outlines", kind="regex", source="[ab]{3}"),)
     outcome = settle(service, service.request(steps))
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, RejectedGrammar)
     assert outcome.code == BUSY
     assert "still starting" in outcome.message
     inline = settle(service, service.request((*steps, json_step({"type": "integer"}))))
@@ -355,9 +355,9 @@ def test_waiting_counts(make_service: Make) -> None:
         os.kill(pid, signal.SIGKILL)
     held.set()
     refused = settle(service, future)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedGrammar)
     assert refused.code == BUSY
-    assert all(isinstance(settle(service, each), Refused) for each in hanging)
+    assert all(isinstance(settle(service, each), RejectedGrammar) for each in hanging)
     service._timeout_s = 600
     assert isinstance(settle(service, service.request(late)), Enforced)
 
@@ -405,7 +405,7 @@ def test_what_waits_is_bounded_per_owner_and_in_all(make_service: Make) -> None:
 def outcome(service: GrammarService, steps: Any, owner: str) -> str | None:
     """The code of a refusal at once."""
     future = service.request(steps, owner)
-    assert isinstance(future.outcome, Refused)
+    assert isinstance(future.outcome, RejectedGrammar)
     return future.outcome.code
 
 
@@ -432,7 +432,7 @@ def test_what_nobody_waits_for_is_not_compiled(make_service: Make) -> None:
     service.release(same)
     held.set()
     refused = settle(service, future)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedGrammar)
     assert isinstance(settle(service, service.request(steps)), Enforced)
 
 
@@ -481,7 +481,7 @@ def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, mon
     last = GrammarOption(backend="broken", kind="json", source="{}")
     for at in range(3):  # more than there are threads
         refused = settle(service, service.request((slow, msgspec.structs.replace(last, source=f'{{"const":{at}}}'))))
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RejectedGrammar)
     service._timeout_s = 600.0
     assert good.inline(spec({"type": "integer"}))
     assert isinstance(settle(service, service.request((json_step({"type": "integer"}),))), Enforced)
@@ -503,7 +503,7 @@ def test_a_full_queue_is_told_over_http(
     served: Served, code: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply says that it is not the grammar's fault, and when to come again."""
-    refused = CompileFuture(Refused("too many; try again later", code))
+    refused = CompileFuture(RejectedGrammar("too many; try again later", code))
     monkeypatch.setattr(GrammarService, "request", lambda *_, **__: refused)
     body = {"model": "dovetail-demo", "messages": ASK, "regex": "a+"}
     for stream in (False, True):

@@ -9,7 +9,7 @@ from grammar_routes import Enforced, backends_of
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.compile.validity import verdict
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 PATTERNS = [r"^a\x02$", r"^a\x7F$", r"^a[\x7f]$", r"^a\v$", r"^a\f$", r"^a\x08$", r"^a\cA$", r"^a(\x01|c)?$"]
@@ -27,7 +27,7 @@ def test_what_is_full_accepts_nothing_without_its_control_character(beside: dict
         properties = {"x": {"type": "string", "pattern": pattern}}
         schema = {"type": "object", "properties": properties, "required": ["x"], **beside}
         spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
-        found = Enforced(Router(backends).route(spec, "json_schema"), backends, vocabulary)
+        found = Enforced(GrammarRouter(backends).route(spec, "json_schema"), backends, vocabulary)
         if found.enforcement != "full":
             assert pattern in PATTERNS
             assert found.ignored == ("/properties/x/pattern",)
@@ -49,7 +49,7 @@ def test_an_escaped_letter_is_never_just_the_letter(regex: str, text: str | None
     r"""`\A` and `\Z` around an expression are its ends; one that nobody knows is refused."""
     vocabulary = small_vocabulary()
     backends = backends_of(vocabulary)
-    route = Router(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex")
+    route = GrammarRouter(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex")
     found = Enforced(route, backends, vocabulary)
     assert (found.enforcement == "full") == (text is not None)
     if text is not None:
@@ -62,12 +62,14 @@ def test_a_repetition_of_a_repetition_is_refused(regex: str) -> None:
     """It means one thing to Python, another to the library, none to ECMAScript: `a++a` was `(?:a+)+a`, in full."""
     vocabulary = small_vocabulary()
     backends = backends_of(vocabulary)
-    found = Enforced(Router(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex"), backends, vocabulary)
+    found = Enforced(
+        GrammarRouter(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex"), backends, vocabulary
+    )
     assert found.enforcement == "refused"
     assert "(?:a+)+" in found.errors[0]
     schema = {"type": "string", "pattern": f"^{regex}$"}
     spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
-    assert Enforced(Router(backends).route(spec, "json_schema"), backends, vocabulary).ignored == ("/pattern",)
+    assert Enforced(GrammarRouter(backends).route(spec, "json_schema"), backends, vocabulary).ignored == ("/pattern",)
 
 
 @pytest.mark.parametrize("regex", [r"a\++", r"[*+]+", r"a+?b", r"a{2}?", r"(?:a+)+", r"a\{2}+", r"\*\++"])
@@ -75,5 +77,5 @@ def test_one_repetition_is_none_of_another(regex: str) -> None:
     """Signs that are escaped or in a class, lazy ones, and groups."""
     vocabulary = small_vocabulary()
     backends = backends_of(vocabulary)
-    route = Router(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex")
+    route = GrammarRouter(backends).route(GrammarSpec(kind=Kind.REGEX, source=regex), "regex")
     assert Enforced(route, backends, vocabulary).enforcement == "full"

@@ -13,7 +13,7 @@ from dovetail.contracts.grammar import GrammarLimits, Vocabulary
 from dovetail.grammar.spec.fields import json_spec
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.normal.counts import MAX_SINGLE
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -73,7 +73,7 @@ def test_counts_of_open_objects_are_enforced(
     given = {"type": "object", "properties": PARTS, **counts, **beside}
     plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "compiler")
     backend = plugins.get("grammar_backend", "llguidance")(vocabulary)
-    way = Router({"llguidance": backend}).route(json_spec(given, "x"), "x").ways[0]
+    way = GrammarRouter({"llguidance": backend}).route(json_spec(given, "x"), "x").ways[0]
     assert way.enforcement == "full" or way.ignored == ("/minProperties",)
     assert way.enforcement == "full" or counts["minProperties"] > 1
     made = backend.compile(spec_of(way.step), GrammarLimits())

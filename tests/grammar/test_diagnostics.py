@@ -15,11 +15,11 @@ from dovetail.grammar.spec.advice import ADVICE
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.refusals import BUSY, TOO_COMPLEX
-from dovetail.grammar.spec.route import Route, ToolSchema
+from dovetail.grammar.spec.route import GrammarRoute, ToolSchema
 
 
-def route_of(given: Any, kind: Kind = Kind.JSON, tools: tuple[ToolSchema, ...] = ()) -> Route:
-    return Route(GrammarSpec(kind=kind, source=json.dumps(given)), (), "response_format", tools)
+def route_of(given: Any, kind: Kind = Kind.JSON, tools: tuple[ToolSchema, ...] = ()) -> GrammarRoute:
+    return GrammarRoute(GrammarSpec(kind=kind, source=json.dumps(given)), (), "response_format", tools)
 
 
 INNER: Any = {"properties": {"deep": {"items": {"type": "integer", "multipleOf": 5_000_011}}, "free": {"maxLength": 9}}}
@@ -80,7 +80,7 @@ def test_what_is_not_the_grammars_fault_stays_as_it_is() -> None:
     assert explained(route_of(INNER), BUSY, "busy") == "busy"
     assert explained(route_of(INNER), None, "gone") == "gone"
     assert explained(None, TOO_COMPLEX, "slow") == "slow"
-    regex = Route(GrammarSpec(kind=Kind.REGEX, source="("), (), "regex")
+    regex = GrammarRoute(GrammarSpec(kind=Kind.REGEX, source="("), (), "regex")
     assert explained(regex, "invalid_grammar", "nobody knows why") == "nobody knows why"
 
 

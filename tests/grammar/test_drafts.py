@@ -13,7 +13,7 @@ from grammar_demo import Demo, Result, json_step
 from dovetail.client.launch import make_engine
 from dovetail.contracts.grammar import GrammarMatcher, Vocabulary
 from dovetail.engine.core import EngineCore
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.engine.speculation import Speculation
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
@@ -78,7 +78,7 @@ def test_tokens_are_those_without_drafts(engine: tuple[Demo, EngineCore]) -> Non
     texts = [(result.ids, rid) for rid, result in enumerate(plain)]
     rng, first = random.Random(1), demo._count + 1
 
-    def guess(requests: Sequence[Request]) -> list[list[int]]:
+    def guess(requests: Sequence[EngineRequest]) -> list[list[int]]:
         made = []
         for request in requests:
             ids, _ = texts[int(request.rid[1:]) - first]

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec.limits import check_spec
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.expressions import complement, plainly
 from dovetail.sdk.schemas import schema
@@ -89,12 +89,12 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def router(small: Vocabulary) -> Router:
+def router(small: Vocabulary) -> GrammarRouter:
     plugins = load(make_plan(Registry.scan(), grammar_backend="auto"), "api")
-    return Router({planned.name: backend(small) for planned, backend in plugins.candidates("grammar_backend")})
+    return GrammarRouter({planned.name: backend(small) for planned, backend in plugins.candidates("grammar_backend")})
 
 
-def num_calls(router: Router, given: Any) -> int:
+def num_calls(router: GrammarRouter, given: Any) -> int:
     """Calls of Python's and C's functions, which is what the time goes to; no clock is asked."""
     spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(given))
     count = 0
@@ -115,7 +115,7 @@ def num_calls(router: Router, given: Any) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_cost_grows_in_proportion(router: Router, shape: str) -> None:
+def test_cost_grows_in_proportion(router: GrammarRouter, shape: str) -> None:
     """Four times as large, at most a little more than four times as many calls."""
     num_calls(router, SHAPES[shape](FEW))  # what is loaded once
     few, many = (num_calls(router, SHAPES[shape](num)) for num in (FEW, MANY))

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, SupportLevel
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
@@ -42,7 +42,7 @@ def backends() -> dict[str, GrammarBackend]:
 @pytest.mark.parametrize("given", HUGE_BOUNDS, ids=str)
 def test_huge_bounds_are_enforced_or_named(given: Any, backends: dict[str, GrammarBackend]) -> None:
     """Not taken for others: a library ended its process over two of them, another allowed numbers outside."""
-    route = Router(backends).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema")
+    route = GrammarRouter(backends).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema")
     near = [value for key, value in _bounds(given)]
     near += given.get("enum", [given.get("const", 0)])
     texts = {str(int(value) + more) for value in near for more in (-1, 0, 1)} | {str(2**63 - 1), str(10**18), "0"}

@@ -21,7 +21,7 @@ from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
@@ -97,7 +97,9 @@ class Untouched:
 def made(backend: LlguidanceBackend, schema: Any) -> LlguidanceGrammar | None:
     """Compile a schema as a request would have it; None where it is refused."""
     try:
-        route = Router({"llguidance": backend}).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(schema)), "json")
+        route = GrammarRouter({"llguidance": backend}).route(
+            GrammarSpec(kind=Kind.JSON, source=json.dumps(schema)), "json"
+        )
         found = backend.compile(spec_of(route.steps[0]), GrammarLimits())
         grammar = backend.load(found) if isinstance(found, bytes) else found
     except RequestError:
@@ -340,7 +342,7 @@ def test_ever_new_grammars_take_no_more_memory(small: Vocabulary) -> None:
     backend = LlguidanceBackend(small)
     gc.collect()
     gc.disable()
-    parts = (json_states.Shared, json_states.State, Schemas)
+    parts = (json_states.SharedMask, json_states.TextState, Schemas)
     others = Counter(type(found) for found in gc.get_objects())  # of other tests of this process
     try:
         numbers = []
@@ -387,11 +389,11 @@ def test_a_slot_that_was_freed_late_is_not_given_twice(small: Vocabulary, monkey
     monkeypatch.setattr(kept_masks, "MAX_BYTES", 2 * (4 * small.mask_words + kept_masks.OWNER_BYTES))
     kept = kept_masks.KeptMasks(small.mask_words)
     line = np.zeros(small.mask_words, dtype=np.int32)
-    owners = [json_states.Shared() for _ in range(2)]
+    owners = [json_states.SharedMask() for _ in range(2)]
     for shared in owners:
         kept.keep(shared, line)
     kept._free += [1, 0, 1]
-    late = [json_states.Shared() for _ in range(2)]
+    late = [json_states.SharedMask() for _ in range(2)]
     for shared in late:
         kept.keep(shared, line)
     assert [shared.slot for shared in (*owners, *late)] == [-1, -1, 0, 1]

@@ -13,7 +13,7 @@ import pytest
 from grammar_demo import Demo, Jump, Result, fixed, json_step
 
 from dovetail.engine import jump_forward as jump
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import NewTokenRatio
 from dovetail.messages import Finish, GrammarOption, SamplingParams, Submit
 
@@ -47,7 +47,7 @@ def both_ways(
     """Results with jumps, and without; and how many tokens each jump took."""
     jumps: list[int] = []
 
-    def counted(request: Request, tokens: list[int], step: int) -> list[int]:
+    def counted(request: EngineRequest, tokens: list[int], step: int) -> list[int]:
         taken = jump.jump(request, tokens, step)
         jumps.append(len(taken))
         return taken

@@ -28,7 +28,7 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.grammar.compile.validity import verdict
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
 from dovetail_server.bench.grammar_schemas import schemas
@@ -322,10 +322,10 @@ def test_a_kind_that_no_backend_reads_is_refused(backends: Mapping[str, GrammarB
     """The error names the field, the kind and what there is; with no backend at all it says how to get one."""
     spec = GrammarSpec(kind=Kind.LARK, source='start: "a"')
     with pytest.raises(RequestError, match=r"ebnf is a grammar of kind lark.*outlines: choice json regex") as caught:
-        Router({"outlines": backends["outlines"]}).route(spec, "ebnf")
+        GrammarRouter({"outlines": backends["outlines"]}).route(spec, "ebnf")
     assert (caught.value.param, caught.value.code) == ("ebnf", "unsupported_grammar")
     with pytest.raises(RequestError, match="--grammar-backend auto") as caught:
-        Router({}).route(spec, "ebnf")
+        GrammarRouter({}).route(spec, "ebnf")
     assert (caught.value.param, caught.value.code) == ("ebnf", "unsupported_parameter")
 
 
@@ -338,4 +338,4 @@ def test_a_format_that_nobody_defines_is_named(backends: Mapping[str, GrammarBac
     support = backends[name].supports(spec)
     assert (support.level, support.ignored) == (SupportLevel.FULL, ("/properties/a/format",))
     with pytest.raises(RequestError, match="/properties/a/format"):
-        Router({name: backends[name]}, strict_schema=True).route(spec, "response_format")
+        GrammarRouter({name: backends[name]}, strict_schema=True).route(spec, "response_format")

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.grammar.compile.cache import Refused
+from dovetail.grammar.compile.cache import RejectedGrammar
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
@@ -139,7 +139,7 @@ def test_a_grammar_that_is_refused_late_ends_its_request_alone(
     def refused_meanwhile(plan: Any) -> Any:
         launched = launch(plan)
         for future in late.futures:
-            future.fill(Refused("no such thing", "invalid_grammar"))
+            future.fill(RejectedGrammar("no such thing", "invalid_grammar"))
         return launched
 
     monkeypatch.setattr(core.executor.stepper, "launch", refused_meanwhile)

@@ -16,7 +16,7 @@ from grammar_routes import Enforced, backends_of
 from random_pairs import Maker, is_valid
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -41,7 +41,7 @@ def backends(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
 
 def enforced_alone(given: Any, backends: dict[str, GrammarBackend], vocabulary: Vocabulary) -> Enforced:
     spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(given, ensure_ascii=False))
-    return Enforced(Router(backends).route(spec, "json_schema"), backends, vocabulary, full_only=NUM > MANY)
+    return Enforced(GrammarRouter(backends).route(spec, "json_schema"), backends, vocabulary, full_only=NUM > MANY)
 
 
 def enforced_in_a_call(given: Any, backends: dict[str, GrammarBackend], vocabulary: Vocabulary) -> Enforced:

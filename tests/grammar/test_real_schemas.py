@@ -13,7 +13,7 @@ from grammar_routes import backends_of, resolved
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind
 from dovetail.grammar.spec.relax import weaken
-from dovetail.grammar.spec.route import EnforcementOption, Router
+from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
@@ -147,7 +147,7 @@ def test_patterns_mean_what_ecmascript_reads(
 
 def enforced(given: Any, backends: dict[str, GrammarBackend]) -> tuple[str, Any]:
     """Return how the first way enforces a schema, and whether it accepts a text."""
-    route = Router(backends).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema")
+    route = GrammarRouter(backends).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema")
     grammar, level = next(found for way in route.ways if (found := compiled(way, backends)) is not None)
 
     def accepts(each: str) -> bool:

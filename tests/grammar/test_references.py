@@ -12,7 +12,7 @@ from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabu
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.normal import normalize
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.output import make_parser, parse_full
@@ -144,7 +144,7 @@ def test_styles_of_structural_tags_refer_to_the_whole(
     ):
         content = {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}
         source = json.dumps({"type": "structural_tag", "format": content})
-        route = Router(backends).route(GrammarSpec(kind=Kind.STRUCTURAL, source=source), "structural_tag")
+        route = GrammarRouter(backends).route(GrammarSpec(kind=Kind.STRUCTURAL, source=source), "structural_tag")
         found = Enforced(route, backends, vocabulary)
         lead = "<parameter=v>q</parameter>"
         assert found.enforcement == "full"

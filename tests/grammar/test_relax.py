@@ -18,8 +18,8 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.spec.relax import keywords_in, leave_out, weaken
-from dovetail.grammar.spec.route import Route, Router
-from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
+from dovetail.grammar.spec.route import GrammarRoute, GrammarRouter
+from dovetail.grammar.structured_outputs import GrammarOutcome, StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
@@ -89,14 +89,14 @@ def test_what_goes_with_a_keyword(schema: Any, place: str, left: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def router(small: Vocabulary) -> Router:
+def router(small: Vocabulary) -> GrammarRouter:
     """All backends."""
     plan = make_plan(Registry.scan(), grammar_backend="auto")
     plugins = load(plan, "api")
-    return Router({planned.name: backend(small) for planned, backend in plugins.candidates("grammar_backend")})
+    return GrammarRouter({planned.name: backend(small) for planned, backend in plugins.candidates("grammar_backend")})
 
 
-def test_ties_go_to_the_backend_that_is_liked_most(router: Router) -> None:
+def test_ties_go_to_the_backend_that_is_liked_most(router: GrammarRouter) -> None:
     """Of two that ignore one keyword, the fast one is tried first."""
     route = router.route(spec({"type": "array", "contains": {"type": "string"}}), "json_schema")
     first = route.ways[0]
@@ -111,7 +111,7 @@ def service(small: Vocabulary) -> Any:
     made.close()
 
 
-def settled(service: GrammarService, route: Route) -> Enforced:
+def settled(service: GrammarService, route: GrammarRoute) -> Enforced:
     future = service.request(route.steps)
     for _ in range(600):
         if future.is_ready:
@@ -124,7 +124,7 @@ def settled(service: GrammarService, route: Route) -> Enforced:
 def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarService, small: Vocabulary) -> None:
     """Patterns that overlap pass the walk over the schema and fail in the compiler: one goes, the rest is enforced."""
     plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "api")
-    router = Router({"llguidance": plugins.get("grammar_backend", "llguidance")(small)})
+    router = GrammarRouter({"llguidance": plugins.get("grammar_backend", "llguidance")(small)})
     schema = {
         "definitions": {
             "x": {
@@ -146,7 +146,7 @@ def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarServi
     assert matcher.accept(wrong) < len(wrong)
 
 
-def test_the_engine_asks_whom_nobody_has_asked(service: GrammarService, router: Router) -> None:
+def test_the_engine_asks_whom_nobody_has_asked(service: GrammarService, router: GrammarRouter) -> None:
     """A backend that does not enforce all is passed over, and where less is allowed says what it leaves out."""
     route = router.route(spec({"type": "array", "items": {"type": "integer"}, "minItems": 1}), "json_schema")
     assert any(way.step.unasked for way in route.ways)
@@ -154,18 +154,18 @@ def test_the_engine_asks_whom_nobody_has_asked(service: GrammarService, router: 
     mine = [
         replace(way, step=msgspec.structs.replace(way.step, source=source, backend="llguidance")) for way in route.ways
     ]
-    unasked = Route(route.spec, tuple(way for way in mine if way.step.unasked), "json_schema")
+    unasked = GrammarRoute(route.spec, tuple(way for way in mine if way.step.unasked), "json_schema")
     assert [way.step.weaken for way in unasked.ways] == [False, False, True]
     outcome = settled(service, unasked)
     assert outcome.step == 2
     assert unasked.ways[2].with_left_out(outcome.ignored) == ("approximate", ("/contentEncoding",))
 
 
-def test_what_fails_at_its_first_texts_is_weakened(service: GrammarService, router: Router) -> None:
+def test_what_fails_at_its_first_texts_is_weakened(service: GrammarService, router: GrammarRouter) -> None:
     """Ten thousand optional properties compile and fail at the first key: found out before anybody is given it."""
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
     route = router.route(spec(schema), "json_schema")
-    only = Route(route.spec, tuple(way for way in route.ways if way.step.backend == "llguidance"), "json_schema")
+    only = GrammarRoute(route.spec, tuple(way for way in route.ways if way.step.backend == "llguidance"), "json_schema")
     outcome = settled(service, only)
     assert only.ways[outcome.step].with_left_out(outcome.ignored)[0] != "full"
 
@@ -197,7 +197,7 @@ FORMATS = [name for name in BUILT_IN if name != "template"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_one_keyword_of_a_tool_costs_that_keyword_alone(name: str, router: Router) -> None:
+def test_one_keyword_of_a_tool_costs_that_keyword_alone(name: str, router: GrammarRouter) -> None:
     """In every format of calls the rest of the schema is in the grammar, and the keyword is named at its place."""
     parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
     front = StructuredOutputs({"llguidance": dict(router.able(Kind.JSON, ""))["llguidance"]})
@@ -209,7 +209,7 @@ def test_one_keyword_of_a_tool_costs_that_keyword_alone(name: str, router: Route
     assert '"maxItems": 4' in way.step.source
 
 
-def test_arguments_are_judged_and_reported_for_each_tool(router: Router) -> None:
+def test_arguments_are_judged_and_reported_for_each_tool(router: GrammarRouter) -> None:
     """A call that breaks what was ignored is not valid; a tool that was not called has no verdict."""
     parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
     other = {"type": "function", "function": {"name": "plain", "parameters": {"type": "object", "properties": {}}}}
@@ -218,19 +218,19 @@ def test_arguments_are_judged_and_reported_for_each_tool(router: Router) -> None
         route = front.tools(parser, "hermes", [TOOL, other], "required", parallel=True, param="tool_choice")
         call = {"city": "Rome", "tags": ["b", "c"]}
         calls = [("note", json.dumps(call)), ("plain", "{}")]
-        report = front.report(route, Outcome(step=0, calls=calls, ended=True))
+        report = front.report(route, GrammarOutcome(step=0, calls=calls, ended=True))
         found = {tool.name: (tool.enforcement, tool.ignored, tool.valid) for tool in report.tools}
         assert found == {"note": ("approximate", (PLACE,), False), "plain": ("full", (), True)}
         assert report.valid is False
         call["tags"] = ["a", "b"]
-        report = front.report(route, Outcome(step=0, calls=[("note", json.dumps(call))], ended=True))
+        report = front.report(route, GrammarOutcome(step=0, calls=[("note", json.dumps(call))], ended=True))
         assert (report.valid, report.tools[1].valid) == (True, None)
     finally:
         front.close()
 
 
 @pytest.mark.parametrize("most", [3, 3000])
-def test_a_length_between_tags_is_enforced(most: int, router: Router) -> None:
+def test_a_length_between_tags_is_enforced(most: int, router: GrammarRouter) -> None:
     """However long the string may be."""
     parser = load(make_plan(Registry.scan(), tool_parser="qwen3-coder"), "api").get("tool_parser", "qwen3-coder")()
     parameters = {

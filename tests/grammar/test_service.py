@@ -14,7 +14,7 @@ from grammar_demo import Demo, json_step
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from dovetail.forks import ForkServer, ForkTemplate
-from dovetail.grammar.compile.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, Refused
+from dovetail.grammar.compile.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, RejectedGrammar
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutError, WorkerPool
@@ -53,7 +53,7 @@ def make_service(small: Vocabulary) -> Iterator[Callable[..., GrammarService]]:
         service.close()
 
 
-def settle(service: GrammarService, future: CompileFuture, timeout_s: float = 60) -> Enforced | Refused:
+def settle(service: GrammarService, future: CompileFuture, timeout_s: float = 60) -> Enforced | RejectedGrammar:
     """Wait for a future."""
     deadline = time.monotonic() + timeout_s
     while future.outcome is None:
@@ -110,7 +110,7 @@ def test_equal_grammars_compile_once_and_are_remembered(make_service: Callable[[
     assert again.is_ready
     assert again.outcome is first.outcome
     refused = settle(service, service.request(bad))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedGrammar)
     assert refused.code == "invalid_grammar"
     assert service.request(bad).outcome is refused
 
@@ -131,7 +131,7 @@ def test_a_hanging_compilation_is_killed_alone(
     template = short.fork_server_pid
     monkeypatch.setattr(short, "_timeout_s", 1.0)
     refused = settle(short, short.request((outlines_step(ENDLESS),)))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedGrammar)
     assert refused.code == "grammar_too_complex"
     assert "too long" in refused.message
     assert short.pids == []
@@ -147,7 +147,7 @@ def test_a_grammar_that_allows_no_text_is_not_enforced(make_service: Callable[..
     endless = '{"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}'
     steps = tuple(GrammarOption(backend=name, kind="json", source=endless) for name in ("llguidance", "xgrammar"))
     refused = settle(service, service.request(steps[1:]))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedGrammar)
     assert refused.code == "unsupported_grammar"
     enforced = settle(service, service.request((json_step({"anyOf": [{"$ref": "#"}]}), json_step({"type": "null"}))))
     assert isinstance(enforced, Enforced)
@@ -160,7 +160,7 @@ def test_a_killed_compile_process_costs_one_request(make_service: Callable[[floa
     future = service.request((outlines_step(ENDLESS),))
     os.kill(working(service), signal.SIGKILL)
     refused = settle(service, future)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedGrammar)
     assert "crashed" in refused.message
     assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
 
@@ -181,7 +181,7 @@ def test_a_start_takes_nothing_of_a_grammars_time(
     assert all(isinstance(settle(service, future), Enforced) for future in futures)
     began = time.monotonic()
     refused = settle(service, service.request((outlines_step(ENDLESS),)))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedGrammar)
     assert time.monotonic() - began < START_S / 2
 
 
@@ -197,7 +197,7 @@ def test_a_killed_template_costs_nothing(make_service: Callable[[float], Grammar
     assert service.pids == [pid]
     assert not future.is_ready
     service.close()
-    assert isinstance(settle(service, future), Refused)
+    assert isinstance(settle(service, future), RejectedGrammar)
 
 
 def working(service: GrammarService) -> int:
@@ -268,7 +268,7 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     cache.put("large", made(101), 0)
     assert cache.get("large") is None
     for key in range(3):
-        cache.put(key, Refused("no", "invalid_grammar"), 0)
+        cache.put(key, RejectedGrammar("no", "invalid_grammar"), 0)
     assert cache.get(0) is None
     assert cache.get(2) is not None
 
@@ -383,8 +383,8 @@ def test_what_took_too_long_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) 
     now = 100.0
     monkeypatch.setattr("dovetail.grammar.compile.cache.time.monotonic", lambda: now)
     cache = GrammarCache(100, retry_s=5)
-    cache.put("slow", Refused("no", "grammar_too_complex"), 0)
-    cache.put("wrong", Refused("no", "invalid_grammar"), 0)
+    cache.put("slow", RejectedGrammar("no", "grammar_too_complex"), 0)
+    cache.put("wrong", RejectedGrammar("no", "invalid_grammar"), 0)
     assert cache.get("slow") is not None
     now += 6
     assert cache.get("slow") is None

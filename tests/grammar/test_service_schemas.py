@@ -13,7 +13,7 @@ from service_schemas import SERVICES
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -56,7 +56,7 @@ def test_values_are_judged_as_they_are_meant(name: str) -> None:
 def test_alone(backends: dict[str, GrammarBackend], vocabulary: Vocabulary, name: str) -> None:
     """As a response format, in full."""
     given, right, wrong = CASES[name]
-    route = Router(backends).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema")
+    route = GrammarRouter(backends).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema")
     found = Enforced(route, backends, vocabulary)
     assert (found.enforcement, found.ignored) == ("full", ())
     assert [value for value in right if not found.accepts(json.dumps(value))] == []

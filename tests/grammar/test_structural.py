@@ -15,7 +15,7 @@ from dovetail.grammar.compile.validity import FORMATS
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.fields import read_grammar
 from dovetail.grammar.spec.limits import check_spec
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.vocabularies import byte_level
@@ -427,7 +427,7 @@ def test_json_may_be_compact_or_spaced_as_asked() -> None:
         "required": ["a"],
         "additionalProperties": False,
     }
-    router = Router(backends_of_all())
+    router = GrammarRouter(backends_of_all())
     cases = [
         ({"disable_any_whitespace": True}, ['{"a":1}'], ['{"a": 1}']),
         ({"whitespace_pattern": "[ ]?"}, ['{"a": 1}', '{"a":1}'], ['{"a":  1}', '{"a":\n1}']),
@@ -447,7 +447,7 @@ def test_json_may_be_compact_or_spaced_as_asked() -> None:
                 ids, fresh = TOKENIZER.encode(value, add_special_tokens=False), matcher.fork()
                 accepted = fresh.accept(ids) == len(ids) and fresh.accepting
                 assert accepted == (value in right), (way.step.backend, extra, value)
-    compact = Router(backends_of_all(), compact=True)
+    compact = GrammarRouter(backends_of_all(), compact=True)
     asked = read_grammar({"json_schema": schema})
     assert asked is not None
     assert compact.route(asked.spec, asked.param).ways[0].step.max_whitespace == 0

@@ -12,7 +12,7 @@ from random_pairs import Maker
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec.normal import normalize
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.unique.locations import unique_places
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
@@ -71,7 +71,7 @@ class Watched:
     """A schema's grammar as the engine makes it."""
 
     def __init__(self, given: Any, backend: GrammarBackend, vocabulary: Vocabulary) -> None:
-        route = Router({"llguidance": backend}).route(
+        route = GrammarRouter({"llguidance": backend}).route(
             GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema"
         )
         way = route.ways[0]

@@ -17,7 +17,7 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.contracts.output import FormatSpec
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.fields import read_grammar
-from dovetail.grammar.spec.route import EnforcementOption, Router
+from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
@@ -115,7 +115,7 @@ def tool_way(name: str, choice: Any, backend: GrammarBackend, tool: Mapping[str,
 
 def structural(format_: Any, backend: GrammarBackend) -> EnforcementOption:
     spec = GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": format_}))
-    return Router({"llguidance": backend}).route(spec, "structural_tag").ways[0]
+    return GrammarRouter({"llguidance": backend}).route(spec, "structural_tag").ways[0]
 
 
 @pytest.mark.parametrize("name", FORMATS)

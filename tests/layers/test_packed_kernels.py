@@ -19,7 +19,7 @@ from dovetail.sdk.layers.ops.packed_few import few
 from dovetail.sdk.layers.ops.packed_halves import by_halves, fits_halves
 from dovetail.sdk.layers.ops.packed_integers import by_integers, fits_integers, integers
 from dovetail.sdk.layers.ops.packed_row import row
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, SlotTiles, slot_tiles
+from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, PackedSlotTiles, slot_tiles
 from dovetail.sdk.layers.ops.packed_weight import PackedWeight
 from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
 from dovetail.sdk.layers.ops.packed_write import written
@@ -305,7 +305,7 @@ def test_experts(form: Form, ways: dict[str, Any], is_few: bool, num_tokens: int
     ids[0, 0] = NUM + 3
     shares = random(num_tokens, TOP_K, seed=7).abs()
     want = plain._each(x, ids, shares) + residual
-    tile = SlotTiles((8, 128, 4), (2, 64, 4)) if is_few else ExpertTiles(16, (32, 128, 4, 2), (64, 128, 4, 2))
+    tile = PackedSlotTiles((8, 128, 4), (2, 64, 4)) if is_few else ExpertTiles(16, (32, 128, 4, 2), (64, 128, 4, 2))
     for tiles in (tile, None):
         found = packed_gated_experts(
             x.to(dtype), ids, shares.to(dtype), weights, residual.to(dtype), tiles=tiles, is_few=is_few
@@ -320,9 +320,9 @@ def test_tiles_of_words_read_little_behind_a_rows_end() -> None:
             PackedWeight("mxfp4", *4 * (None,), 32, 2 * inner, 2880),  # type: ignore[arg-type]
             PackedWeight("mxfp4", *4 * (None,), 32, 2880, inner), None, None, 0, "silu_and_mul", False,  # type: ignore[arg-type]
         )  # fmt: skip
-        assert slot_tiles(weights, 9) == SlotTiles((4, 1024, 1), (2, block, 1))
+        assert slot_tiles(weights, 9) == PackedSlotTiles((4, 1024, 1), (2, block, 1))
         longest = 1024 if inner == 1440 else block
-        assert slot_tiles(weights, 8) == SlotTiles((4, 1024, 1), (2, longest, 1))
+        assert slot_tiles(weights, 8) == PackedSlotTiles((4, 1024, 1), (2, longest, 1))
 
 
 def test_experts_of_one_short_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from dovetail.plugin_settings import PluginSettings
 from dovetail.processing.dense import Dense
 from dovetail.processing.embeddings import Embedder
 from dovetail.processing.prepare import check_model
-from dovetail.runtime.checkpoint.claims import MAX_INTEGER, Held, check_claims, check_params, held
-from dovetail.runtime.checkpoint.folder import ModelFolder, Module
+from dovetail.runtime.checkpoint.claims import MAX_INTEGER, CheckpointContents, check_claims, check_params, held
+from dovetail.runtime.checkpoint.folder import EmbeddingModule, ModelFolder
 from dovetail.runtime.checkpoint.partial import check_new
 from dovetail.runtime.checkpoint.quantization import factory_of
 from dovetail.runtime.checkpoint.weight_files import index_of
@@ -100,7 +100,7 @@ def test_what_files_hold() -> None:
         ("m.layers.1.experts.7.w", (64, 2), 16),
         ("m.layers.1.b", (3,), 1),
     ]
-    assert held(tensors) == Held(num_layers=2, longest=1024, num_numbers=512 + 2048 + 3)
+    assert held(tensors) == CheckpointContents(num_layers=2, longest=1024, num_numbers=512 + 2048 + 3)
     check_params(2 * 2563, held(tensors))
     with pytest.raises(ModelError, match="5,127 parameters, and the weights hold 2,563"):
         check_params(5127, held(tensors))
@@ -151,10 +151,10 @@ def test_a_dense_module_is_held_against_its_matrix(tmp_path: Path) -> None:
     for size in (2, HUGE):
         (tmp_path / "config.json").write_text(json.dumps({"out_features": size}))
         if size == 2:
-            assert Dense.of_module(Module("Dense", tmp_path)).out_features == 2
+            assert Dense.of_module(EmbeddingModule("Dense", tmp_path)).out_features == 2
             continue
         with pytest.raises(ModelError, match=r"out_features is 4611686018427387904, and linear.weight is \[2, 3\]"):
-            Dense.of_module(Module("Dense", tmp_path))
+            Dense.of_module(EmbeddingModule("Dense", tmp_path))
 
 
 def test_a_new_folder_can_take_its_name(tmp_path: Path) -> None:

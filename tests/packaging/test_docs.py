@@ -10,9 +10,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-from dovetail.plugins import State, hookspecs
+from dovetail.plugins import PluginState, hookspecs
 from dovetail.plugins.kinds import KINDS, ROLES
-from dovetail.plugins.scan import Facts, parse_manifest
+from dovetail.plugins.scan import PluginFacts, parse_manifest
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = "".join(
@@ -31,7 +31,7 @@ def test_every_kind_state_role_and_fact_is_documented() -> None:
         assert f"| `{kind.name}` | `{kind.entry_point_group}` |" in PLUGINS
         if kind.contract is not None:
             assert f"`dovetail.contracts.{kind.contract.partition(':')[2]}`" in PLUGINS
-    for word in (*State, *ROLES, *Facts._fields):
+    for word in (*PluginState, *ROLES, *PluginFacts._fields):
         assert f"`{word}`" in PLUGINS, word
 
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
 import pytest
 
 import dovetail
+from dovetail.plugins.moved import RENAMED, where_now
 from dovetail_server.cli.plugin import main
 
 PACKAGES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scaffolds/2026-11-22.json").read_text())
@@ -67,6 +69,16 @@ def test_one_that_requires_what_there_is_passes(
         assert old, f"{code}: {said}"
         for file in tmp_path.glob("*.py"):
             file.write_text(file.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_author_is_told_the_new_name_of_what_is_renamed(old: str) -> None:
+    """A name that its module has no more is told with the one that it has."""
+    module, _, name = old.rpartition(".")
+    with pytest.raises(ImportError) as error:
+        exec(f"from {module} import {name}")
+    assert where_now(error.value) == f"{name} of {module} is called {RENAMED[old]} now"
+    assert hasattr(importlib.import_module(module), RENAMED[old])
 
 
 def test_a_bound_that_the_next_version_breaks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

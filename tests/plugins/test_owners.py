@@ -11,7 +11,7 @@ import pytest
 
 import dovetail_server
 from dovetail.distribution import DISTRIBUTION, OTHER_PROJECT
-from dovetail.plugins.records import State
+from dovetail.plugins.records import PluginState
 from dovetail.plugins.registry import Registry
 from dovetail_testing import FakeSite
 
@@ -38,7 +38,7 @@ def test_a_distribution_of_that_name_is_a_stranger(site: FakeSite) -> None:
     site.add(DISTRIBUTION, "0.1.0", {PARSERS: {"qwen3": "ours:Qwen3"}})
     registry = Registry.scan(path=[str(site.root)], allow=["acme"])
     (theirs,) = (record for record in registry.records if record.distribution == OTHER_PROJECT)
-    assert (theirs.builtin, theirs.state) == (False, State.BLOCKED)
+    assert (theirs.builtin, theirs.state) == (False, PluginState.BLOCKED)
     assert registry.resolve("reasoning_parser", "qwen3").target == "ours:Qwen3"
 
 

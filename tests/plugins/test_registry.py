@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.contracts.errors import PluginError
 from dovetail.distribution import DISTRIBUTION
-from dovetail.plugins.records import PluginRecord, State
+from dovetail.plugins.records import PluginRecord, PluginState
 from dovetail.plugins.registry import Registry
 from dovetail_testing.site import FakeSite
 
@@ -212,7 +212,7 @@ def test_mark_moves_a_record_through_its_states(builtins: FakeSite) -> None:
     registry.mark("reasoning_parser", "dovetail-llm:qwen3", "loaded")
     states = {item["name"]: (item["state"], item["reason"]) for item in registry.listing()["data"]}
     assert states["deepseek-r1"] == ("failed", "no such attribute")
-    assert states["qwen3"][0] == State.BLOCKED
+    assert states["qwen3"][0] == PluginState.BLOCKED
 
 
 def test_listing_is_sorted_and_whole(builtins: FakeSite) -> None:

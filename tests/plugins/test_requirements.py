@@ -10,7 +10,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.plugins.files import add_file
 from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.records import State
+from dovetail.plugins.records import PluginState
 from dovetail_server.cli import serve
 from dovetail_testing import FakeSite
 
@@ -61,9 +61,9 @@ def test_a_package_installed_against_its_requirements_is_refused(
     registry = add(site, requires)
     (record,) = registry.records
     if reason is None:
-        assert (record.state, record.reason) == (State.FOUND, "")
+        assert (record.state, record.reason) == (PluginState.FOUND, "")
         return
-    assert record.state is State.INCOMPATIBLE
+    assert record.state is PluginState.INCOMPATIBLE
     assert record.reason.startswith(reason)
     with pytest.raises(PluginError, match=r"--reasoning-parser 'acme': installed but not usable: acme 1.2 is incompat"):
         make_plan(registry, reasoning_parser="acme")

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.plugins.clues import score_of
 from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.records import State
+from dovetail.plugins.records import PluginState
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.scan import parse_facts, parse_manifest
 from dovetail_testing.site import FakeSite
@@ -86,14 +86,14 @@ def test_groups_of_another_api_are_listed_with_the_reason(site: FakeSite, group:
     """A plugin of another API version or of an unknown kind is listed as incompatible, with the reason and the fix."""
     site.add("acme", entry_points={group: {"acme": "acme:Acme"}})
     (record,) = scanned(site).records
-    assert (record.kind, record.state, record.reason) == (kind, State.INCOMPATIBLE, reason)
+    assert (record.kind, record.state, record.reason) == (kind, PluginState.INCOMPATIBLE, reason)
 
 
 def test_malformed_target_is_incompatible(site: FakeSite) -> None:
     """An entry point without an attribute is listed as incompatible."""
     site.add("acme", entry_points={REASONING: {"acme": "acme.parser"}})
     (record,) = scanned(site).records
-    assert record.state is State.INCOMPATIBLE
+    assert record.state is PluginState.INCOMPATIBLE
     assert record.reason == "entry point 'acme.parser' is not of the form 'module:attr'"
 
 
@@ -104,9 +104,9 @@ def test_shadowed_install_is_reported(site: FakeSite) -> None:
     later.add("Acme", "1.0", {REASONING: {"acme": "acme:One", "acme-old": "acme:Old"}})
     registry = Registry.scan(path=[str(site.root), str(later.root)])
     assert [(r.name, r.version, r.state) for r in registry.records] == [
-        ("acme", "2.0", State.FOUND),
-        ("acme", "1.0", State.SHADOWED),
-        ("acme-old", "1.0", State.SHADOWED),
+        ("acme", "2.0", PluginState.FOUND),
+        ("acme", "1.0", PluginState.SHADOWED),
+        ("acme-old", "1.0", PluginState.SHADOWED),
     ]
     assert registry.records[1].reason == f"hidden by Acme 2.0 at {site.root}; uninstall one of the two"
     assert registry.resolve("reasoning_parser", "acme").version == "2.0"
@@ -118,14 +118,14 @@ def test_install_without_plugins_shadows_too(site: FakeSite) -> None:
     site.add("acme", "2.0")
     later.add("acme", "1.0", {REASONING: {"acme": "acme:One"}})
     (record,) = Registry.scan(path=[str(site.root), str(later.root)]).records
-    assert record.state is State.SHADOWED
+    assert record.state is PluginState.SHADOWED
 
 
 def test_folder_twice_on_the_path_is_no_shadow(site: FakeSite) -> None:
     """A folder that stands twice on the path is one install."""
     site.add("acme", entry_points={REASONING: {"acme": "acme:Acme"}})
     registry = Registry.scan(path=[str(site.root), str(site.root)])
-    assert [r.state for r in registry.records] == [State.FOUND]
+    assert [r.state for r in registry.records] == [PluginState.FOUND]
 
 
 def test_damaged_metadata_breaks_nothing(site: FakeSite) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.messages import Finish, GrammarOption, SamplingParams, Submit
 
 STEP = (GrammarOption(backend="any", kind="regex", source="a"),)
@@ -66,7 +66,7 @@ class ScriptedGrammars:
         """As the manager's."""
         return bool(self.open)
 
-    def add(self, request: Request, message: Submit) -> None:
+    def add(self, request: EngineRequest, message: Submit) -> None:
         """As the manager's."""
         if message.grammar:
             request.waiting_for_grammar = self.patience > 0
@@ -75,7 +75,7 @@ class ScriptedGrammars:
             else:
                 request.constraint = Thirds()  # type: ignore[assignment]
 
-    def decide(self) -> list[tuple[Request, Finish]]:
+    def decide(self) -> list[tuple[EngineRequest, Finish]]:
         """As the manager's."""
         for entry in self.open:
             entry[1] -= 1
@@ -85,7 +85,7 @@ class ScriptedGrammars:
         self.open = [entry for entry in self.open if entry[1] > 0]
         return []
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: EngineRequest) -> None:
         """As the manager's."""
         self.open = [entry for entry in self.open if entry[0] is not request]
 

@@ -20,7 +20,7 @@ from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.sampling import sampler
 from dovetail.runtime.sampling.draw_graphs import SampleTables, draw_adjusted, give_way
 from dovetail.runtime.sampling.masks import MaskBuffer
-from dovetail.runtime.sampling.ranked import Ranked
+from dovetail.runtime.sampling.ranked import RankedLogprobs
 from dovetail.runtime.sampling.sampler import Masked, SampleBatch
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 from dovetail.sdk.rows import MAX_BIAS, MAX_STOPS, MAX_TOP
@@ -97,7 +97,7 @@ class Batch:
         params = [row.params for row in state.params.rows[: self.num]]
         wanted = [i for i, each in enumerate(params) if each.logprobs is not None]
         nums = [min(params[i].logprobs or 0, self.vocab) for i in wanted]
-        ranked = Ranked(told, wanted, wanted, nums, MAX_TOP, [()] * len(wanted)) if wanted else None
+        ranked = RankedLogprobs(told, wanted, wanted, nums, MAX_TOP, [()] * len(wanted)) if wanted else None
         chosen = ids[: self.num].tolist()  # waits for the device
         return chosen, [] if ranked is None else ranked.read()
 

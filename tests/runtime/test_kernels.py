@@ -15,7 +15,7 @@ import torch
 from dovetail.runtime.kernels import ahead, compiler
 from dovetail.runtime.kernels.collect import Kernel
 from dovetail.runtime.kernels.compiler import KernelCompiler
-from dovetail.runtime.kernels.worker import Worker
+from dovetail.runtime.kernels.worker import CompileWorker
 
 PROGRAM = """
 import json, logging, os, sys
@@ -23,7 +23,7 @@ import torch, triton
 import triton.language as tl
 from dovetail.runtime.kernels.collect import collecting, current_target
 from dovetail.runtime.kernels.compiler import KernelCompiler
-from dovetail.runtime.kernels.worker import Worker
+from dovetail.runtime.kernels.worker import CompileWorker
 from dovetail.runtime.kernels.worker import use_target
 import probe_kernels
 
@@ -145,7 +145,7 @@ def test_a_kernel_that_two_rehearsals_collect_is_compiled_once() -> None:
 
 def test_the_longest_kernel_is_compiled_first() -> None:
     """Those that nobody has timed yet before all; equal ones in the order in which they came."""
-    waiting = Worker(num_jobs=1)
+    waiting = CompileWorker(num_jobs=1)
     waiting._seconds = {"short": 0.5, "long": 3.0}
     waiting._waiting = [(i, "m", name, "{}") for i, name in enumerate(("short", "long", "new", "long", "other"))]
     assert [waiting._waiting.pop(waiting._next())[0] for _ in range(5)] == [2, 4, 1, 3, 0]

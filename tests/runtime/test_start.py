@@ -13,7 +13,7 @@ from dovetail.plugins import load as load_plan
 from dovetail.runtime.ranks import ALONE
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.start import allocate, capture, check, load, probe
-from dovetail.runtime.start.phases import PHASES, Phases
+from dovetail.runtime.start.phases import PHASES, StartPhases
 from dovetail_testing.engine import make_plans
 from dovetail_testing.models import make_model
 
@@ -80,7 +80,7 @@ def test_a_failure_names_its_phase(phase: str, folder: Path, monkeypatch: pytest
 
 def test_a_refusal_names_its_phase() -> None:
     """Beside its text, which tells the user what to do, and stays."""
-    phases = Phases()
+    phases = StartPhases()
     with pytest.raises(ConfigError) as caught, phases.phase("load"):
         raise ConfigError("give another")
     assert str(caught.value) == "give another"

@@ -32,7 +32,7 @@ from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.start import load as load_phase
 from dovetail.runtime.start.capture import limits_of
 from dovetail.runtime.step import InFlightStep
-from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
+from dovetail.runtime.warm_up import EagerWarmUp, StepShape, WarmUpLimits, shapes
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.kernels.triton import draw, products, skinny, step
 from dovetail_backends.triton import TritonBackend
@@ -41,7 +41,7 @@ from dovetail_testing.engine import make_core, make_plans
 from dovetail_testing.models import make_model
 
 SETTINGS: dict[str, Any] = {"chunked_prefill_size": 96, "max_running_requests": 7, "random_seed": 3}
-LIMITS = StepLimits(max_requests=7, max_prefill_tokens=96, context_len=512, graph_rows=0)
+LIMITS = WarmUpLimits(max_requests=7, max_prefill_tokens=96, context_len=512, graph_rows=0)
 PARAMS = [
     SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2),
     SamplingParams(max_tokens=12, temperature=1.2, top_p=0.9, ignore_eos=True, frequency_penalty=0.5),
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM")
 
 
-def make_warm_up(core: EngineCore, limits: StepLimits = LIMITS) -> EagerWarmUp:
+def make_warm_up(core: EngineCore, limits: WarmUpLimits = LIMITS) -> EagerWarmUp:
     """The warm-up of a CPU engine, which makes none by itself."""
     runner = core.executor.runner
     return EagerWarmUp(core.executor.stepper, runner.state, runner.pool, runner.config.vocab_size, limits)
@@ -100,13 +100,13 @@ def snapshot(core: EngineCore) -> list[torch.Tensor]:
     "limits",
     [
         LIMITS,
-        StepLimits(max_requests=1, max_prefill_tokens=3, context_len=2, graph_rows=0),
-        StepLimits(max_requests=256, max_prefill_tokens=8192, context_len=32768, graph_rows=256),
-        StepLimits(max_requests=1000, max_prefill_tokens=300, context_len=100, graph_rows=256),
+        WarmUpLimits(max_requests=1, max_prefill_tokens=3, context_len=2, graph_rows=0),
+        WarmUpLimits(max_requests=256, max_prefill_tokens=8192, context_len=32768, graph_rows=256),
+        WarmUpLimits(max_requests=1000, max_prefill_tokens=300, context_len=100, graph_rows=256),
     ],
     ids=str,
 )
-def test_no_step_is_larger_than_a_real_one(limits: StepLimits) -> None:
+def test_no_step_is_larger_than_a_real_one(limits: WarmUpLimits) -> None:
     """Rows, tokens and context stay within the limits; no step is empty or there twice."""
     found = shapes(limits)
     assert len(set(found)) == len(found)
@@ -124,7 +124,7 @@ def test_no_step_is_larger_than_a_real_one(limits: StepLimits) -> None:
 @pytest.mark.parametrize("most", [1, 900, 8192])
 def test_no_class_of_token_counts_is_left_out(most: int) -> None:
     """Whatever the bounds of a kernel's classes are: each of them, up to twice the one before, has a step."""
-    limits = StepLimits(max_requests=8, max_prefill_tokens=most, context_len=40_000, graph_rows=8)
+    limits = WarmUpLimits(max_requests=8, max_prefill_tokens=most, context_len=40_000, graph_rows=8)
     totals = {shape.num_chunks * shape.num_new for shape in shapes(limits)}
     for bound in range(1, most // 2 + 1):
         assert any(bound < total <= 2 * bound for total in totals)
@@ -169,14 +169,14 @@ def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.M
     """As chores of an idle engine, each shape of the list is computed exactly once, as planned."""
     assert not make_core(folder, **SETTINGS).has_idle_tasks
     core = idle_engine(folder)
-    seen: list[Shape] = []
+    seen: list[StepShape] = []
     run = core.executor.stepper.run_eagerly
 
     def noting(step: StepInput) -> InFlightStep:
         starts, lengths = step.start[step.num_decode :].tolist(), step.num_new[step.num_decode :].tolist()
         assert len({*zip(starts, lengths, strict=True)}) <= 1
         prefix, length = (starts[0], lengths[0]) if starts else (0, 0)
-        seen.append(Shape(step.num_decode, len(starts), length, prefix))
+        seen.append(StepShape(step.num_decode, len(starts), length, prefix))
         return run(step)
 
     monkeypatch.setattr(core.executor.stepper, "run_eagerly", noting)
@@ -428,7 +428,7 @@ def test_real_steps_find_their_kernels_compiled(
     make_model(tmp_path, "Qwen3ForCausalLM", max_position_embeddings=4096, **changes)
     settings = {"chunked_prefill_size": 2500, "max_running_requests": 70, "max_total_tokens": 30_000}
     core = make_core(tmp_path, attention_backend="triton", kernels=["triton"], dtype="bfloat16", **settings)
-    made = make_warm_up(core, StepLimits(max_requests=70, max_prefill_tokens=2500, context_len=4096, graph_rows=0))
+    made = make_warm_up(core, WarmUpLimits(max_requests=70, max_prefill_tokens=2500, context_len=4096, graph_rows=0))
     while made.num_left:
         made.run_next()
     warmed, launches.keys = launches.keys, set()

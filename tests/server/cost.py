@@ -27,7 +27,7 @@ from dovetail import imports
 from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import Answer
 from dovetail_server.examples import BODIES, fill
-from dovetail_server.reading.wire import Job, Outcome
+from dovetail_server.reading.wire import BodyJob, BodyResult
 from dovetail_server.reading.work import do
 from dovetail_server.serving.served import Served
 
@@ -218,14 +218,14 @@ class Meter:
         self.patient.limits = dataclasses.replace(harness.tools.limits, context_len=1 << 24)
         self.patient.template = copy.copy(harness.tools.template)
         self.patient.template.limits = FULL
-        self._apart: list[Outcome] = []
+        self._apart: list[BodyResult] = []
         bodies = harness.state.bodies
         bodies._attempt = self._noted(bodies._attempt)  # type: ignore[method-assign, assignment]
 
-    def _noted(self, attempt: Callable[..., Awaitable[Outcome]]) -> Callable[..., Awaitable[Outcome]]:
+    def _noted(self, attempt: Callable[..., Awaitable[BodyResult]]) -> Callable[..., Awaitable[BodyResult]]:
         """Keep what came of each body that another process reads."""
 
-        async def noted(*args: Any) -> Outcome:
+        async def noted(*args: Any) -> BodyResult:
             outcome = await attempt(*args)
             self._apart.append(outcome)
             return outcome
@@ -259,7 +259,7 @@ class Meter:
 
     def memory(self, path: str, body: bytes) -> Memory:
         """Do here what a process does with a body, with a context that takes all, and return what it took."""
-        job = Job(task=TASK_OF[path], num_bytes=len(body), is_line=False, cpu_s=60, context=f"resp_{'0' * 40}")
+        job = BodyJob(task=TASK_OF[path], num_bytes=len(body), is_line=False, cpu_s=60, context=f"resp_{'0' * 40}")
         with peak_memory() as peak:
             outcome = do(job, lambda: body, self.patient, Served(["tiny"], []), lambda question: Answer())
         assert outcome.fault is None, outcome.fault

@@ -19,8 +19,8 @@ from spelled import ask, spellings, websocket
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.app import routers
 from dovetail_server.http.addresses import Routes
-from dovetail_server.ray.call import Call, Head
-from dovetail_server.ray.proxy import FrontState, Served, create_app
+from dovetail_server.ray.call import ProxiedRequest, ResponseHead
+from dovetail_server.ray.proxy import DeployedModel, FrontState, create_app
 from dovetail_server.routes import admin, profile
 from dovetail_server.settings import ServeSettings
 
@@ -314,7 +314,7 @@ class Reply:
     """A replica's reply, as `Pieces` reads and closes it."""
 
     def __init__(self) -> None:
-        self._pieces = iter((Head(200, [(b"content-type", b"application/json")]), b"{}"))
+        self._pieces = iter((ResponseHead(200, [(b"content-type", b"application/json")]), b"{}"))
 
     async def __anext__(self) -> Any:
         try:
@@ -342,14 +342,16 @@ def test_rays_front_reads_addresses_alike(
     method: str, path: str, meant: str | None, model: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before keys, the choice of the model, and what is served under Ray at all."""
-    state = FrontState(ServeSettings(api_key=[USER]), [Served("d1", ["one"]), Served("d2", ["two"])], "key")
+    state = FrontState(
+        ServeSettings(api_key=[USER]), [DeployedModel("d1", ["one"]), DeployedModel("d2", ["two"])], "key"
+    )
     asked: list[tuple[str, str]] = []
 
-    def remote(served: Served, call: Call) -> Reply:
+    def remote(served: DeployedModel, call: ProxiedRequest) -> Reply:
         asked.append((served.names[0], call.path))
         return Reply()
 
-    def handle(served: Served) -> Any:
+    def handle(served: DeployedModel) -> Any:
         return SimpleNamespace(remote=lambda *prompted, call=None: remote(served, call or prompted[0]))
 
     monkeypatch.setattr(state, "handle", handle)

@@ -24,7 +24,7 @@ from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
 from dovetail_server.http.auth import PROBES, Auth, Keys, owner_name, presented_key
 from dovetail_server.run import announce, forget_secrets
-from dovetail_server.startup import Phases
+from dovetail_server.startup import StartupTimer
 
 ALICE, BOB, ADMIN = "sk-alice-1f6c", "sk-bob-77aa", "sk-admin-e01d"
 CHAT = "/v1/chat/completions"
@@ -411,7 +411,7 @@ def test_a_public_address_without_a_key_is_warned_of(
     for host, key, warns in (("0.0.0.0", [], True), ("0.0.0.0", [SecretStr(ALICE)], False), ("127.0.0.1", [], False)):
         caplog.clear()
         settings = base.model_copy(update={"api_key": key})
-        announce(settings, Keys.of(settings), Listener(host), Phases())  # type: ignore[arg-type]
+        announce(settings, Keys.of(settings), Listener(host), StartupTimer())  # type: ignore[arg-type]
         found = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert bool(found) is warns
         assert not warns or "WITHOUT A KEY" in caplog.text

@@ -22,11 +22,11 @@ from dovetail_server.bench.drive import Seen, num_workers
 from dovetail_server.bench.engine import Round
 from dovetail_server.bench.jobs import Record
 from dovetail_server.bench.latency import LatencyOptions, check_room
-from dovetail_server.bench.prompts import RandomIds, RandomText, Vocabulary, read_dataset
+from dovetail_server.bench.prompts import PromptVocabulary, RandomIds, RandomText, read_dataset
 from dovetail_server.bench.results import figures_of
 from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of
 from dovetail_server.bench.stream import StreamScan
-from dovetail_server.bench.wire import Counts
+from dovetail_server.bench.wire import UsageCounts
 from dovetail_server.bench.workloads import STANDARD, USER, Workload, sampling_text
 from dovetail_server.cli import bench, bench_serve
 from dovetail_server.settings import ServeSettings
@@ -70,7 +70,7 @@ def test_a_stream_is_counted_the_same_however_it_is_cut(space: str, newline: byt
     for _ in range(200):
         scan = scan_all(data, sorted(rng.sample(range(1, len(data)), rng.randrange(6))))
         assert scan.close() is None
-        assert scan.counts == Counts(3, 6, 2)
+        assert scan.counts == UsageCounts(3, 6, 2)
         assert scan.num_events == 3
         assert scan.tokens_at_first + sum(scan.gap_tokens) == 6
     one_by_one = scan_all(data, list(range(1, len(data))))
@@ -100,7 +100,7 @@ def test_native_events_carry_their_counts() -> None:
         meta = {"finish_reason": reason, "prompt_tokens": 5, "completion_tokens": 2 * n, "cached_tokens": 1}
         scan.feed(b"data: " + json.dumps({"text": "x" * n, "meta_info": meta}).encode() + b"\n\n", float(n))
     scan.feed(b"data: [DONE]\n\n", 4.0)
-    assert (scan.close(), scan.counts, scan.tokens_at_first) == (None, Counts(5, 6, 1), 2)
+    assert (scan.close(), scan.counts, scan.tokens_at_first) == (None, UsageCounts(5, 6, 1), 2)
     assert (scan.gap_tokens, scan.last) == ([2, 2], 3.0)
 
 
@@ -156,20 +156,20 @@ def test_what_is_not_known_stays_unknown() -> None:
 def test_random_prompts_are_exact_seeded_and_share_their_prefix() -> None:
     """Lengths are as asked for, ids avoid the ends of the vocabulary, and another seed shares nothing."""
     load = Workload(name="x", num_prompts=5, concurrency=1, input_len=(3, 9), output_len=(2, 4), shared_prefix_len=20)
-    source = RandomIds(Vocabulary.of_size(100, "test"), "1")
+    source = RandomIds(PromptVocabulary.of_size(100, "test"), "1")
     drawn = list(source.draw(load, 5))
     assert drawn == list(source.draw(load, 5))
     ids = [prompt for prompt, _ in drawn if isinstance(prompt, list)]
     assert len({tuple(prompt[:20]) for prompt in ids}) == 1
     assert {len(prompt) - 20 for prompt in ids} <= set(range(3, 10))
     assert all(10 <= i < 90 for prompt in ids for i in prompt if isinstance(i, int))
-    other = next(iter(RandomIds(Vocabulary.of_size(100, "test"), "2").draw(load, 1)))[0]
+    other = next(iter(RandomIds(PromptVocabulary.of_size(100, "test"), "2").draw(load, 1)))[0]
     assert other[:20] != ids[0][:20]
 
 
 def test_prompts_of_text_can_be_read(folder: Path) -> None:
     """Text is made of tokens that are characters: no NUL, which servers refuse, and no half of a character."""
-    vocabulary = Vocabulary.of_folder(folder, readable=True)
+    vocabulary = PromptVocabulary.of_folder(folder, readable=True)
     load = Workload(name="x", num_prompts=20, concurrency=1, input_len=(50, 50), output_len=(2, 2))
     texts = [text for text, _ in RandomText(RandomIds(vocabulary, "1")).draw(load, 20)]
     assert all(isinstance(text, str) and text.isprintable() and len(text) == 50 for text in texts)

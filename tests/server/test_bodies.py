@@ -27,7 +27,7 @@ from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
 from dovetail_server.reading import tasks
 from dovetail_server.reading.child import NICE
 from dovetail_server.reading.turns import Turns
-from dovetail_server.reading.wire import LARGE, Job
+from dovetail_server.reading.wire import LARGE, BodyJob
 from dovetail_server.reading.work import do
 from dovetail_server.serving.served import Served
 
@@ -437,7 +437,7 @@ def test_what_a_task_raises_is_its_request_s(error: Exception, monkeypatch: pyte
 
     task = dataclasses.replace(tasks.TOKENIZE, run=fail)
     monkeypatch.setitem(tasks.TASKS, "tokenize", task)
-    job = Job(task="tokenize", num_bytes=2, is_line=False, cpu_s=1)
+    job = BodyJob(task="tokenize", num_bytes=2, is_line=False, cpu_s=1)
     outcome = do(job, lambda: b"{}", None, Served(["tiny"], []), tasks.no_answer)  # type: ignore[arg-type]
     if isinstance(error, MemoryError):
         assert outcome.refusal is not None

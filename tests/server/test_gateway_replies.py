@@ -16,7 +16,7 @@ from gateway_process import Served
 
 import dovetail
 from dovetail.contracts.errors import EngineError
-from dovetail_server.ray.call import Head
+from dovetail_server.ray.call import ResponseHead
 from dovetail_server.ray.proxy import CutError, send_whole
 from dovetail_server.relay import replies
 from dovetail_server.relay.replies import ResponseBuffer
@@ -231,7 +231,9 @@ def test_replies_under_ray_are_held_likewise(monkeypatch: pytest.MonkeyPatch) ->
         pieces = cast(Any, Scripted(num, breaks))
         found: type[Exception] | None = None
         try:
-            asyncio.run(send_whole(cast(Any, state), Head(200, []), pieces, send, is_asked_again=is_asked_again))
+            asyncio.run(
+                send_whole(cast(Any, state), ResponseHead(200, []), pieces, send, is_asked_again=is_asked_again)
+            )
         except (CutError, EngineError) as error:
             found = type(error)
         assert state.num_kept_bytes == 0

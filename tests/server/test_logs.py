@@ -91,8 +91,8 @@ def test_the_engine_logs_at_the_level_of_the_server(folder: Path, tmp_path: Path
     program = tmp_path / "engine.py"
     program.write_text(
         "import sys\nfrom pathlib import Path\nfrom dovetail.engine.wire import SocketTransport\n"
-        "from dovetail.messages import Failed\ntransport = SocketTransport(Path(sys.argv[1]))\n"
-        "transport.send(Failed(transport.receive_start().log_level, user_error=False))\n"
+        "from dovetail.messages import EngineFailed\ntransport = SocketTransport(Path(sys.argv[1]))\n"
+        "transport.send(EngineFailed(transport.receive_start().log_level, user_error=False))\n"
     )
     settings = ServeSettings(model_path=str(folder), log_level="warning", device="cpu")
     plan = make_plan(Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", device="cpu")

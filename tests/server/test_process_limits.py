@@ -24,14 +24,14 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x" * (LARGE +
 UNDER_LIMITS = """
 import json, os, resource, signal
 from dovetail_server.reading.child import set_limits
-from dovetail_server.reading.wire import Job
+from dovetail_server.reading.wire import BodyJob
 from dovetail.grammar.compile.memory import address_space
 addresses = address_space()
 resource.setrlimit(resource.RLIMIT_AS, (addresses + {soft}, {hard}))
 resource.setrlimit(resource.RLIMIT_CPU, (3, 3))
 if os.geteuid() == 0:
     os.setuid(65534)  # root may raise a hard limit
-fits, has_time = set_limits(Job(task="", num_bytes=1 << 20, is_line=False, cpu_s=60.0), addresses, 1)
+fits, has_time = set_limits(BodyJob(task="", num_bytes=1 << 20, is_line=False, cpu_s=60.0), addresses, 1)
 assert not has_time and 0 < signal.setitimer(signal.ITIMER_PROF, 0)[0] < 3
 print(json.dumps([fits, addresses, resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)]))
 """

@@ -17,7 +17,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
 from dovetail_server.ray import llm_server
 from dovetail_server.ray.llm_server import LLMServer, model_of
-from dovetail_server.ray.options import Node
+from dovetail_server.ray.options import ClusterNode
 
 
 class Open(BaseModel):
@@ -96,7 +96,7 @@ def test_requests_become_replies_of_rays_types(types: ModuleType) -> None:
 
 def test_the_deployment_reserves_what_a_replica_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps what the user said of it."""
-    monkeypatch.setattr(llm_server, "cluster_nodes", lambda: [Node(8, 2)])
+    monkeypatch.setattr(llm_server, "cluster_nodes", lambda: [ClusterNode(8, 2)])
     assert LLMServer.get_deployment_options(config(tensor_parallel_size=2)) == {
         "max_ongoing_requests": 9,
         "ray_actor_options": {"num_cpus": 1, "num_gpus": 2.0},

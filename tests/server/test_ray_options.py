@@ -10,9 +10,9 @@ from pydantic import SecretStr
 pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
 
 from dovetail.contracts.errors import ConfigError, ModelError
-from dovetail_server.ray.options import Node, actor_options, check_models, read_model, replica_values
+from dovetail_server.ray.options import ClusterNode, actor_options, check_models, read_model, replica_values
 
-CPU, GPU, EIGHT = Node(2, 0), Node(16, 1), Node(64, 8)
+CPU, GPU, EIGHT = ClusterNode(2, 0), ClusterNode(16, 1), ClusterNode(64, 8)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,9 @@ def test_a_wrong_key_is_not_shown() -> None:
         ),
     ],
 )
-def test_a_cluster_without_what_is_needed_is_refused(given: dict[str, Any], nodes: list[Node], said: str) -> None:
+def test_a_cluster_without_what_is_needed_is_refused(
+    given: dict[str, Any], nodes: list[ClusterNode], said: str
+) -> None:
     """With what is needed, what there is, and what to do."""
     with pytest.raises(ConfigError) as raised:
         actor_options(read_model(given), nodes)
@@ -83,7 +85,7 @@ def test_a_cluster_without_what_is_needed_is_refused(given: dict[str, Any], node
         ({"num_threads": 3}, [CPU], "--num-threads 3: the largest machine of this Ray cluster has 2 CPUs; give fewer"),
     ],
 )
-def test_a_command_is_told_its_own_flags(given: dict[str, Any], nodes: list[Node], said: str) -> None:
+def test_a_command_is_told_its_own_flags(given: dict[str, Any], nodes: list[ClusterNode], said: str) -> None:
     """Ray's options, such as num_gpus, are for Python and configuration files: a command line has none of them."""
     with pytest.raises(ConfigError) as raised:
         actor_options(read_model(given), nodes, is_command=True)
@@ -109,7 +111,7 @@ def test_a_command_is_told_its_own_flags(given: dict[str, Any], nodes: list[Node
     ],
 )
 def test_a_replica_gets_its_devices(
-    given: dict[str, Any], nodes: list[Node], reserved: tuple[float, float], follows: dict[str, Any]
+    given: dict[str, Any], nodes: list[ClusterNode], reserved: tuple[float, float], follows: dict[str, Any]
 ) -> None:
     """GPUs by ranks where there are any, threads by CPUs where there are none."""
     found, found_follows = actor_options(read_model(given), nodes)

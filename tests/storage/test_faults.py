@@ -219,7 +219,7 @@ def test_a_stuck_writer_does_not_keep_the_server_from_ending(
                 await asyncio.sleep(60)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer.Writer, "_save", hang)
+        patch.setattr(writer.ResultWriter, "_save", hang)
         batch_id = first.start(*(line(each) for each in IDS))
         first.wait(batch_id, "in_progress")
         saving = first.harness.state.storage._service.writer

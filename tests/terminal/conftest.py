@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from dovetail_server.terminal.chat import Chat
-from dovetail_server.terminal.client import Server
-from dovetail_server.terminal.conversation import Conversation
+from dovetail_server.terminal.chat import ChatLoop
+from dovetail_server.terminal.client import ServerClient
+from dovetail_server.terminal.conversation import ChatSession
 from dovetail_server.terminal.show import Screen
 from dovetail_server.testing import ScriptedServer
 
@@ -25,7 +25,7 @@ class Talk:
         self.lines: list[Line] = []
         self.prompts: list[str] = []
         screen = Screen(Console(file=self.out, width=200, force_terminal=False))
-        self.chat = Chat(Server(url, None), Conversation("scripted"), screen, self._ask)
+        self.chat = ChatLoop(ServerClient(url, None), ChatSession("scripted"), screen, self._ask)
 
     def _ask(self, prompt: str) -> str:
         self.prompts.append(prompt)

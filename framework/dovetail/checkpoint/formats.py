@@ -33,7 +33,7 @@ class Format(NamedTuple):
     cls: type[CheckpointFormat]
 
 
-class Stored(NamedTuple):
+class StoredFormat(NamedTuple):
     """What a format reads.
 
     Attributes:
@@ -143,7 +143,7 @@ class Formats:
         found = [self._named(), *(self._at(path, is_model=path == paths[0])[0] for path in paths)]
         return list(dict.fromkeys(each.name for each in found if each is not None))
 
-    def at(self, path: Path, *, is_model: bool = True) -> Stored | None:
+    def at(self, path: Path, *, is_model: bool = True) -> StoredFormat | None:
         """Return what reads a path; None: the core does, if anybody.
 
         Args:
@@ -160,7 +160,7 @@ class Formats:
         for file in files:
             _check(file)
         with _naming(found.name):
-            return Stored(found.name, found.cls(files), files)
+            return StoredFormat(found.name, found.cls(files), files)
 
     def _named(self) -> Format | None:
         if self.named.lower() in (AUTO, OWN):

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.checkpoint.formats import Formats, Stored
+from dovetail.checkpoint.formats import Formats, StoredFormat
 from dovetail.checkpoint.spm_model import spm_model
 from dovetail.contracts.errors import ModelError
 from dovetail.model_files import MAX_ID, check_is_file, is_there, object_if_there, read_text
@@ -60,7 +60,7 @@ class TokenizerFiles:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     model_config: Mapping[str, Any] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-    stored: Stored | None = None
+    stored: StoredFormat | None = None
 
     @classmethod
     def read(cls, folder: Path, model: Path | None = None) -> TokenizerFiles:
@@ -74,9 +74,9 @@ class TokenizerFiles:
     def of(
         cls,
         folder: Path,
-        stored: Stored | None,
+        stored: StoredFormat | None,
         model: Path,
-        model_stored: Stored | None,
+        model_stored: StoredFormat | None,
         config: Mapping[str, Any] | None = None,
     ) -> TokenizerFiles:
         """Read whatever is there.
@@ -235,7 +235,7 @@ def _of_older(folder: Path) -> Mapping[str, Any]:
 
 
 def _of_model(
-    model: Path, stored: Stored | None, config: Mapping[str, Any] | None
+    model: Path, stored: StoredFormat | None, config: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return what a model says of generation and of itself."""
     if stored is not None:

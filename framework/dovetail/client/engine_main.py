@@ -15,7 +15,7 @@ from dovetail.contracts.errors import ConfigError, described, said
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.stall_logger import StallLogger
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
-from dovetail.messages import Failed, Ready, Working
+from dovetail.messages import EngineFailed, Ready, Working
 from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
@@ -51,15 +51,17 @@ def main(argv: list[str]) -> int:
         log.complain(f"dovetail: error: {ORPHANED}")
         return 1
     except ConfigError as error:
-        transport.send(Failed(said(error), user_error=True))
+        transport.send(EngineFailed(said(error), user_error=True))
         return 2
     except SystemExit as error:  # nothing of ours raises it
-        transport.send(Failed(ended_by(f"sys.exit({error.code!r})", innermost(error.__traceback__)), user_error=False))
+        transport.send(
+            EngineFailed(ended_by(f"sys.exit({error.code!r})", innermost(error.__traceback__)), user_error=False)
+        )
         return 1
     except Exception as error:
         # The last resort of the process: whatever it was, the parent must hear of it.
         logger.critical("the engine stopped\n%s", traceback.format_exc())
-        transport.send(Failed(described(error), user_error=False))
+        transport.send(EngineFailed(described(error), user_error=False))
         return 1
     return 0
 

@@ -12,7 +12,7 @@ import msgspec
 from dovetail.contracts.errors import ConfigError, said
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.streams import CLOSED, StreamClient
-from dovetail.messages import Control, EngineInfo, Failed, FromEngine, Ready, ToEngine
+from dovetail.messages import Control, EngineFailed, EngineInfo, FromEngine, Ready, ToEngine
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
@@ -80,15 +80,15 @@ class InProcessClient(StreamClient):
                 self.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
                 run_loop(core, self)
         except ConfigError as error:
-            self._tell(Failed(said(error), user_error=True))
+            self._tell(EngineFailed(said(error), user_error=True))
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception | SystemExit):
                 raise
         finally:
             # The last resort of the thread, whatever ended it: whoever waits for the engine must hear of it.
-            self._tell(Failed(why, user_error=False))
+            self._tell(EngineFailed(why, user_error=False))
 
-    def _tell(self, message: Failed) -> None:
+    def _tell(self, message: EngineFailed) -> None:
         with contextlib.suppress(ClosedError):
             self.send(message)

@@ -15,7 +15,7 @@ from dovetail.engine.limits import StepLimits
 from dovetail.engine.owners import BEHIND, Owner, Owners
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
-from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.engine.request import EngineRequest, PromptChunk, StepPlan
 
 PageKey = tuple[int | str, tuple[int, ...]]
 
@@ -56,9 +56,9 @@ class Requests(Protocol):
     limits: StepLimits
     policy: Policy
     waiting: WaitQueue
-    running: list[Request]
+    running: list[EngineRequest]
     num_background: int
-    suspects: list[Request]
+    suspects: list[EngineRequest]
 
     @property
     def ratio(self) -> Ratio:
@@ -67,13 +67,13 @@ class Requests(Protocol):
     def owners(self, *, background: bool) -> Owners:
         """Return those of the background's requests, or of all others."""
 
-    def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
+    def candidates(self, num: int, *, background: bool) -> Sequence[EngineRequest]:
         """Return the first who may be admitted, in order."""
 
-    def candidates_of(self, owner: Owner, num: int) -> Sequence[Request]:
+    def candidates_of(self, owner: Owner, num: int) -> Sequence[EngineRequest]:
         """Return an owner's first requests that may be admitted, in order."""
 
-    def retract(self, candidates: list[Request]) -> Request:
+    def retract(self, candidates: list[EngineRequest]) -> EngineRequest:
         """Have one of these give its row and pages up."""
 
 
@@ -96,9 +96,9 @@ class Admission:
         """Of the requests that come in at the moment: see `fill`."""
         self._background, self._is_shared = False, False
         """They are of the background; they take turns."""
-        self._held: dict[Owner, list[Request]] = {}
+        self._held: dict[Owner, list[EngineRequest]] = {}
         """Then: running requests by owner, …"""
-        self._prompts: list[tuple[float, int, Request]] = []
+        self._prompts: list[tuple[float, int, EngineRequest]] = []
         """… and those whose prompts are to go on in this step, by what their owners were served."""
 
     def fill(self, *, background: bool, most: int | None = None) -> None:
@@ -124,7 +124,7 @@ class Admission:
                 self._begin()
                 self._admit(found, most)
 
-    def _prefilling(self) -> Iterator[Request]:
+    def _prefilling(self) -> Iterator[EngineRequest]:
         """Running requests whose prompts go on in this step."""
         for request in self._scheduler.running:
             if not request.on_device and request.is_background == self._background and id(request) not in self._paused:
@@ -149,7 +149,7 @@ class Admission:
         self._begin()
         self._prompts = prompts = [(owners.of(r).served, r.arrival, r) for r in unfinished]
         heapify(prompts)
-        orders: dict[Owner, Iterator[Request]] = {}
+        orders: dict[Owner, Iterator[EngineRequest]] = {}
         passed: list[Owner] = []
         may_admit = most != 0 and self._has_row()
         while self._budget > 0:
@@ -177,7 +177,7 @@ class Admission:
         for owner in passed:
             owners.put_back(owner)
 
-    def _admit_of(self, owner: Owner, orders: dict[Owner, Iterator[Request]]) -> AdmissionAnswer:
+    def _admit_of(self, owner: Owner, orders: dict[Owner, Iterator[EngineRequest]]) -> AdmissionAnswer:
         """Admit the next request of an owner, in the policy's order, which is asked for once in a step."""
         if not self._has_free_row and not self._may_retract and not self._may_take_row(owner):
             return AdmissionAnswer.NO_ROOM
@@ -189,7 +189,7 @@ class Admission:
                 return answer
         return AdmissionAnswer.LATER
 
-    def _add_chunk(self, request: Request) -> int:
+    def _add_chunk(self, request: EngineRequest) -> int:
         """Plan the next chunk of a prompt; returns its length.
 
         The last token of one that waits for its grammar takes part with others, as what follows may be known in time;
@@ -205,13 +205,15 @@ class Admission:
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None
-            chunk = Chunk(request, request.computed_len, num, samples=is_last and not pools, pools=is_last and pools)
+            chunk = PromptChunk(
+                request, request.computed_len, num, samples=is_last and not pools, pools=is_last and pools
+            )
             self._plan.chunks.append(chunk)
             if self._is_shared:
                 self._owners.charge(request, num + is_last)
         return num
 
-    def _admit(self, waiting: Sequence[Request], most: int | None) -> None:
+    def _admit(self, waiting: Sequence[EngineRequest], most: int | None) -> None:
         """Move waiting requests to `running`, in the order given."""
         for request in waiting:
             if self._budget <= 0 or most == 0:
@@ -222,7 +224,7 @@ class Admission:
             if answer is AdmissionAnswer.ADMITTED and most is not None:
                 most -= 1
 
-    def _try(self, request: Request) -> AdmissionAnswer:
+    def _try(self, request: EngineRequest) -> AdmissionAnswer:
         """Move a waiting request to `running` if it may begin now."""
         if request.in_flight:
             return (
@@ -249,7 +251,7 @@ class Admission:
             self._coming.add(key)
         return AdmissionAnswer.ADMITTED
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: EngineRequest) -> None:
         self._scheduler.waiting.remove(request)
         if self._expected is not None:
             self._expected = max(0, self._expected) + self._pages_expected(request)
@@ -263,11 +265,11 @@ class Admission:
         self._plan.num_cached_tokens += request.computed_len
         self._budget -= self._add_chunk(request)
 
-    def _first_page(self, request: Request) -> PageKey:
+    def _first_page(self, request: EngineRequest) -> PageKey:
         """How it begins."""
         return request.cache_salt, tuple(request.ids[: self._pages.page_size])
 
-    def _take_row(self, request: Request) -> None:
+    def _take_row(self, request: EngineRequest) -> None:
         """Note whose row it is; what was cached costs its owner nothing."""
         request.num_charged = max(request.num_charged, request.computed_len)
         self._held.setdefault(self._owners.of(request), []).append(request)
@@ -281,7 +283,7 @@ class Admission:
         authors = [r for r in active if self._background or not r.is_background]
         return {key for key in map(self._next_page, authors) if key is not None}
 
-    def _next_page(self, request: Request) -> PageKey | None:
+    def _next_page(self, request: EngineRequest) -> PageKey | None:
         """Where in the tree, and with which tokens, the next full page of `request` will go."""
         size, node = self._pages.page_size, request.node
         start = request.num_tree_pages * size
@@ -304,7 +306,7 @@ class Admission:
         """Whether some requests give way to others whoever their owners are."""
         return not self._background and (self._scheduler.policy.preempts or self._scheduler.num_background > 0)
 
-    def _may_fit(self, request: Request) -> bool:
+    def _may_fit(self, request: EngineRequest) -> bool:
         """Whether matching it could be worth its cost, by what is known of it from an earlier step."""
         if self._has_free_row and (
             request.matched_version != self._pages.tree.version
@@ -313,7 +315,7 @@ class Admission:
             return True
         return bool(self._retractable(request))
 
-    def _make_space(self, request: Request) -> bool:
+    def _make_space(self, request: EngineRequest) -> bool:
         """Whether `request` fits beside the running ones, after retracting those that give way to it."""
         while not self._fits(request):
             candidates = self._retractable(request)
@@ -328,14 +330,14 @@ class Admission:
             self._plan.decode = [r for r in self._plan.decode if r is not victim]
         return True
 
-    def _retractable(self, request: Request) -> list[Request]:
+    def _retractable(self, request: EngineRequest) -> list[EngineRequest]:
         """Running requests that give way to another.
 
         Those of the background, any of lower priority if the policy retracts them, else one of an owner that holds more
         than its share.
         """
         busy = {id(chunk.request) for chunk in self._plan.chunks}
-        lower: list[Request] = []
+        lower: list[EngineRequest] = []
         if self._may_retract:
             lower = [r for r in self._scheduler.running if r.priority < request.priority and id(r) not in busy]
             if not self._scheduler.policy.preempts:
@@ -344,7 +346,7 @@ class Admission:
             return lower
         return self._beyond_share(request, busy)
 
-    def _beyond_share(self, request: Request, busy: set[int]) -> list[Request]:
+    def _beyond_share(self, request: EngineRequest, busy: set[int]) -> list[EngineRequest]:
         """Return the youngest request of an owner that still holds as much without it as `request`'s owner with that.
 
         What is held counts in rows where there is none, else in pages, and by the owners' weights. So what is taken
@@ -352,7 +354,7 @@ class Admission:
         """
         num_pages = self._pages.pages_for(len(request.ids) + 1) if self._has_free_row else 0
 
-        def size(other: Request) -> int:
+        def size(other: EngineRequest) -> int:
             return len(other.pages[0]) if num_pages else 1
 
         owner = self._owners.of(request)
@@ -375,13 +377,13 @@ class Admission:
             if other is not owner and other.served >= owner.served + BEHIND
         )
 
-    def _fits(self, request: Request) -> bool:
+    def _fits(self, request: EngineRequest) -> bool:
         """Whether there is a row, and room for the prompt and for what all are expected to generate."""
         if len(self._scheduler.running) >= self._limits.max_running_requests:
             return False
         return self._need(request, request.num_tree_pages) <= self._pages.num_available
 
-    def _need(self, request: Request, num_cached: int) -> int:
+    def _need(self, request: EngineRequest, num_cached: int) -> int:
         """Pages for its known tokens and any next one; unless it is alone, for what all will generate, too.
 
         Who would give way to it does not count.
@@ -394,9 +396,9 @@ class Admission:
             self._expected = sum(self._pages_expected(r) for r in others) if others else ALONE
         return need if self._expected == ALONE else need + self._expected + self._pages_expected(request)
 
-    def _pages_expected(self, request: Request) -> int:
+    def _pages_expected(self, request: EngineRequest) -> int:
         return self._pages.pages_for(int(request.remaining_tokens * self._scheduler.ratio.value))
 
-    def _uncached(self, request: Request) -> int:
+    def _uncached(self, request: EngineRequest) -> int:
         """Tokens that a matched request has to compute."""
         return len(request.ids) - request.num_tree_pages * self._pages.page_size

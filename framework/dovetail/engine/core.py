@@ -20,7 +20,7 @@ from dovetail.engine.policy import make_policy
 from dovetail.engine.profiling import Profiling
 from dovetail.engine.recovery import Recovery, finish_of
 from dovetail.engine.replies import Replies, ending
-from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.engine.speculation import make_speculation
 from dovetail.engine.stats_log import StatsLog
@@ -44,7 +44,7 @@ from dovetail.messages import (
     TokenDelta,
 )
 from dovetail.messages.executor import Executor, StepError
-from dovetail.messages.step import Prepared
+from dovetail.messages.step import PrepareResult
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
 
@@ -154,7 +154,7 @@ class EngineCore:
         """Use a moment without work."""
         self._prepared(self.executor.prepare())
 
-    def _prepared(self, outcome: Prepared) -> None:
+    def _prepared(self, outcome: PrepareResult) -> None:
         """Note what was prepared, and keep to the prompt tokens of a step for which memory was found to suffice."""
         self.graphs.prepared(outcome)
         self._num_unprepared = outcome.num_left
@@ -232,7 +232,7 @@ class EngineCore:
         self.scheduler.launched(plan)
         return bool(step.waits.any())
 
-    def _announce(self, requests: list[Request]) -> None:
+    def _announce(self, requests: list[EngineRequest]) -> None:
         """Tell the client which requests take part from now on: should the engine die, one of those may be why."""
         if requests:
             for request in requests:
@@ -275,7 +275,7 @@ class EngineCore:
 
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
-        request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self._eos_ids)
+        request = EngineRequest.from_submit(message, arrival=self._arrivals, eos_ids=self._eos_ids)
         room = self._info.context_len - request.num_prompt + (request.pool is not None)
         why = None
         if request.pool is None and not self._info.generates:

@@ -1,4 +1,4 @@
-"""`Entry`: what a client keeps of a request until its end: the request itself, what came, and what waits for a reader.
+"""`RequestEntry`: what a client keeps of a request until its end: the request, what came, and what waits for a reader.
 
 The engine may die and be started again. What it knew of a request is then made again from here: the request and the
 tokens that came are all that the rest depends on.
@@ -34,7 +34,7 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
     first.finish = then.finish
 
 
-class Entry:
+class RequestEntry:
     """One request. What waits for its reader is merged into one delta. One reader, on the event loop.
 
     Attributes:

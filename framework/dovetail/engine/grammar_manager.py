@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.engine.request import GrammarRequest, Request
-from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.engine.request import EngineRequest, GrammarRequest
+from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.service import GrammarService
@@ -36,7 +36,7 @@ class GrammarWaiter:
         why: What made the way before fail while it was in force; empty where none has.
     """
 
-    request: Request
+    request: EngineRequest
     future: CompileFuture
     first: int = 0
     why: str = ""
@@ -79,7 +79,7 @@ class GrammarManager:
         """Whether a request waits for its grammar."""
         return bool(self._waiting)
 
-    def add(self, request: Request, message: Submit) -> None:
+    def add(self, request: EngineRequest, message: Submit) -> None:
         """Take in a request; from now on it waits for its grammar, if it has one."""
         has_budget = message.thinking is not None and message.thinking.budget is not None
         if not (message.grammar or has_budget or WordRules.are_in(message.params)):
@@ -100,7 +100,7 @@ class GrammarManager:
             return known, 0
         return service.request(steps[at : at + 1], message.owner, again=message.again), at
 
-    def again(self, request: Request) -> bool:
+    def again(self, request: EngineRequest) -> bool:
         """Claim the next way for a request whose grammar failed while it was in force; False: there is none.
 
         The request waits for it from now on. What it has said must fit the next way, too.
@@ -120,16 +120,16 @@ class GrammarManager:
         request.constraint = None
         return True
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: EngineRequest) -> None:
         """A request was aborted."""
         for item in self._waiting:
             if item.request is request:
                 self.service.release(item.future)
         self._waiting = [item for item in self._waiting if item.request is not request]
 
-    def decide(self) -> list[tuple[Request, Finish]]:
+    def decide(self) -> list[tuple[EngineRequest, Finish]]:
         """Let requests go on whose grammars are ready; return those that cannot be served, with the reason."""
-        failed: list[tuple[Request, Finish]] = []
+        failed: list[tuple[EngineRequest, Finish]] = []
         still = []
         for item in self._waiting:
             if not item.future.is_ready:
@@ -142,7 +142,7 @@ class GrammarManager:
     def _enforce(self, item: GrammarWaiter) -> Finish | None:
         """Put a request's grammar into force; returns why that cannot be."""
         request, outcome = item.request, item.future.outcome
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, RejectedGrammar):
             if item.why:
                 return Finish("abort", None, item.why, "grammar_failed")
             return Finish("abort", None, outcome.message, outcome.code)
@@ -167,7 +167,7 @@ class GrammarManager:
         """End threads and processes."""
         self.service.close()
 
-    def _constraint(self, request: Request, outcome: Enforced | None, thinking: Thinking | None) -> Constraint:
+    def _constraint(self, request: EngineRequest, outcome: Enforced | None, thinking: Thinking | None) -> Constraint:
         sets = self.service.token_sets()
         gate = None if thinking is None else make_gate(thinking, sets.tokens, constrained=outcome is not None)
         rules = WordRules(request.params, sets.size) if WordRules.are_in(request.params) else None

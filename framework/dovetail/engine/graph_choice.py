@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from dovetail.engine.prefix_order import PrefixOrder
-from dovetail.engine.request import Chunk, StepPlan
-from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, PrefillGraph, Prepared
+from dovetail.engine.request import PromptChunk, StepPlan
+from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, PrefillGraph, PrepareResult
 
 DECODE_PATIENCE = 40
 """Decode steps without their graph before it is captured under load: about what the capture itself costs."""
@@ -24,7 +24,7 @@ STAND_IN_PATIENCE = 40
 class GraphChooser:
     """Knows which graphs there are."""
 
-    def __init__(self, info: ExecutorInfo, prepare: Callable[[GraphKey], Prepared]) -> None:
+    def __init__(self, info: ExecutorInfo, prepare: Callable[[GraphKey], PrepareResult]) -> None:
         """`prepare` is the executor's."""
         self._prepare = prepare
         self._decode = [key for key in info.graphs if isinstance(key, DecodeGraph) and not key.shares]
@@ -36,7 +36,7 @@ class GraphChooser:
         self._missed: dict[GraphKey, int] = {}
         self._prefixes = PrefixOrder(info.prefix_group, info.page_size) if info.prefix_group > 1 else None
 
-    def prepared(self, outcome: Prepared) -> None:
+    def prepared(self, outcome: PrepareResult) -> None:
         """Note what was captured."""
         self._captured.update(outcome.captured)
 
@@ -73,7 +73,7 @@ class GraphChooser:
             return self._decode[place]
         return next((key for key in self._decode[place:] if key in self._captured), None)
 
-    def _prefill_graph(self, chunks: Sequence[Chunk]) -> PrefillGraph | None:
+    def _prefill_graph(self, chunks: Sequence[PromptChunk]) -> PrefillGraph | None:
         """One that stands in has up to 512 tokens, or twice as many as are wanted."""
         if any(c.drafts or c.request.prompt_logprobs is not None or c.request.pool is not None for c in chunks):
             return None  # several tokens' logits or hidden states are wanted, not the last one's logits

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.engine.request import Request
+    from dovetail.engine.request import EngineRequest
 
 MIN_JUMP = 3
 """Fewer tokens are not worth a chunk of their own."""
@@ -18,7 +18,7 @@ RUNNING_PER_TOKEN = 8
 """A chunk delays all running requests: with many of them only long runs are worth it."""
 
 
-def forced_tokens(request: Request, num_running: int) -> list[int]:
+def forced_tokens(request: EngineRequest, num_running: int) -> list[int]:
     """Return the tokens that must follow a request's last one, where taking them at once is worth it.
 
     No more than it may still generate, so that no pages are taken for others. Empty where something has to be known of
@@ -33,7 +33,7 @@ def forced_tokens(request: Request, num_running: int) -> list[int]:
     return found if len(found) >= max(MIN_JUMP, num_running // RUNNING_PER_TOKEN) else []
 
 
-def jump(request: Request, tokens: list[int], step: int) -> list[int]:
+def jump(request: EngineRequest, tokens: list[int], step: int) -> list[int]:
     """Let a request take forced tokens; returns those that it took before it ended.
 
     There are pages for them. The step in flight, number `step`, does not know of them: its token is dropped.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.messages import Finish
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class KVCacheChecker:
         self._steps = 0
         self._steps_to_deep = DEEP_INTERVAL
 
-    def check(self, running: Sequence[Request]) -> list[Request]:
+    def check(self, running: Sequence[EngineRequest]) -> list[EngineRequest]:
         """Called after every step; returns requests to end with `SHARED_PAGE`, in nearly every case none."""
         self._steps += 1
         is_due = self._steps % INTERVAL == 0
@@ -45,7 +45,7 @@ class KVCacheChecker:
             return []
         return self._repair(running)
 
-    def _repair(self, running: Sequence[Request]) -> list[Request]:
+    def _repair(self, running: Sequence[EngineRequest]) -> list[EngineRequest]:
         found = self._pages.repair(running)
         if found:
             self.num_repairs += 1

@@ -23,7 +23,7 @@ from dovetail.cache.radix import RadixTree
 from dovetail.contracts.cache import FULL, Reach
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.engine.states import NEVER, ZEROS, StateGrid
 
 
@@ -37,7 +37,7 @@ class Repair:
     num_lost: int
     num_doubled: int
     num_stuck: int
-    affected: list[Request]
+    affected: list[EngineRequest]
 
     def __bool__(self) -> bool:
         """Whether anything was wrong."""
@@ -71,7 +71,7 @@ class KVCacheManager:
         self.states = StateGrid(reaches, page_size)
         self._sliding = [g for g in self.tree.partial if g not in self.states.groups]
         self._paged = [*self._full, *self._sliding]
-        self._loading: list[Request] = []
+        self._loading: list[EngineRequest] = []
         self.grows = bool(self._full)
         self.rows = rows
         self._use_tree = use_tree and bool(self.allocators)
@@ -102,7 +102,7 @@ class KVCacheManager:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
-    def match(self, request: Request) -> None:
+    def match(self, request: EngineRequest) -> None:
         """Find and lock a waiting request's cached prefix; at least its last token stays to be computed."""
         if not self._use_tree:
             return
@@ -114,13 +114,13 @@ class KVCacheManager:
             known = self.tree.num_known(request.ids[: request.first_needed], request.cache_salt)
             request.branch = known * self.page_size
 
-    def unmatch(self, request: Request) -> None:
+    def unmatch(self, request: EngineRequest) -> None:
         """Undo `match`: the request goes on waiting."""
         if request.node is not None:
             self.tree.unlock(request.node, request.firsts)
         self._forget(request)
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: EngineRequest) -> None:
         """Give a matched request its row and the pages for its known tokens. There is room: the caller checked.
 
         Of groups that do not see everything it gets them with each chunk (`provide`).
@@ -158,7 +158,7 @@ class KVCacheManager:
             request.pages = self._without_copies(request, request.pages)
         self._loading = []
 
-    def provide(self, request: Request, num_tokens: int) -> int:
+    def provide(self, request: EngineRequest, num_tokens: int) -> int:
         """Add the pages that a request's next chunk of `num_tokens` needs; returns how many tokens there is room for.
 
         Only groups that do not see everything may lack some: all others have what its known tokens need.
@@ -174,7 +174,7 @@ class KVCacheManager:
             self._copy_states(request, start, start + num_tokens)
         return max(0, num_tokens)
 
-    def growing(self, requests: Sequence[Request]) -> list[Request]:
+    def growing(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """Return the decoding requests whose next token starts a new page, of all groups."""
         size = self.page_size
         return [request for request in requests if request.computed_len >= len(request.pages[0]) * size]
@@ -191,7 +191,7 @@ class KVCacheManager:
         """Evict until so many decoding requests can `allocate_page`; False if they cannot."""
         return self.make_room([0 if g in self.states.groups else num_requests for g in range(len(self.allocators))])
 
-    def allocate_page(self, request: Request) -> None:
+    def allocate_page(self, request: EngineRequest) -> None:
         """Add one page of each group to a decoding request. There is room: the caller made it."""
         for g in self._paged:
             own = request.pages[g]
@@ -200,24 +200,24 @@ class KVCacheManager:
         for g in self.states.groups:
             request.pages[g].append(0)
 
-    def allocate_slots(self, request: Request, num_tokens: int) -> bool:
+    def allocate_slots(self, request: EngineRequest, num_tokens: int) -> bool:
         """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._full)
 
-    def allocate_draft_slots(self, request: Request, num_tokens: int) -> bool:
+    def allocate_draft_slots(self, request: EngineRequest, num_tokens: int) -> bool:
         """As `allocate_slots`, for tokens computed at once, in all groups: the pages stay, whatever comes of them."""
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._paged)
 
-    def cache_prefix(self, request: Request) -> None:
+    def cache_prefix(self, request: EngineRequest) -> None:
         """Give the tree the full pages that a prefilling request has computed, so that others find them."""
         if self._use_tree and request.node is not None:
             self._insert(request)
             for g in self._paged:
                 self.rows.set_pages(request.row, 0, request.pages[g][: request.num_tree_pages], g)
 
-    def slide(self, request: Request, num_known: int) -> None:
+    def slide(self, request: EngineRequest, num_known: int) -> None:
         """Give back what nobody sees any more who goes on from a request's first `num_known` tokens, or later."""
         num = min(num_known, request.computed_len) // self.page_size
         for i, (g, partial) in enumerate(self.tree.partial.items()):
@@ -233,7 +233,7 @@ class KVCacheManager:
             request.firsts[i] = last
             self.rows.set_pages(request.row, first, own[first:last], g)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: EngineRequest) -> None:
         """Take everything back: full pages go to the tree, the rest to the free list, the row is cleared."""
         if request in self._loading:
             self._loading.remove(request)
@@ -264,12 +264,12 @@ class KVCacheManager:
             allocator.free(pages)
         return len(gone[0]) if gone else 0
 
-    def held(self, running: Sequence[Request], group: int) -> Iterator[int]:
+    def held(self, running: Sequence[EngineRequest], group: int) -> Iterator[int]:
         """Yield the pages of a group that requests own, not the tree."""
         own = (r.pages[group][r.num_tree_pages :] for r in running)
         return (page for page in itertools.chain.from_iterable(own) if page)
 
-    def check(self, running: Sequence[Request]) -> None:
+    def check(self, running: Sequence[EngineRequest]) -> None:
         """Verify that every page has one owner.
 
         Raises:
@@ -284,7 +284,7 @@ class KVCacheManager:
                     f"(counted {self.num_held[g]}) is not {allocator.num_pages}"
                 )
 
-    def check_counts(self, running: Sequence[Request]) -> bool:
+    def check_counts(self, running: Sequence[EngineRequest]) -> bool:
         """Whether the counts agree: cheap, and enough to notice a page that was lost or taken twice."""
         for g, allocator in enumerate(self.allocators):
             num = sum(1 for _ in self.held(running, g)) if g in self.tree.partial else self._num_own(running, g)
@@ -292,7 +292,7 @@ class KVCacheManager:
                 return False
         return bool(running or not self.tree.num_locked)
 
-    def check_ownership(self, running: Sequence[Request]) -> bool:
+    def check_ownership(self, running: Sequence[EngineRequest]) -> bool:
         """Whether every page has exactly one owner: some milliseconds per 100,000 pages."""
         for g, allocator in enumerate(self.allocators):
             cached = (page for node in self.tree.nodes() for page in node.pages[g] if page)
@@ -304,7 +304,7 @@ class KVCacheManager:
                 return False
         return True
 
-    def repair(self, running: Sequence[Request]) -> Repair:
+    def repair(self, running: Sequence[EngineRequest]) -> Repair:
         """Look at every page, and repair: one owner for each.
 
         A page that nobody owned becomes free. A page of two owners is taken from both: what the tree knew beyond it is
@@ -339,7 +339,7 @@ class KVCacheManager:
             allocator.reset(set(range(1, allocator.num_pages + 1)) - set(cached) - set(held))
         return Repair(num_lost, num_doubled, num_stuck, affected + lost)
 
-    def _has_wrong_path(self, request: Request) -> bool:
+    def _has_wrong_path(self, request: EngineRequest) -> bool:
         """Whether a request reads pages as cached that its place in the tree does not have."""
         path = [] if request.node is None else self.tree.path(request.node)
         for g, own in enumerate(request.pages):
@@ -351,19 +351,19 @@ class KVCacheManager:
                 return True
         return False
 
-    def _strip(self, request: Request) -> None:
+    def _strip(self, request: EngineRequest) -> None:
         """Take everything from a victim of a repair."""
         self._forget(request)
         request.pages, request.computed_len = [[] for _ in self.allocators], 0
 
-    def _num_own(self, running: Sequence[Request], group: int) -> int:
+    def _num_own(self, running: Sequence[EngineRequest], group: int) -> int:
         """Pages of a group that sees everything which requests own."""
         return sum(len(r.pages[group]) - r.num_tree_pages for r in running)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: EngineRequest) -> None:
         request.node, request.pages, request.firsts, request.num_tree_pages = None, [], [], 0
 
-    def _extend(self, request: Request, wanted: Sequence[int], groups: Sequence[int]) -> bool:
+    def _extend(self, request: EngineRequest, wanted: Sequence[int], groups: Sequence[int]) -> bool:
         """Give a request's row `wanted` pages of each of `groups`, or of none if there is no room."""
         need = [0 for _ in self.allocators]
         for g in groups:
@@ -377,7 +377,7 @@ class KVCacheManager:
                 self.rows.set_pages(request.row, len(own) - need[g], own[-need[g] :], g)
         return True
 
-    def _copy_states(self, request: Request, start: int, end: int) -> None:
+    def _copy_states(self, request: EngineRequest, start: int, end: int) -> None:
         """Have the states copied within a request's next chunk, as far as there is room for copies."""
         for g in self.states.groups:
             own = request.pages[g]
@@ -393,7 +393,7 @@ class KVCacheManager:
                 request.pages[g][length // self.page_size - 1] = copy
                 self.rows.save(request.row, length, copy, g)
 
-    def _without_copies(self, request: Request, pages: Pages) -> Pages:
+    def _without_copies(self, request: EngineRequest, pages: Pages) -> Pages:
         """Return lists without the tree's copies of states, which nobody sees who runs: they may go meanwhile.
 
         New lists: the old ones tell what a step in flight wrote and read.
@@ -411,7 +411,7 @@ class KVCacheManager:
         self.allocators[group].free(pages)
         self.num_held[group] -= len(pages)
 
-    def _insert(self, request: Request) -> None:
+    def _insert(self, request: EngineRequest) -> None:
         """Move the request's computed full pages to the tree; its doubles of pages the tree had are freed."""
         # A step in flight computes the place of a token that is not known yet.
         num_full = min(request.computed_len, len(request.ids)) // self.page_size

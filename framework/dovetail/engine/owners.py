@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 
 MIN_KNOWN = 64
 """So many owners are remembered before any is forgotten."""
@@ -44,14 +44,16 @@ class Owner:
     weight: float = 1.0
     served: float = -math.inf
     num_live: int = 0
-    waiting: list[Request] = field(default_factory=list)
+    waiting: list[EngineRequest] = field(default_factory=list)
     turn: Turn | None = None
 
 
 class Owners:
     """The owners of live requests, in the order of their turns. An operation costs the logarithm of their number."""
 
-    def __init__(self, running: Collection[Request] = (), *, are_apart: bool = True, background: bool = False) -> None:
+    def __init__(
+        self, running: Collection[EngineRequest] = (), *, are_apart: bool = True, background: bool = False
+    ) -> None:
         """Begin with none.
 
         Args:
@@ -74,7 +76,7 @@ class Owners:
         """Whether there are live requests of more than one owner."""
         return self._num_live > 1
 
-    def join(self, request: Request) -> None:
+    def join(self, request: EngineRequest) -> None:
         """Count a new request. A new weight of the owner holds from now on.
 
         What was computed while all were of one owner counts now, up to what others have had.
@@ -93,7 +95,7 @@ class Owners:
             first.served = min(first.served, served)
             self._most = max(most, first.served)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: EngineRequest) -> None:
         """Take a request out that has left queue and rows."""
         owner = self.of(request)
         owner.num_live -= 1
@@ -109,7 +111,7 @@ class Owners:
             self._known = {n: o for n, o in self._known.items() if o.num_live or o.served > start}
             self._forget_at = max(MIN_KNOWN, 2 * len(self._known))
 
-    def of(self, request: Request) -> Owner:
+    def of(self, request: EngineRequest) -> Owner:
         """Return the owner of a request."""
         name = request.owner if self._are_apart else ""
         owner = self._known.get(name)
@@ -117,16 +119,16 @@ class Owners:
             owner = self._known[name] = Owner(name)
         return owner
 
-    def settle(self) -> dict[Owner, list[Request]]:
+    def settle(self) -> dict[Owner, list[EngineRequest]]:
         """Charge for what was computed since the last step; returns the running requests of each owner."""
-        found: dict[Owner, list[Request]] = {}
+        found: dict[Owner, list[EngineRequest]] = {}
         for request in self._running:
             if request.is_background == self._background:
                 self.charge(request)
                 found.setdefault(self.of(request), []).append(request)
         return found
 
-    def charge(self, request: Request, num_coming: int = 0) -> None:
+    def charge(self, request: EngineRequest, num_coming: int = 0) -> None:
         """Charge for a request's tokens so far and `num_coming` more, once: not for those computed again, or cached.
 
         One that has been sampled counts before it is computed, as the last one never is.

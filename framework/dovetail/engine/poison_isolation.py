@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from dovetail.engine.entry import Entry
+from dovetail.engine.entry import RequestEntry
 
 SUSPECT_DEATHS = 2
 ALARM_S = 60.0
@@ -25,25 +25,25 @@ MAX_FAILED_STARTS = 3
 """An engine that so many times in a row did not get ready will not the next time."""
 
 
-def is_suspect(entry: Entry) -> bool:
+def is_suspect(entry: RequestEntry) -> bool:
     """Whether a request is to be tried."""
     return entry.is_suspect and not has_got_on(entry)
 
 
-def has_got_on(entry: Entry) -> bool:
+def has_got_on(entry: RequestEntry) -> bool:
     """Whether a request is so far behind the place of the last death that it did not cause it."""
     return entry.has_ended or len(entry.output) >= entry.place + PROOF
 
 
-def to_try(entries: Iterable[Entry]) -> Entry | None:
+def to_try(entries: Iterable[RequestEntry]) -> RequestEntry | None:
     """Return the next suspect: one whose trial has begun, then in order."""
     suspects = [entry for entry in entries if is_suspect(entry)]
     return min(suspects, key=lambda entry: (-entry.num_trials, entry.number), default=None)
 
 
 def note_death(
-    present: Iterable[Entry], tried: Entry | None, *, from_outside: bool, is_alarmed: bool = False
-) -> Entry | None:
+    present: Iterable[RequestEntry], tried: RequestEntry | None, *, from_outside: bool, is_alarmed: bool = False
+) -> RequestEntry | None:
     """Account for a death; returns the request that is to be refused for it, if one is.
 
     Args:

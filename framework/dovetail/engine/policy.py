@@ -9,7 +9,7 @@ from typing import cast
 from dovetail.cache.radix import RadixTree
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.scheduling import SchedulePolicy, WaitingRequest
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 
@@ -37,13 +37,13 @@ class Policy:
         """Whether it orders the requests of all owners together."""
         return self._plugin.across_owners
 
-    def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
+    def order(self, waiting: Sequence[EngineRequest], tree: RadixTree) -> Sequence[EngineRequest]:
         """Return who is to be admitted, first to last; `waiting` where the plugin is at fault, which is logged once."""
         try:
             ordered = self._plugin.order(waiting, _TreeView(tree))
             if ordered is waiting:
                 return waiting
-            return _checked(cast("Sequence[Request]", ordered), waiting)
+            return _checked(cast("Sequence[EngineRequest]", ordered), waiting)
         except Exception as error:  # a stranger's code; without an order there is still the queue's own
             self._note(error)
             return waiting
@@ -67,7 +67,7 @@ class _TreeView:
         self._tree = tree
 
     def cached_tokens(self, requests: Sequence[WaitingRequest]) -> list[int]:
-        tree, known = self._tree, cast("Sequence[Request]", requests)
+        tree, known = self._tree, cast("Sequence[EngineRequest]", requests)
         stale = [r for r in known if r.matched_version != tree.version]
         for request in sorted(stale, key=lambda r: (r.matched_version, -r.priority, r.arrival))[:MAX_LOOKED_UP]:
             request.matched_pages = tree.count(request.ids[:-1], request.cache_salt)
@@ -75,7 +75,7 @@ class _TreeView:
         return [request.matched_pages * tree.page_size for request in known]
 
 
-def _checked(ordered: Sequence[Request], waiting: Sequence[Request]) -> Sequence[Request]:
+def _checked(ordered: Sequence[EngineRequest], waiting: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
     """Return `ordered`.
 
     Raises:

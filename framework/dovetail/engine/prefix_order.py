@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 
 MIN_SAVED_TOKENS = 4096
 """Tokens that need not be read in a layer; below that the two extra kernels cost more."""
@@ -33,7 +33,7 @@ class PrefixOrder:
         self._pages: list[Pages] = []
         self._order: list[int] | None = None
 
-    def order(self, requests: Sequence[Request]) -> list[Request] | None:
+    def order(self, requests: Sequence[EngineRequest]) -> list[EngineRequest] | None:
         """Return the requests of a decode step in the order that saves most, or None where it does not pay.
 
         The answer stays while the requests are the same and keep their pages: those only grow at their end. A request
@@ -44,7 +44,7 @@ class PrefixOrder:
             self._pages, self._order = pages, self._find(requests, pages)
         return None if self._order is None else [requests[i] for i in self._order]
 
-    def _find(self, requests: Sequence[Request], pages: list[Pages]) -> list[int] | None:
+    def _find(self, requests: Sequence[EngineRequest], pages: list[Pages]) -> list[int] | None:
         if len({own[0] for own in pages if own}) == len(pages):
             return None
         step = max(1, SORT_STEP // self._page_size, max(map(len, pages), default=0) // SORT_KEYS)

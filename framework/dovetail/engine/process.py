@@ -10,18 +10,18 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engine.entry import Entry
+from dovetail.engine.entry import RequestEntry
 from dovetail.engine.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_death, to_try
 from dovetail.engine.process_handle import EngineProcess
-from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
+from dovetail.engine.streams import ABORTED, CLOSED, EngineTokenStream, StreamClient
 from dovetail.engine.watchdog import EngineWatchdog
 from dovetail.engine.wire import Start
 from dovetail.messages import (
     POISON,
     Abort,
     Control,
+    EngineFailed,
     EngineInfo,
-    Failed,
     Finish,
     FromEngine,
     ProfileSpec,
@@ -85,7 +85,7 @@ class ProcessClient(StreamClient):
         self._num_restarts = 0
         self._restarting: str | None = None
         self._died_at = 0.0
-        self._tried: Entry | None = None
+        self._tried: RequestEntry | None = None
         self._alarmed_until = 0.0
         self._closing = False
         self._profiled_until = 0.0
@@ -137,13 +137,13 @@ class ProcessClient(StreamClient):
             self._profiled_until = 0.0
         return found
 
-    def submit(self, request: Submit, *, every: int = 1) -> Stream:
+    def submit(self, request: Submit, *, every: int = 1) -> EngineTokenStream:
         """See `EngineClient.submit`."""
         if self._closing:
             self._engine_died(CLOSED)
         return super().submit(request, every=every)
 
-    def close_stream(self, entry: Entry, *, finished: bool) -> None:
+    def close_stream(self, entry: RequestEntry, *, finished: bool) -> None:
         """See `StreamClient.leave`."""
         super().close_stream(entry, finished=finished)
         if entry is self._tried:
@@ -229,7 +229,7 @@ class ProcessClient(StreamClient):
         for entry in waiting if self._tried is None else [self._tried]:
             super()._dispatch(entry)
 
-    def _tried_well(self, entry: Entry) -> None:
+    def _tried_well(self, entry: RequestEntry) -> None:
         """A suspect has got on alone: it waits until the others were tried, and is none any more."""
         entry.num_deaths = entry.num_trials = 0
         entry.is_suspect = False
@@ -237,7 +237,7 @@ class ProcessClient(StreamClient):
             self._send(Abort(entry.submit.handle))
             self._renumber(entry)
 
-    def _dispatch(self, entry: Entry) -> None:
+    def _dispatch(self, entry: RequestEntry) -> None:
         is_up = self._life is not None and self._life.is_ready and self._restarting is None
         if is_up and self._tried is None:
             super()._dispatch(entry)
@@ -257,7 +257,7 @@ class ProcessClient(StreamClient):
         elif isinstance(message, Ready):
             self._receive(message)
             self._is_ready()
-        elif not isinstance(message, Failed) or self._info is None:  # else its end is near, and accounts for it
+        elif not isinstance(message, EngineFailed) or self._info is None:  # else its end is near, and accounts for it
             self._receive(message)
 
     def _is_ready(self) -> None:

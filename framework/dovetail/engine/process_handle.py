@@ -15,7 +15,7 @@ import msgspec
 from dovetail.engine.socket_dir import SocketDir, remove_stale
 from dovetail.engine.submit_delta import SubmitEncoder
 from dovetail.engine.wire import Start
-from dovetail.messages import Failed, FromEngine, ToEngine
+from dovetail.messages import EngineFailed, FromEngine, ToEngine
 from dovetail.messages.frames import FrameReader, frame
 
 LAST_WORDS_S = 5.0
@@ -45,7 +45,7 @@ class EngineProcess:
             receive: Called with all that it says.
         """
         self.is_ready = self.has_hung = False
-        self.failure: Failed | None = None
+        self.failure: EngineFailed | None = None
         self._command, self._start, self._receive = command, start, receive
         self._requests = SubmitEncoder()
         self._link: EngineConnection | None = None
@@ -126,7 +126,7 @@ class EngineProcess:
 
     def heard(self, message: FromEngine) -> None:
         """Pass on what the engine said."""
-        if isinstance(message, Failed):
+        if isinstance(message, EngineFailed):
             self.failure = message
         self._receive(message)
 

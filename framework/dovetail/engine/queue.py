@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from heapq import merge
 
 from dovetail.engine.owners import Owner, Owners
-from dovetail.engine.request import Request
+from dovetail.engine.request import EngineRequest
 
 
-def rank(request: Request) -> tuple[int, int]:
+def rank(request: EngineRequest) -> tuple[int, int]:
     """Higher priority first, then whoever came first."""
     return -request.priority, request.arrival
 
@@ -20,17 +20,17 @@ class WaitQueue:
 
     def __init__(self, owners: Owners | None = None, background: Owners | None = None) -> None:
         self._owners = {False: owners or Owners(), True: background or Owners(background=True)}
-        self._lines: dict[bool, dict[Owner, list[Request]]] = {False: {}, True: {}}
+        self._lines: dict[bool, dict[Owner, list[EngineRequest]]] = {False: {}, True: {}}
         self._num = 0
 
     def __len__(self) -> int:
         return self._num
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[EngineRequest]:
         for lines in self._lines.values():
             yield from merge(*lines.values(), key=rank)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Put a request in its place."""
         self._num += 1
         owners = self._owners[request.is_background]
@@ -40,7 +40,7 @@ class WaitQueue:
         if line[0] is request:
             owners.queued(owner)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: EngineRequest) -> None:
         """Take a request out.
 
         Raises:
@@ -56,7 +56,7 @@ class WaitQueue:
         if not line:
             del self._lines[request.is_background][owner]
 
-    def first(self, num: int, *, background: bool) -> list[Request]:
+    def first(self, num: int, *, background: bool) -> list[EngineRequest]:
         """Return the first `num` requests of the background, or of everybody else, who are of one owner.
 
         Where requests of several owners wait, these take turns: see `Owners`.

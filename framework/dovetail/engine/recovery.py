@@ -18,7 +18,7 @@ import dataclasses
 import logging
 
 from dovetail.engine.limits import StepLimits
-from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import OUT_OF_MEMORY, Finish
 from dovetail.messages.executor import StepError
@@ -68,7 +68,7 @@ class Recovery:
         )
         logger.warning(text, num, tokens)
 
-    def failed(self, plan: StepPlan, failure: StepError) -> Request | None:
+    def failed(self, plan: StepPlan, failure: StepError) -> EngineRequest | None:
         """A step has failed and was undone; returns the request that is to be ended for it."""
         self._num_good, self._patience = 0, min(2 * self._patience, MAX_PATIENCE)
         if plan.drafts:
@@ -101,7 +101,7 @@ class Recovery:
             if scheduler.limits == self._asked:
                 scheduler.limits = self._asked
 
-    def _shrink(self, plan: StepPlan, live: list[Request], why: str) -> Request | None:
+    def _shrink(self, plan: StepPlan, live: list[EngineRequest], why: str) -> EngineRequest | None:
         """Make the next steps smaller; where they cannot be, that is the request's end."""
         limits, floor = self._scheduler.limits, self._scheduler.pages.page_size
         if limits.cut_prompts and plan.num_prefill_tokens > floor:

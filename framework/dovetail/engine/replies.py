@@ -7,7 +7,7 @@ import logging
 from dovetail.engine.grammar_manager import GrammarManager
 from dovetail.engine.jump_forward import forced_tokens, jump
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import Finish, TokenDelta, TokenLogprob
 from dovetail.messages.step import StepOutput
@@ -45,7 +45,7 @@ class Replies:
                 deltas.append(self._take_tokens(request, ids, logprobs))
         return deltas
 
-    def last(self, request: Request, finish: Finish) -> TokenDelta:
+    def last(self, request: EngineRequest, finish: Finish) -> TokenDelta:
         """End a live request, and say so."""
         request.finish = finish
         self.scheduler.end(request)
@@ -53,7 +53,7 @@ class Replies:
             self.grammars.forget(request)
         return ending(request, finish)
 
-    def _fell_back(self, request: Request) -> bool:
+    def _fell_back(self, request: EngineRequest) -> bool:
         """Whether a request's grammar has failed while it was in force, and the next way is compiled for it."""
         constraint = request.constraint
         if constraint is None or constraint.error is None or self.grammars is None or not self.grammars.again(request):
@@ -90,7 +90,7 @@ class Replies:
                 deltas.append(delta)
         return deltas
 
-    def _take_tokens(self, request: Request, sampled: list[int], logprobs: Logprobs) -> TokenDelta:
+    def _take_tokens(self, request: EngineRequest, sampled: list[int], logprobs: Logprobs) -> TokenDelta:
         """Add sampled tokens to a request, and those that its grammar forces behind them."""
         first = request.num_output == 0
         ids: list[int] = []
@@ -127,12 +127,12 @@ class Replies:
         return delta
 
 
-def ending(request: Request, finish: Finish) -> TokenDelta:
+def ending(request: EngineRequest, finish: Finish) -> TokenDelta:
     """Return the last delta of a request that gets no more tokens."""
     return _delta(request, [], max(request.cached_len, 0), finish)
 
 
-def _delta(request: Request, ids: list[int], cached_len: int, finish: Finish | None) -> TokenDelta:
+def _delta(request: EngineRequest, ids: list[int], cached_len: int, finish: Finish | None) -> TokenDelta:
     return TokenDelta(
         handle=request.handle,
         ids=ids,

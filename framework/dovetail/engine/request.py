@@ -37,7 +37,7 @@ class GrammarRequest:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class EngineRequest:
     """State of a request from submission to release. Lengths are in tokens.
 
     Attributes:
@@ -126,7 +126,7 @@ class Request:
     timing: Timing = field(default_factory=Timing)
 
     @classmethod
-    def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> Request:
+    def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> EngineRequest:
         """Take a message; `seed` is used if the request brings none."""
         params = message.params
         seed = params.seed if params.seed is not None else message.handle  # a client has set one
@@ -212,7 +212,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
+class PromptChunk:
     """A request's share of a step: its tokens `start … start + num_new - 1`, and what is to come of them.
 
     Attributes:
@@ -221,7 +221,7 @@ class Chunk:
         pools: They are the last, and what was pooled is told.
     """
 
-    request: Request
+    request: EngineRequest
     start: int
     num_new: int
     samples: bool
@@ -241,12 +241,12 @@ class StepPlan:
         began: When it was launched, as `perf_counter` counts.
     """
 
-    decode: list[Request]
-    chunks: list[Chunk]
+    decode: list[EngineRequest]
+    chunks: list[PromptChunk]
     num_new_requests: int = 0
     num_cached_tokens: int = 0
     number: int = 0
-    writes: list[tuple[Request, Pages, int]] = field(default_factory=list)
+    writes: list[tuple[EngineRequest, Pages, int]] = field(default_factory=list)
     has_graphs: bool = False
     began: float = 0.0
 
@@ -266,7 +266,7 @@ class StepPlan:
         return len(self.decode) + sum(bool(chunk.drafts) for chunk in self.chunks)
 
     @property
-    def sampled(self) -> list[Request]:
+    def sampled(self) -> list[EngineRequest]:
         """Those that get a token, unless it is not decided in time what they may say."""
         return self.decode + [chunk.request for chunk in self.chunks if chunk.samples]
 
@@ -283,6 +283,6 @@ class StepPlan:
         return len(self.sampled) + sum(len(chunk.drafts) for chunk in self.chunks)
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[EngineRequest]:
         """All that take part."""
         return self.decode + [chunk.request for chunk in self.chunks]

@@ -16,7 +16,7 @@ from dovetail.engine.low_priority import LowPriorityThrottle
 from dovetail.engine.owners import Owner, Owners
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
-from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.speculation import Speculation
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class NewTokenRatio:
         """One decode step went well."""
         self.value = max(self.floor, self.value - self.decay)
 
-    def retracted(self, running: list[Request]) -> None:
+    def retracted(self, running: list[EngineRequest]) -> None:
         """Requests were retracted: learn from how much the others have used."""
         used = sum(r.num_output for r in running) + 20 * len(running)
         allowed = sum(r.max_tokens for r in running)
@@ -63,22 +63,22 @@ class Scheduler:
         self.background = background or LowPriorityThrottle()
         self.ratio = NewTokenRatio()
         are_apart = not policy.across_owners
-        self.running: list[Request] = []
+        self.running: list[EngineRequest] = []
         self._owners = {b: Owners(self.running, are_apart=are_apart, background=b) for b in (False, True)}
         self.waiting = WaitQueue(self._owners[False], self._owners[True])
         self.num_background = 0
         self.num_launched = 0
-        self.suspects: list[Request] = []
+        self.suspects: list[EngineRequest] = []
         self.speculation: Speculation | None = None
         self._in_flight: list[StepPlan] = []
-        self._live: dict[int, Request] = {}
+        self._live: dict[int, EngineRequest] = {}
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self._live)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Take a request in; it waits."""
         self._live[request.handle] = request
         self.num_background += request.is_background
@@ -126,7 +126,7 @@ class Scheduler:
             if not chunk.drafts:
                 self.pages.cache_prefix(chunk.request)
 
-    def grammar_ready(self, request: Request) -> None:
+    def grammar_ready(self, request: EngineRequest) -> None:
         """A request that waited for its grammar when its step was launched is sampled in it after all."""
         request.computed_len += 1
         request.num_sampled += 1
@@ -147,7 +147,7 @@ class Scheduler:
                 if request.row >= 0 and plan.number > request.void_step:
                     self.pages.slide(request, start + num_new.get(request, 1))
 
-    def cut(self, plan: StepPlan, non_finite: list[Request]) -> None:
+    def cut(self, plan: StepPlan, non_finite: list[EngineRequest]) -> None:
         """Undo what a step wrote for `non_finite` requests, and what later steps made of it: it does not count.
 
         All of these requests go back to the queue, as far as they run, with what they had before; nothing was emitted
@@ -162,12 +162,12 @@ class Scheduler:
                 self._put_back(request)
         self.pages.cut(poisoned)
 
-    def put_back(self, request: Request) -> None:
+    def put_back(self, request: EngineRequest) -> None:
         """Let a running request wait again; what steps under way choose for it does not count."""
         request.void_step = self.num_launched
         self._put_back(request)
 
-    def _spread(self, plan: StepPlan, non_finite: list[Request]) -> tuple[list[set[int]], list[Request]]:
+    def _spread(self, plan: StepPlan, non_finite: list[EngineRequest]) -> tuple[list[set[int]], list[EngineRequest]]:
         """Find the pages of each group that are not to be used, and the requests that have some."""
         poisoned: list[set[int]] = [set() for _ in self.pages.allocators]
         affected = dict.fromkeys(non_finite)
@@ -188,13 +188,13 @@ class Scheduler:
                 affected[request] = None
         return poisoned, list(affected)
 
-    def _put_back(self, request: Request) -> None:
+    def _put_back(self, request: EngineRequest) -> None:
         """Let a running request wait again; the tree has its full pages."""
         self._give_up_row(request)
         self.waiting.add(request)
         request.timing.put_back()
 
-    def _give_up_row(self, request: Request) -> None:
+    def _give_up_row(self, request: EngineRequest) -> None:
         owners = self.owners(background=request.is_background)
         if owners.is_shared:
             owners.charge(request)
@@ -205,11 +205,11 @@ class Scheduler:
         """Return the owners of the background's requests, or of all others, who take turns among themselves."""
         return self._owners[background]
 
-    def find(self, handle: int) -> Request | None:
+    def find(self, handle: int) -> EngineRequest | None:
         """Return a request that waits or runs."""
         return self._live.get(handle)
 
-    def end(self, request: Request) -> None:
+    def end(self, request: EngineRequest) -> None:
         """Take a request out, waiting or running; its pages and row are released, and nothing binds it any more."""
         request.constraint = None
         if request in self.suspects:
@@ -222,7 +222,7 @@ class Scheduler:
         self.num_background -= request.is_background
         self.owners(background=request.is_background).leave(request)
 
-    def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
+    def candidates(self, num: int, *, background: bool) -> Sequence[EngineRequest]:
         """Return the first who may be admitted, in order: of the background, or of everybody else."""
         if self.suspects:
             half = self.suspects[: (len(self.suspects) + 1) // 2]
@@ -230,11 +230,11 @@ class Scheduler:
         found = self.waiting.first(num, background=background)
         return self.policy.order(found, self.pages.tree) if found else found
 
-    def candidates_of(self, owner: Owner, num: int) -> Sequence[Request]:
+    def candidates_of(self, owner: Owner, num: int) -> Sequence[EngineRequest]:
         """Return an owner's first requests that may be admitted, in order."""
         return self.policy.order(owner.waiting[:num], self.pages.tree)
 
-    def retract(self, candidates: list[Request]) -> Request:
+    def retract(self, candidates: list[EngineRequest]) -> EngineRequest:
         """Send one request back to the queue: the lowest priority, then the latest arrival."""
         victim = min(candidates, key=lambda r: (r.priority, -r.arrival))
         self._put_back(victim)
@@ -251,9 +251,9 @@ class Scheduler:
         running = [r for r in self.running if r.is_background]
         return {id(r) for r in running[allowed:]}, max(0, allowed - len(running))
 
-    def _decode_rows(self, paused: set[int]) -> list[Request]:
+    def _decode_rows(self, paused: set[int]) -> list[EngineRequest]:
         """Running requests that decode, each with room for its next token; retracts until there is."""
-        retracted: list[Request] = []
+        retracted: list[EngineRequest] = []
         while True:
             ready = [r for r in self.running if r.on_device and not r.is_last_token_scheduled]
             decode = [r for r in ready if id(r) not in paused] if paused else ready
@@ -274,6 +274,6 @@ class Scheduler:
             )
         return decode
 
-    def _background_prompts(self) -> list[Request]:
+    def _background_prompts(self) -> list[EngineRequest]:
         """Prompts that give way to whoever needs a page to go on."""
         return [r for r in self.running if r.is_background and not r.on_device] if self.num_background else []

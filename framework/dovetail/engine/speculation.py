@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.speculation import Speculator
-from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.engine.request import EngineRequest, PromptChunk, StepPlan
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 KIND = "speculator"
-Propose = Callable[[Sequence[Request]], Sequence[Sequence[int]]]
+Propose = Callable[[Sequence[EngineRequest]], Sequence[Sequence[int]]]
 MAX_DRAFTS = 64
 """Most drafts of a request in a step: the state of thinking is taken back this far and farther."""
 
@@ -61,7 +61,7 @@ class Speculation:
             if share and pages.allocate_draft_slots(request, len(share)):
                 room -= len(share)
                 start, num = request.computed_len, request.num_pending + len(share)
-                plan.chunks.append(Chunk(request, start, num, samples=True, drafts=share))
+                plan.chunks.append(PromptChunk(request, start, num, samples=True, drafts=share))
         moved = {chunk.request for chunk in plan.chunks if chunk.drafts}
         plan.decode = [request for request in plan.decode if request not in moved]
 
@@ -71,7 +71,7 @@ class Speculation:
             self.num_drafted += len(ids)
             self.num_accepted += max(0, got - 1)
 
-    def _usable(self, request: Request, ids: Sequence[int]) -> list[int]:
+    def _usable(self, request: EngineRequest, ids: Sequence[int]) -> list[int]:
         """Return what of a draft can hold: nothing from an id on that is none, or ends the request."""
         usable = []
         for token in ids[: request.most_drafts]:
@@ -81,7 +81,7 @@ class Speculation:
         return usable
 
 
-def may_have_drafts(request: Request) -> bool:
+def may_have_drafts(request: EngineRequest) -> bool:
     """Whether drafts of a request can be verified: its last token is known, and its draws do not look back.
 
     What penalties and logits processors note would have to be taken back for drafts that do not hold.
@@ -97,7 +97,7 @@ class Drafter:
         self._plugin, self._label = plugin, label
         self._faults: set[str] = set()
 
-    def propose(self, requests: Sequence[Request]) -> Sequence[Sequence[int]]:
+    def propose(self, requests: Sequence[EngineRequest]) -> Sequence[Sequence[int]]:
         """Return drafts for each request; none where the plugin is at fault, which is logged once."""
         try:
             found = [list(ids[: r.most_drafts]) for r, ids in zip(requests, self._plugin.draft(requests), strict=True)]

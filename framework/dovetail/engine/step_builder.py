@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.graph_choice import GraphChooser
-from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.engine.request import EngineRequest, PromptChunk, StepPlan
 from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, StepInput, Want, no_ints
 
 NO_IDS = no_ints()
@@ -38,7 +38,7 @@ class StepBuilder:
 
     def __init__(self, rows: DeviceRows, graphs: GraphChooser) -> None:
         self._rows, self._graphs = rows, graphs
-        self._decode: list[Request] = []
+        self._decode: list[EngineRequest] = []
         self._batch: StepBatch | None = None
 
     def build(self, plan: StepPlan) -> StepInput:
@@ -81,7 +81,7 @@ class StepBuilder:
         return self._batch
 
 
-def _admit(request: Request) -> Admit:
+def _admit(request: EngineRequest) -> Admit:
     """Introduce a request that has taken a row."""
     request.is_admitted = True
     return Admit(
@@ -105,7 +105,7 @@ def _waits(batch: StepBatch, flags: list[bool]) -> npt.NDArray[np.bool_]:
     return waits
 
 
-def _ids(chunks: list[Chunk]) -> Ints:
+def _ids(chunks: list[PromptChunk]) -> Ints:
     """The ids of all chunks."""
     if not chunks:
         return NO_IDS
@@ -114,7 +114,7 @@ def _ids(chunks: list[Chunk]) -> Ints:
     return np.concatenate([array for part in parts for array in part])
 
 
-def _drafts(chunk: Chunk) -> list[Ints]:
+def _drafts(chunk: PromptChunk) -> list[Ints]:
     return [np.array(chunk.drafts, dtype=np.int32)] if chunk.drafts else []
 
 

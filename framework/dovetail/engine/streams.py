@@ -18,15 +18,15 @@ import msgspec
 from dovetail.contracts.errors import ConfigError, EngineDeadError, EngineError
 from dovetail.contracts.seeds import derive_seed
 from dovetail.engine.client import CacheWatch
-from dovetail.engine.entry import Entry
+from dovetail.engine.entry import RequestEntry
 from dovetail.messages import (
     Abort,
     Admitted,
     CacheChanged,
     Control,
     ControlReply,
+    EngineFailed,
     EngineInfo,
-    Failed,
     Finish,
     FromEngine,
     ProfileSpec,
@@ -42,10 +42,10 @@ CLOSED = "the engine was closed"
 SLOW_READER = "the reply was read too slowly: too much of it was waiting; read faster, or ask for less"
 
 
-class Stream:
+class EngineTokenStream:
     """See `TokenStream`."""
 
-    def __init__(self, client: StreamClient, entry: Entry) -> None:
+    def __init__(self, client: StreamClient, entry: RequestEntry) -> None:
         self._client, self._entry = client, entry
         self._open = True
 
@@ -93,7 +93,7 @@ class StreamClient(ABC):
         self.dead: str | None = None
         """Why the engine is gone, or None while it lives."""
         self._started: asyncio.Future[EngineInfo] | None = None
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, RequestEntry] = {}
         self._handles = itertools.count(1)
         self._replies: dict[int, tuple[Control, asyncio.Future[dict[str, Any]]]] = {}
         self._ids = itertools.count(1)
@@ -127,7 +127,7 @@ class StreamClient(ABC):
         """Requests whose streams are open."""
         return len(self._entries)
 
-    def submit(self, request: Submit, *, every: int = 1) -> Stream:
+    def submit(self, request: Submit, *, every: int = 1) -> EngineTokenStream:
         """See `EngineClient.submit`."""
         if self.dead is not None:
             raise EngineDeadError(self.dead)
@@ -135,18 +135,18 @@ class StreamClient(ABC):
         params = request.params
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=derive_seed(self._seed, handle))
-        entry = Entry(msgspec.structs.replace(request, handle=handle, params=params), every)
+        entry = RequestEntry(msgspec.structs.replace(request, handle=handle, params=params), every)
         self._entries[handle] = entry
         self._dispatch(entry)
-        return Stream(self, entry)
+        return EngineTokenStream(self, entry)
 
-    def close_stream(self, entry: Entry, *, finished: bool) -> None:
+    def close_stream(self, entry: RequestEntry, *, finished: bool) -> None:
         """A stream has ended or was closed: forget it, and tell the engine if it does not know yet."""
         self._entries.pop(entry.submit.handle, None)
         if not finished and self.dead is None and entry.is_sent and not entry.has_ended:
             self._send(Abort(entry.submit.handle))
 
-    def abort(self, entry: Entry) -> None:
+    def abort(self, entry: RequestEntry) -> None:
         """Abort a request; its stream ends with a delta that says so."""
         if self.dead is not None or entry.has_ended:
             return
@@ -156,12 +156,12 @@ class StreamClient(ABC):
         else:
             entry.end(ABORTED)
 
-    def _dispatch(self, entry: Entry) -> None:
+    def _dispatch(self, entry: RequestEntry) -> None:
         """Send a request to the engine."""
         entry.is_sent = True
         self._send(entry.submit)
 
-    def _renumber(self, entry: Entry) -> None:
+    def _renumber(self, entry: RequestEntry) -> None:
         """Give a request that an engine had another handle: what that engine still says of it reaches nobody."""
         del self._entries[entry.submit.handle]
         entry.submit = entry.resumed(next(self._handles))
@@ -213,10 +213,10 @@ class StreamClient(ABC):
             self._info = message.info
             if self._started is not None and not self._started.done():
                 self._started.set_result(message.info)
-        elif isinstance(message, Failed):
+        elif isinstance(message, EngineFailed):
             self._engine_died(message.message, user_error=message.user_error)
 
-    def _drop_slow_reader(self, entry: Entry) -> None:
+    def _drop_slow_reader(self, entry: RequestEntry) -> None:
         """End a request whose reader is too far behind: what waits for it is dropped, to be told instead."""
         self.close_stream(entry, finished=False)
         entry.drop(

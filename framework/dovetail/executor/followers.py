@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.executor.rank_messages import Answer, Command, Done, Ping, Refused, next_answer, send
+from dovetail.executor.rank_messages import Answer, Command, Done, Ping, RankFailed, next_answer, send
 
 END_S = 5.0
 BLAME_S = 5.0
@@ -140,7 +140,7 @@ class RankFollowers:
         self._drain_ping(rank)
         answer = self._next(rank, self.limit_s if timeout_s is None else timeout_s)
         match answer:
-            case Refused(text, is_users):
+            case RankFailed(text, is_users):
                 raise ConfigError(text) if is_users else RankError(f"rank {rank}: {text}")
             case _:
                 self._heard = time.monotonic()

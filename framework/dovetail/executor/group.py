@@ -31,7 +31,6 @@ from dovetail.executor.rank_messages import (
     Command,
     Connect,
     Launch,
-    Loaded,
     Prepare,
     Read,
     SetMemoryPlan,
@@ -39,10 +38,11 @@ from dovetail.executor.rank_messages import (
     StartProfile,
     StartRank,
     StopProfile,
+    WeightsLoaded,
 )
 from dovetail.messages import ProfileSpec
 from dovetail.messages.executor import ProfileError, StepError
-from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
+from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import KINDS
 from dovetail.runtime.device.devices import find_device
@@ -127,7 +127,7 @@ class GroupExecutor:
     def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:
         """Plan for the rank that has least; see `Meeting`."""
         answers = [self._ranks.hear(rank, LOAD_S) for rank in self._ranks.ranks]
-        found = plan(min([left, *(answer.left for answer in answers if isinstance(answer, Loaded))]))
+        found = plan(min([left, *(answer.left for answer in answers if isinstance(answer, WeightsLoaded))]))
         self._ranks.tell(SetMemoryPlan(found))
         return found
 
@@ -192,7 +192,7 @@ class GroupExecutor:
             raise RankError(f"ranks came apart: {_list([None, *failed])}")
         return found[0]
 
-    def prepare(self, key: GraphKey | None = None) -> Prepared:
+    def prepare(self, key: GraphKey | None = None) -> PrepareResult:
         """See `Executor`."""
         self._ranks.tell(Prepare(key) if isinstance(key, DecodeGraph) else Prepare(prefill=key))
         found = self.local.prepare(key)

@@ -18,7 +18,7 @@ from dovetail.messages.step import (
     ExecutorInfo,
     GraphKey,
     PrefillGraph,
-    Prepared,
+    PrepareResult,
     StepInput,
     StepLate,
     StepOutput,
@@ -115,7 +115,7 @@ class LocalExecutor:
         with self._failing():
             return self.stepper.read(self._in_flight.popleft())
 
-    def prepare(self, key: GraphKey | None = None) -> Prepared:
+    def prepare(self, key: GraphKey | None = None) -> PrepareResult:
         """See `Executor`."""
         runner, before = self.runner, set(self.runner.captured)
         if key is None:
@@ -148,9 +148,9 @@ class LocalExecutor:
     def close(self) -> None:
         """See `Executor`; memory goes with the object."""
 
-    def _prepared(self, captured: tuple[GraphKey, ...]) -> Prepared:
+    def _prepared(self, captured: tuple[GraphKey, ...]) -> PrepareResult:
         left, most = self.runner.capture_queue.num_left, self.runner.max_prefill_tokens
-        return Prepared(captured=captured, num_left=left, max_prefill_tokens=most)
+        return PrepareResult(captured=captured, num_left=left, max_prefill_tokens=most)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

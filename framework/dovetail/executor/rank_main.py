@@ -24,16 +24,16 @@ from dovetail.executor.rank_messages import (
     Connect,
     Done,
     Launch,
-    Loaded,
     Ping,
     Prepare,
+    RankFailed,
     Read,
-    Refused,
     SetMemoryPlan,
     Settle,
     StartProfile,
     StartRank,
     StopProfile,
+    WeightsLoaded,
     next_command,
     send,
 )
@@ -96,7 +96,7 @@ class FollowerMeeting:
 
     def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:
         """Say what is left, and take what the first rank has planned."""
-        send(self._pipe, Loaded(left))
+        send(self._pipe, WeightsLoaded(left))
         command = next_command(self._pipe)
         if not isinstance(command, SetMemoryPlan):
             raise TypeError(f"what is to be heard now is how memory is divided, not {type(command).__name__}")
@@ -131,12 +131,12 @@ def serve(pipe: Connection, start: StartRank) -> None:
             finally:
                 links.close()
     except ConfigError as error:
-        send(pipe, Refused(said(error), is_users=True))
+        send(pipe, RankFailed(said(error), is_users=True))
     except (EOFError, OSError):
         raise
     except Exception as error:  # whatever it was, the first rank must hear of it
         logger.critical("rank %d stopped", start.rank, exc_info=error)
-        send(pipe, Refused(described(error), is_users=False))
+        send(pipe, RankFailed(described(error), is_users=False))
 
 
 def follow(pipe: Connection, executor: LocalExecutor, links: Communicator) -> None:

@@ -1,9 +1,9 @@
 """What the first rank says to the others, and what they answer: msgpack over a pipe, arrays as bytes.
 
-A rank that starts says `Built`, then `Loaded`, or `Refused`, and hears `SetMemoryPlan`; says `Done`, and hears
-`Connect`. Then `Launch` and `Choose` are not answered, so that nobody waits for what goes well; all others are, by
-`Done`. What failed is told with the next one. A step takes 17 µs to tell, whatever its rows, and its `Read` is answered
-while the device computes the next.
+A rank that starts says `Built`, then `WeightsLoaded`, or `RankFailed`, and hears `SetMemoryPlan`; says `Done`, and
+hears `Connect`. Then `Launch` and `Choose` are not answered, so that nobody waits for what goes well; all others are,
+by `Done`. What failed is told with the next one. A step takes 17 µs to tell, whatever its rows, and its `Read` is
+answered while the device computes the next.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     free: int
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class WeightsLoaded(msgspec.Struct, frozen=True, tag=True):
     """The weights are read, and so many bytes are left."""
 
     left: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
     """It could not be; the rank ends."""
 
     text: str
@@ -125,7 +125,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 Command = (
     StartRank | SetMemoryPlan | Connect | Launch | Choose | Read | Prepare | Settle | Ping | StartProfile | StopProfile
 )
-Answer = Built | Loaded | Refused | Done
+Answer = Built | WeightsLoaded | RankFailed | Done
 
 
 def _as_bytes(value: object) -> object:

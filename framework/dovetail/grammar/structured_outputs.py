@@ -22,7 +22,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.validate import FinalValidator
 from dovetail.grammar.spec.fields import RequestedGrammar
-from dovetail.grammar.spec.route import Enforcement, GrammarReport, Route, Router, ToolReport
+from dovetail.grammar.spec.route import Enforcement, GrammarReport, GrammarRoute, GrammarRouter, ToolReport
 from dovetail.grammar.spec.tool_route import ToolRouter, join
 from dovetail.plugins import LoadedPlugins
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ MAX_JOINED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class GrammarOutcome:
     """What came of a request with a grammar.
 
     Attributes:
@@ -77,9 +77,9 @@ class StructuredOutputs:
         enforced_only: bool = False,
         compact: bool = False,
     ) -> None:
-        """Keep the backends, in the plan's order; see `Router` for the options."""
+        """Keep the backends, in the plan's order; see `GrammarRouter` for the options."""
         options = {"strict_schema": strict_schema, "enforced_only": enforced_only, "compact": compact}
-        self._router = Router(backends, **options)
+        self._router = GrammarRouter(backends, **options)
         self._validator = FinalValidator()
         self._trimmer = Trimmer(_collect)
         self._alone: dict[str, StructuredOutputs] = {}
@@ -94,7 +94,7 @@ class StructuredOutputs:
             plugins: Of this process.
             tokenizer: The model's.
             vocab_size: The logits' width.
-            options: See `Router`.
+            options: See `GrammarRouter`.
         """
         vocabulary = Vocabulary(
             tokens=(),
@@ -130,7 +130,7 @@ class StructuredOutputs:
             raise RequestError(text, param=param, code="invalid_value")
         return self._alone.get(name, self)
 
-    def route(self, asked: RequestedGrammar) -> Route:
+    def route(self, asked: RequestedGrammar) -> GrammarRoute:
         """Choose the ways to enforce a request's grammar.
 
         Raises:
@@ -140,7 +140,9 @@ class StructuredOutputs:
             self._trimmer.soon()
         return self._router.route(asked.spec, asked.param)
 
-    def tools(self, parser: ToolParser, name: str, tools: Tools, choice: Any, *, parallel: bool, param: str) -> Route:
+    def tools(
+        self, parser: ToolParser, name: str, tools: Tools, choice: Any, *, parallel: bool, param: str
+    ) -> GrammarRoute:
         """Choose the ways to enforce tool calls in the model's own format.
 
         Args:
@@ -156,7 +158,7 @@ class StructuredOutputs:
         """
         return ToolRouter(self._router, parser, name, param).route(tools, choice, parallel=parallel)
 
-    def either(self, asked: RequestedGrammar, tools: Route, spec: FormatSpec) -> Route:
+    def either(self, asked: RequestedGrammar, tools: GrammarRoute, spec: FormatSpec) -> GrammarRoute:
         """Allow a text of the grammar, or the tool calls: where a request has both and `tool_choice` is auto.
 
         Args:
@@ -175,9 +177,9 @@ class StructuredOutputs:
             )
             raise RequestError(text, param=asked.param, code="unsupported_parameter")
         ways.sort(key=lambda way: (way.enforcement != "full", len(way.ignored)))
-        return Route(asked.spec, tuple(ways[:MAX_JOINED]), asked.param, tools.tools)
+        return GrammarRoute(asked.spec, tuple(ways[:MAX_JOINED]), asked.param, tools.tools)
 
-    def report(self, route: Route, outcome: Outcome) -> GrammarReport:
+    def report(self, route: GrammarRoute, outcome: GrammarOutcome) -> GrammarReport:
         """Say what came of a grammar; judges what came where enforcement was not full, which blocks.
 
         Args:
@@ -201,7 +203,9 @@ class StructuredOutputs:
             return replace(made, valid=valid)
         return made
 
-    def _tool_reports(self, route: Route, whole: GrammarReport, outcome: Outcome) -> tuple[ToolReport, ...]:
+    def _tool_reports(
+        self, route: GrammarRoute, whole: GrammarReport, outcome: GrammarOutcome
+    ) -> tuple[ToolReport, ...]:
         made = []
         for tool in route.tools:
             ignored = tuple(place for place in whole.ignored if place.startswith(f"{tool.place}/") or place == "/")

@@ -1,7 +1,8 @@
 """What travels between an engine and its client: msgpack structs, never pickle.
 
-Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Working` now and then, `Ready` or `Failed` once,
-then `Admitted`, `StepDeltas` and `ControlReply`s. What goes on between an engine and its devices is in `messages.step`.
+Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Working` now and then, `Ready` or `EngineFailed`
+once, then `Admitted`, `StepDeltas` and `ControlReply`s. What goes on between an engine and its devices is in
+`messages.step`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dovetail.messages.outputs import (
     Admitted,
     CacheChanged,
     ControlReply,
+    EngineFailed,
     EngineInfo,
-    Failed,
     Finish,
     FromEngine,
     Ready,
@@ -55,7 +56,7 @@ __all__ = [
     "Control",
     "ControlReply",
     "EngineInfo",
-    "Failed",
+    "EngineFailed",
     "Finish",
     "FromEngine",
     "GrammarOption",

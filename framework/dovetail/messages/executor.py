@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.messages.requests import ProfileSpec
-from dovetail.messages.step import ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
+from dovetail.messages.step import ExecutorInfo, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
 
 
 class StepError(Exception):
@@ -78,7 +78,7 @@ class Executor(Protocol):
         """
         ...
 
-    def prepare(self, key: GraphKey | None = None) -> Prepared:
+    def prepare(self, key: GraphKey | None = None) -> PrepareResult:
         """Capture a graph, or whatever comes next in its own list; between steps, a fraction of a second or a few."""
         ...
 

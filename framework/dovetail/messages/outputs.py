@@ -136,7 +136,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine could not start, or died. `user_error` marks a `ConfigError`: print the message, no traceback."""
 
     message: str
@@ -178,4 +178,4 @@ class CacheChanged(msgspec.Struct, frozen=True, tag=True):
     events: list[CacheEvent]
 
 
-FromEngine = Working | Ready | Failed | Admitted | StepDeltas | ControlReply | CacheChanged
+FromEngine = Working | Ready | EngineFailed | Admitted | StepDeltas | ControlReply | CacheChanged

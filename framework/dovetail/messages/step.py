@@ -190,7 +190,7 @@ class StepOutput:
     pooled: tuple[tuple[int, Floats], ...] = ()
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PrepareResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of `Executor.prepare`.
 
     `captured` are graphs that are there now and were not before. `num_left` pieces are left to prepare.
@@ -230,7 +230,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     load_s: float
     graphs: tuple[GraphKey, ...]
-    prepared: Prepared
+    prepared: PrepareResult
     generates: bool = True
     num_labels: int = 0
     pool: Pool = "last"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.plugins.loader import LoadedPlugins, load
     from dovetail.plugins.manager import HookManager
     from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
-    from dovetail.plugins.records import PluginRecord, State
+    from dovetail.plugins.records import PluginRecord, PluginState
 from dovetail.plugins.registry import Registry
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "PluginPlan",
     "PluginRecord",
     "Registry",
-    "State",
+    "PluginState",
     "load",
     "make_plan",
 ]
@@ -48,7 +48,7 @@ _HOME = {
     "make_plan": "plan",
     "PluginRecord": "records",
     "Registry": "registry",
-    "State": "records",
+    "PluginState": "records",
 }
 
 

@@ -26,7 +26,7 @@ from dovetail.plugins.moved import where_now
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.process_state import BEGINNING, ProcessState
-from dovetail.plugins.records import State
+from dovetail.plugins.records import PluginState
 from dovetail.plugins.registrations import registrations
 from dovetail.plugins.scan import installed_version
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
@@ -120,8 +120,8 @@ class LoadedPlugins:
 
     def states(self) -> list[tuple[str, str, str, str]]:
         """Return (kind, qualified name, state, reason) of everything tried here: arguments of `Registry.mark`."""
-        loaded = [(kind, name, State.LOADED.value, "") for kind, name in self._objects]
-        return loaded + [(kind, name, State.FAILED.value, why) for (kind, name), why in self.failures.items()]
+        loaded = [(kind, name, PluginState.LOADED.value, "") for kind, name in self._objects]
+        return loaded + [(kind, name, PluginState.FAILED.value, why) for (kind, name), why in self.failures.items()]
 
     def _of_kind(self, kind: str) -> list[PlannedPlugin]:
         return [planned for planned in self._planned if planned.kind == kind]

@@ -68,12 +68,21 @@ MODULES = {
 }
 """Modules that have moved whole: where plugins may have imported them from, and where each is."""
 
+RENAMED = {
+    "dovetail.sdk.layers.matrix.Stored": "StoredSlice",
+    "dovetail.sdk.schemas.references.Target": "ReferencedSchema",
+    "dovetail_testing.conformance.kernels.Place": "ClaimedOperation",
+}
+"""Names that are called otherwise in the module that has them."""
+
 
 def where_now(error: BaseException) -> str:
     """Return the fix for an import that fails as a name or a module has moved, "" for any other error."""
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is {MODULES[error.name]} now: import it from there" if error.name in MODULES else ""
     found = _MISSING.search(str(error)) if isinstance(error, ImportError) else None
+    if found is not None and (new := RENAMED.get(f"{found[2]}.{found[1]}")):
+        return f"{found[1]} of {found[2]} is called {new} now"
     return _name_now(*found.groups()) if found is not None and found[2].partition(".")[0] in CORE else ""
 
 

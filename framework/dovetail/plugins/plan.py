@@ -16,7 +16,7 @@ import msgspec
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import KINDS, PluginKind, split_qualified
 from dovetail.plugins.options import option_key
-from dovetail.plugins.records import PluginRecord, State
+from dovetail.plugins.records import PluginRecord, PluginState
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S
 
@@ -287,7 +287,7 @@ def _planned(
 ) -> PlannedPlugin:
     kind = KINDS[record.kind]
     if requested:
-        registry.mark(record.kind, record.qualified, State.SELECTED)
+        registry.mark(record.kind, record.qualified, PluginState.SELECTED)
     return PlannedPlugin(
         kind=record.kind,
         name=record.name,

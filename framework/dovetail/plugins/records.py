@@ -16,10 +16,10 @@ from dovetail.plugins.kinds import (
     split_group,
     split_qualified,
 )
-from dovetail.plugins.scan import NO_FACTS, EntryPoint, Facts, Installed
+from dovetail.plugins.scan import NO_FACTS, EntryPoint, Installed, PluginFacts
 
 
-class State(enum.StrEnum):
+class PluginState(enum.StrEnum):
     """What became of a plugin. The first four are known from metadata, the others follow from use."""
 
     FOUND = "found"
@@ -32,7 +32,7 @@ class State(enum.StrEnum):
     ACTIVE = "active"
 
 
-UNUSABLE = frozenset({State.BLOCKED, State.INCOMPATIBLE, State.SHADOWED})
+UNUSABLE = frozenset({PluginState.BLOCKED, PluginState.INCOMPATIBLE, PluginState.SHADOWED})
 """States that a plugin never leaves: it is listed and refused."""
 
 
@@ -51,9 +51,9 @@ class PluginRecord:
     distribution: str
     version: str
     api: int | None
-    state: State = State.FOUND
+    state: PluginState = PluginState.FOUND
     reason: str = ""
-    facts: Facts = NO_FACTS
+    facts: PluginFacts = NO_FACTS
     location: str = ""
     file: str = ""
 
@@ -179,7 +179,7 @@ def record_of(installed: Installed, entry: EntryPoint, rules: Rules) -> PluginRe
     )
 
 
-def _facts_of(facts: Mapping[tuple[str, str], Facts], kind: str, name: str) -> Facts:
+def _facts_of(facts: Mapping[tuple[str, str], PluginFacts], kind: str, name: str) -> PluginFacts:
     key = normalise(kind, name)
     return next((f for (k, n), f in facts.items() if k == kind and normalise(kind, n) == key), NO_FACTS)
 
@@ -194,26 +194,26 @@ def facts_without_plugin(installed: Installed, records: list[PluginRecord]) -> I
 
 def _static_state(
     installed: Installed, entry: EntryPoint, kind: PluginKind | None, api: int | None, rules: Rules
-) -> tuple[State, str]:
+) -> tuple[PluginState, str]:
     if installed.shadowed_by is not None:
-        return State.SHADOWED, f"hidden by {installed.name} {installed.shadowed_by}; uninstall one of the two"
+        return PluginState.SHADOWED, f"hidden by {installed.name} {installed.shadowed_by}; uninstall one of the two"
     if kind is None:
         groups = ", ".join(known.entry_point_group for known in KINDS.values())
-        return State.INCOMPATIBLE, f"unknown entry-point group {entry.group!r}; groups: {groups}"
+        return PluginState.INCOMPATIBLE, f"unknown entry-point group {entry.group!r}; groups: {groups}"
     if api is None:
-        return State.INCOMPATIBLE, f"group {entry.group!r} has no API version; use {kind.entry_point_group!r}"
+        return PluginState.INCOMPATIBLE, f"group {entry.group!r} has no API version; use {kind.entry_point_group!r}"
     if not kind.supports_api(api):
         fix = "upgrade dovetail" if api > kind.api else f"upgrade {installed.name}"
-        return State.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
+        return PluginState.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
     if installed.unmet is not None:
-        return State.INCOMPATIBLE, installed.unmet
+        return PluginState.INCOMPATIBLE, installed.unmet
     if not is_target(entry.target):
-        return State.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
+        return PluginState.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
     if not can_be_typed(entry.name):
-        return State.INCOMPATIBLE, f"nobody can ask for the name {entry.name!r}; {NAMES}"
+        return PluginState.INCOMPATIBLE, f"nobody can ask for the name {entry.name!r}; {NAMES}"
     if (blocked := rules.why_blocked(installed.name, installed.version, entry.name)) is not None:
-        return State.BLOCKED, blocked
-    return State.FOUND, "" if api == kind.api else f"made for API {api} of {kind.name}; used through an adapter"
+        return PluginState.BLOCKED, blocked
+    return PluginState.FOUND, "" if api == kind.api else f"made for API {api} of {kind.name}; used through an adapter"
 
 
 def _span(kind: PluginKind) -> str:

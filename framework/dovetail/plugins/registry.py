@@ -18,8 +18,8 @@ from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution, spl
 from dovetail.plugins.records import (
     NAMES,
     PluginRecord,
+    PluginState,
     Rules,
-    State,
     can_be_typed,
     facts_without_plugin,
     is_target,
@@ -158,7 +158,7 @@ class Registry:
             file=file,
         )
         if (blocked := self.rules.why_blocked(distribution, version, name)) is not None:
-            record.state, record.reason = State.BLOCKED, blocked
+            record.state, record.reason = PluginState.BLOCKED, blocked
         for other in self.of_kind(kind):
             same = normalise(kind, other.name) == normalise(kind, name) and other.distribution == distribution
             if same and other.usable:
@@ -192,12 +192,12 @@ class Registry:
         Args:
             kind: Its kind.
             qualified: Its `distribution:name`, as in `PlannedPlugin.qualified`.
-            state: The new state, a value of `State`.
+            state: The new state, a value of `PluginState`.
             reason: Why; "" leaves the old one.
         """
         for record in self.of_kind(kind):
             if record.qualified == qualified and record.usable:
-                record.state, record.reason = State(state), reason or record.reason
+                record.state, record.reason = PluginState(state), reason or record.reason
 
     def _unknown(self, kind: str, name: str) -> str:
         installed = self.names(kind)

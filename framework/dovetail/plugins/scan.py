@@ -35,7 +35,7 @@ class EntryPoint(NamedTuple):
     target: str
 
 
-class Facts(NamedTuple):
+class PluginFacts(NamedTuple):
     """Static facts of one plugin, from its package's manifest.
 
     Attributes:
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
     config: str = ""
 
 
-NO_FACTS = Facts()
+NO_FACTS = PluginFacts()
 
 
 class Installed(NamedTuple):
@@ -82,7 +82,7 @@ class Installed(NamedTuple):
     version: str
     location: str
     entry_points: tuple[EntryPoint, ...]
-    facts: dict[tuple[str, str], Facts]
+    facts: dict[tuple[str, str], PluginFacts]
     problems: tuple[str, ...]
     shadowed_by: str | None
     unmet: str | None = None
@@ -219,9 +219,9 @@ def _required(requirement: str) -> str:
     return normalise_distribution(found[1]) if found else ""
 
 
-def _manifests(entry_points: Iterable[EntryPoint]) -> tuple[dict[tuple[str, str], Facts], tuple[str, ...]]:
+def _manifests(entry_points: Iterable[EntryPoint]) -> tuple[dict[tuple[str, str], PluginFacts], tuple[str, ...]]:
     """Read the manifests named by a distribution's entry points."""
-    facts: dict[tuple[str, str], Facts] = {}
+    facts: dict[tuple[str, str], PluginFacts] = {}
     problems: list[str] = []
     for entry in entry_points:
         if entry.group != MANIFEST_GROUP:
@@ -233,7 +233,7 @@ def _manifests(entry_points: Iterable[EntryPoint]) -> tuple[dict[tuple[str, str]
     return facts, tuple(problems)
 
 
-def read_manifest(package: str) -> dict[tuple[str, str], Facts]:
+def read_manifest(package: str) -> dict[tuple[str, str], PluginFacts]:
     """Read `dovetail-plugins.json` of a top-level package without importing it.
 
     Raises:
@@ -250,7 +250,7 @@ def read_manifest(package: str) -> dict[tuple[str, str], Facts]:
         return parse_manifest(json.load(file))
 
 
-def parse_manifest(data: Any) -> dict[tuple[str, str], Facts]:
+def parse_manifest(data: Any) -> dict[tuple[str, str], PluginFacts]:
     """Turn a manifest's JSON into facts by (kind, name).
 
     Raises:
@@ -258,14 +258,14 @@ def parse_manifest(data: Any) -> dict[tuple[str, str], Facts]:
     """
     if not isinstance(data, dict) or data.get("manifest") != MANIFEST_VERSION:
         raise ValueError(f'expected {{"manifest": {MANIFEST_VERSION}, "plugins": …}}')
-    found: dict[tuple[str, str], Facts] = {}
+    found: dict[tuple[str, str], PluginFacts] = {}
     for kind, plugins in _object(data.get("plugins"), "plugins").items():
         for name, facts in _object(plugins, f"plugins.{kind}").items():
             found[kind, name] = parse_facts(kind, _object(facts, f"plugins.{kind}.{name}"))
     return found
 
 
-def parse_facts(kind: str, facts: dict[str, Any]) -> Facts:
+def parse_facts(kind: str, facts: dict[str, Any]) -> PluginFacts:
     """Check the facts of one plugin, from a manifest or from `registry.add(…, **facts)`.
 
     Raises:
@@ -286,7 +286,7 @@ def parse_facts(kind: str, facts: dict[str, Any]) -> Facts:
     for fact, text in (("opens", opens), ("config", config)):
         if not isinstance(text, str):
             raise ValueError(f"{fact}: expected a string, got {text!r}")
-    return Facts(**lists, matches=matches, clues=clues, opens=opens, config=config)
+    return PluginFacts(**lists, matches=matches, clues=clues, opens=opens, config=config)
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

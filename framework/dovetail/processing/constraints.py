@@ -11,9 +11,9 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.grammar.spec.fields import RequestedGrammar
-from dovetail.grammar.spec.route import Route
+from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
-from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
+from dovetail.grammar.structured_outputs import GrammarOutcome, StructuredOutputs
 from dovetail.messages import GrammarOption, Thinking
 from dovetail.processing.processor import Processor
 from dovetail.processing.tools import ToolOptions
@@ -24,7 +24,7 @@ from dovetail.text.parsing.stream import OutputStream
 class Constraints:
     """What the engine is told beside the prompt, and the route that explains the reply."""
 
-    route: Route | None = None
+    route: GrammarRoute | None = None
     thinking: Thinking | None = None
 
     @property
@@ -124,7 +124,7 @@ def _chat_constraints(
     return Constraints(route=route, thinking=thinking_of(spec, processor.tokenizer, tail, use))
 
 
-def _calls(tools: ToolOptions, processor: Processor, structured: StructuredOutputs, choice: Any) -> Route:
+def _calls(tools: ToolOptions, processor: Processor, structured: StructuredOutputs, choice: Any) -> GrammarRoute:
     name = processor.tools_name
     return structured.tools(tools.parser, name, tools.tools, choice, parallel=tools.parallel, param=tools.param)
 
@@ -138,7 +138,9 @@ def _format(tools: ToolOptions | None, processor: Processor, template_kwargs: Ma
     return spec if tools is None else tools.parser.extend(spec, tools.tools)
 
 
-def outcome_of(output: OutputStream, step: int, left_out: tuple[str, ...], *, is_dropped: bool = False) -> Outcome:
+def outcome_of(
+    output: OutputStream, step: int, left_out: tuple[str, ...], *, is_dropped: bool = False
+) -> GrammarOutcome:
     """Return what came of a grammar, now that its reply has ended.
 
     Args:
@@ -150,4 +152,6 @@ def outcome_of(output: OutputStream, step: int, left_out: tuple[str, ...], *, is
     finish = output.finish
     is_whole = finish is not None and finish.reason in ("stop", "tool_calls") and not isinstance(finish.matched, str)
     calls = [(call.name, call.arguments) for call in output.tool_calls]
-    return Outcome(step=step, left_out=left_out, text=output.text, calls=calls, ended=is_whole and not is_dropped)
+    return GrammarOutcome(
+        step=step, left_out=left_out, text=output.text, calls=calls, ended=is_whole and not is_dropped
+    )

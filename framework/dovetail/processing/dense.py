@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from dovetail.runtime.checkpoint.folder import Module
+    from dovetail.runtime.checkpoint.folder import EmbeddingModule
 
     Array = npt.NDArray[np.float32]
 
@@ -35,7 +35,7 @@ class Dense:
     activation: str
 
     @classmethod
-    def of_module(cls, module: Module) -> Dense:
+    def of_module(cls, module: EmbeddingModule) -> Dense:
         """Read the config.
 
         Raises:

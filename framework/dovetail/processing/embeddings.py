@@ -17,7 +17,7 @@ import msgspec
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.messages import Pool
 from dovetail.processing.dense import Dense
-from dovetail.runtime.checkpoint.folder import ModelFolder, Module
+from dovetail.runtime.checkpoint.folder import EmbeddingModule, ModelFolder
 
 MODES: dict[str, Pool] = {
     **{"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
@@ -182,7 +182,7 @@ def _with_modules(folder: ModelFolder, plain: Embedder) -> Embedder:
     return found
 
 
-def _with_lengths(module: Module, found: Embedder) -> Embedder:
+def _with_lengths(module: EmbeddingModule, found: Embedder) -> Embedder:
     """Read `sentence_bert_config.json`: how long texts may be, and whether they are written in lower case.
 
     Newer files leave the length to `tokenizer_config.json`, which writes a huge number where there is none.

@@ -29,7 +29,7 @@ class TextIds(NamedTuple):
     second: int = 0
 
 
-class Answer(NamedTuple):
+class PairResult(NamedTuple):
     """What the engine gave: what it pooled, or the log probabilities of its token."""
 
     pooled: bytes | None = None
@@ -156,7 +156,7 @@ def asked_for(text: Processor, info: EngineInfo) -> tuple[Pool | None, SamplingP
     )
 
 
-def scores_of(text: Processor, answers: Sequence[Answer], *, num_first: int, is_plain: bool = False) -> list[float]:
+def scores_of(text: Processor, answers: Sequence[PairResult], *, num_first: int, is_plain: bool = False) -> list[float]:
     """Return the score of each pair, in order.
 
     Args:
@@ -182,7 +182,7 @@ def _odds(row: TokenLogprob | None) -> float:
     return 0.0 if no == yes else max(-1e9, min(1e9, yes - no))
 
 
-def numbers_of(answer: Answer) -> list[float]:
+def numbers_of(answer: PairResult) -> list[float]:
     """What a classifier gave."""
     import numpy as np
 
@@ -190,7 +190,7 @@ def numbers_of(answer: Answer) -> list[float]:
     return found
 
 
-def _cosines(text: Processor, answers: Sequence[Answer], num_first: int) -> list[float]:
+def _cosines(text: Processor, answers: Sequence[PairResult], num_first: int) -> list[float]:
     """Compare vectors: one first text with all second ones, or each with its own."""
     import numpy as np
 
@@ -213,7 +213,7 @@ def ranked(scores: Sequence[float], top_n: int | None) -> list[int]:
     return sorted(range(len(scores)), key=lambda at: -scores[at])[: top_n or None]
 
 
-def classified(reranker: Reranker, answer: Answer, *, is_plain: bool = False) -> tuple[str, list[float]]:
+def classified(reranker: Reranker, answer: PairResult, *, is_plain: bool = False) -> tuple[str, list[float]]:
     """Return the best of a prompt's labels, and the scores of all."""
     numbers = numbers_of(answer)
     probs = numbers if is_plain else reranker.scaled(numbers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.checkpoint.formats import Formats, Stored
+from dovetail.checkpoint.formats import Formats, StoredFormat
 from dovetail.contracts.errors import ModelError
 from dovetail.model_files import is_there, object_if_there, read_json, read_object
 
@@ -22,7 +22,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config_of(path, Formats.installed().at(path))
 
 
-def config_of(path: Path, stored: Stored | None) -> dict[str, Any]:
+def config_of(path: Path, stored: StoredFormat | None) -> dict[str, Any]:
     """Parse `config.json` of a model folder; what stands beside it of quantisation becomes a key of it.
 
     Args:

@@ -7,7 +7,7 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory.plan import MemoryPlan
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.start import allocate, capture, check, load, probe
-from dovetail.runtime.start.phases import Phases
+from dovetail.runtime.start.phases import StartPhases
 from dovetail.settings import EngineSettings
 
 
@@ -20,7 +20,7 @@ class ModelRunner:
         Raises:
             ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
         """
-        phases = Phases()
+        phases = StartPhases()
         with phases.phase("check"):
             checked = check.check(settings, plugins, rank)
         with phases.phase("load"):

@@ -22,7 +22,7 @@ from dovetail.runtime.device.upload import to_host
 from dovetail.runtime.graphs.batch import place_in_row
 from dovetail.runtime.graphs.decode import Decoded
 from dovetail.runtime.progress import LayerEvents
-from dovetail.runtime.sampling.ranked import Ranked
+from dovetail.runtime.sampling.ranked import RankedLogprobs
 from dovetail.runtime.sampling.sampler import Sampled
 from dovetail.runtime.verify import Drafts
 
@@ -55,7 +55,7 @@ class StepPart:
     is_banning: bool
     logits: Tensor | None = None
     tokens: Tensor | None = None
-    logprobs: Ranked | None = None
+    logprobs: RankedLogprobs | None = None
     non_finite: Tensor | None = None
     positions: Tensor | None = None
     decoded: Decoded | None = None
@@ -84,7 +84,7 @@ class InFlightStep:
     step: StepInput
     parts: list[StepPart]
     silent: list[tuple[npt.NDArray[np.int64], Tensor]] = field(default_factory=list)
-    prompt_logprobs: list[tuple[int, Ranked]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, RankedLogprobs]] = field(default_factory=list)
     pooled: list[tuple[int, Tensor]] = field(default_factory=list)
     layers: LayerEvents | None = None
     _host: Tensor | None = None

@@ -30,7 +30,7 @@ from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import give_way
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.processors import Processors
-from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
+from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
 from dovetail.runtime.step import InFlightStep, StepPart
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
@@ -271,7 +271,7 @@ class Stepper:
         ranked = None
         if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
             num_top = [min(rows[i].params.logprobs or 0, done.captured.vocab_size) for i in asking]
-            ranked = Ranked(drawn.told, asking, asking, num_top, MAX_TOP, [()] * len(asking))
+            ranked = RankedLogprobs(drawn.told, asking, asking, num_top, MAX_TOP, [()] * len(asking))
         non_finite = done.borrowed.read().non_finite[:num] if part.non_finite is None else part.non_finite
         part.choose(Sampled(drawn.ids[:num], non_finite, ranked))
 
@@ -306,7 +306,7 @@ class Stepper:
             part.rows, part.logits = part.rows.clone(), logits.clone()
             part.non_finite = None if part.non_finite is None else part.non_finite.clone()
 
-    def _rank(self, want: Want, step: StepInput, hidden: Tensor) -> list[Ranked]:
+    def _rank(self, want: Want, step: StepInput, hidden: Tensor) -> list[RankedLogprobs]:
         """Rank the successors of tokens of a chunk. The chunk's row is one of `step`, its states are in `hidden`."""
         first = int(step.num_new[: want.at].sum()) + want.first
         found = []

@@ -54,7 +54,7 @@ PARAMS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
+class WarmUpLimits:
     """Bounds of real steps, in requests and tokens. `graph_rows`: most decode rows without chunks that graphs serve.
 
     `tiles_by_tokens`: kernels choose tiles by all tokens of a step, as those of experts and of packed weights do.
@@ -68,7 +68,7 @@ class StepLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """A step: decode rows, and prefill chunks of `num_new` tokens each after `prefix_len` cached ones."""
 
     num_decode: int
@@ -81,14 +81,14 @@ class Shape:
         """Tokens that the step computes."""
         return self.num_decode + self.num_chunks * self.num_new
 
-    def within(self, limits: StepLimits) -> Shape:
+    def within(self, limits: WarmUpLimits) -> StepShape:
         """Return the same, or what is left of it where a real step could not be as large."""
         if not self.num_chunks:
-            return Shape(min(self.num_decode, limits.max_requests))
+            return StepShape(min(self.num_decode, limits.max_requests))
         num_decode = min(self.num_decode, limits.max_requests - 1)
         num_chunks = min(self.num_chunks, limits.max_requests - num_decode, limits.max_prefill_tokens)
         num_new = min(self.num_new, limits.max_prefill_tokens // num_chunks, limits.context_len)
-        return Shape(num_decode, num_chunks, num_new, min(self.prefix_len, limits.context_len - num_new))
+        return StepShape(num_decode, num_chunks, num_new, min(self.prefix_len, limits.context_len - num_new))
 
     def __str__(self) -> str:
         decode = f"{self.num_decode} decode rows"
@@ -97,34 +97,34 @@ class Shape:
         return f"{decode} and {self.num_chunks} chunks of {self.num_new} tokens after {self.prefix_len}"
 
 
-def shapes(limits: StepLimits) -> list[Shape]:
+def shapes(limits: WarmUpLimits) -> list[StepShape]:
     """Return the steps to run, each once, the likely ones first."""
     return list(dict.fromkeys(shape.within(limits) for shape in _wanted(limits)))
 
 
-def _wanted(limits: StepLimits) -> Iterator[Shape]:
+def _wanted(limits: WarmUpLimits) -> Iterator[StepShape]:
     """Short prompts at once, a long one, both beside decode rows; then all numbers of rows; then all lengths."""
     for num_decode in (0, NUM_DECODE):
-        yield Shape(num_decode, CHUNKS[0], SHORT)
-        yield Shape(num_decode, 1, LONG)
+        yield StepShape(num_decode, CHUNKS[0], SHORT)
+        yield StepShape(num_decode, 1, LONG)
     counts = list(_counts(limits.max_requests))
     for num_decode in counts:
-        yield Shape(num_decode, CHUNKS[0], SHORT)
+        yield StepShape(num_decode, CHUNKS[0], SHORT)
     for num_decode in counts:
         if num_decode > limits.graph_rows:
-            yield Shape(num_decode)
+            yield StepShape(num_decode)
     for num_new in LENGTHS:
         for num_chunks in CHUNKS:
             for num_decode in (0, NUM_DECODE):
-                yield Shape(num_decode, num_chunks, num_new)
+                yield StepShape(num_decode, num_chunks, num_new)
     for power in range(limits.max_prefill_tokens.bit_length() if limits.tiles_by_tokens else 0):  # about twice as many
         for num_decode in (0, NUM_DECODE):
-            yield Shape(num_decode, 1, 1 << power)
+            yield StepShape(num_decode, 1, 1 << power)
     for num_decode in (0, NUM_DECODE):
-        yield Shape(num_decode, 2, LONG)
+        yield StepShape(num_decode, 2, LONG)
     for num_new in (SHORT, LONG):
         for num_decode in (0, NUM_DECODE):
-            yield Shape(num_decode, 1, num_new, KV_LEN)
+            yield StepShape(num_decode, 1, num_new, KV_LEN)
 
 
 def _counts(most: int) -> Iterator[int]:
@@ -147,7 +147,7 @@ class EagerWarmUp:
         state: DeviceState,
         pool: KVCache,
         vocab_size: int,
-        limits: StepLimits,
+        limits: WarmUpLimits,
         repeats: Repeats | None = None,
     ) -> None:
         """Nothing is run yet. `repeats`: layers that all but the first steps leave out."""
@@ -204,7 +204,7 @@ class EagerWarmUp:
         finally:
             self._clear()
 
-    def _bound(self, shape: Shape) -> None:
+    def _bound(self, shape: StepShape) -> None:
         """Leave out steps as large as one that did not fit; try next what the bound is lowered to."""
         self._waiting = [other for other in self._waiting if other.num_tokens < shape.num_tokens]
         num_prompt = shape.num_chunks * shape.num_new
@@ -212,11 +212,11 @@ class EagerWarmUp:
             return
         num_prompt = max(self._pool.page_size, num_prompt // 2)
         self._limits = dataclasses.replace(self._limits, max_prefill_tokens=num_prompt)
-        bounded = [Shape(shape.num_decode, 1, num_prompt).within(self._limits)]
+        bounded = [StepShape(shape.num_decode, 1, num_prompt).within(self._limits)]
         bounded += [other.within(self._limits) for other in self._waiting]
         self._waiting = [other for other in dict.fromkeys(bounded) if other.num_tokens < shape.num_tokens]
 
-    def _run(self, shape: Shape) -> InFlightStep:
+    def _run(self, shape: StepShape) -> InFlightStep:
         """Start a step of made-up requests, which stand in the spare rows and in no page but the null page."""
         num = shape.num_decode + shape.num_chunks
         self._state.lens[self._state.padding_row :] = min(KV_LEN, self._limits.context_len) - 1

@@ -20,7 +20,7 @@ CUTS = ((0, 7, 16, 41, 128, LENGTH), (0, 64, 65, LENGTH), (0, 149, LENGTH))
 PLACES = (1, 15, 16, 31, 63, 64, 127, 128, 149)
 
 
-class InvarianceChecks(AttentionChecks):
+class AttentionInvarianceChecks(AttentionChecks):
     """What `caps.batch_invariant` promises, with `AttentionBackend.batch_invariant` set."""
 
     def test_batch_invariance(self) -> None:

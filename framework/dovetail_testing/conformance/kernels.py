@@ -37,7 +37,7 @@ NARROW = 8
 """Numbers of a row, below which its error is held against the rows' usual size: sums may cancel to nearly nothing."""
 
 
-class Place(NamedTuple):
+class ClaimedOperation(NamedTuple):
     """A claimed operation at a place: the question, what holds, and the kernel."""
 
     ask: Ask
@@ -88,7 +88,7 @@ class KernelSetConformance(Conformance):
                 by_letter = dict(zip(row.dims, dims, strict=True))
                 yield make_ask(op, self.view(), dtype, by_letter, named, invariant=invariant)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ClaimedOperation]:
         """Return every operation that the set claims, made as an engine makes it."""
         if "_places" not in vars(type(self)):
             type(self)._places = list(self._made())
@@ -97,9 +97,9 @@ class KernelSetConformance(Conformance):
         )
         return self._places
 
-    _places: ClassVar[list[Place]]
+    _places: ClassVar[list[ClaimedOperation]]
 
-    def _made(self) -> Iterator[Place]:
+    def _made(self) -> Iterator[ClaimedOperation]:
         try:
             made = self.plugin()()
         except Exception as error:  # a stranger's class; the message says what it did
@@ -110,7 +110,7 @@ class KernelSetConformance(Conformance):
                 binder = KernelBinder([LoadedSet("set", "the set", made, True)], self.view())
                 try:
                     binder.bind(ask)
-                    yield Place(ask, answer, made.make(ask))
+                    yield ClaimedOperation(ask, answer, made.make(ask))
                 except PluginError as error:
                     fail(str(error))
 
@@ -121,7 +121,7 @@ class KernelSetConformance(Conformance):
         except Exception as error:  # as above
             fail(f"serves({ask.place}) raised {raised(error)}")
 
-    def run(self, place: Place, operands: Operands) -> tuple[Tensor, ...]:
+    def run(self, place: ClaimedOperation, operands: Operands) -> tuple[Tensor, ...]:
         """Call a kernel as a model does."""
         try:
             with torch.inference_mode():
@@ -241,7 +241,7 @@ class KernelSetConformance(Conformance):
                     found = "; ".join(syncs.found[:2])
                     check(not found, f"{place.ask.place}: it claims to be capturable, and reads a tensor: {found}")
 
-    def _replayed(self, place: Place, num: int) -> None:
+    def _replayed(self, place: ClaimedOperation, num: int) -> None:
         operands, others = (self.operands(place.ask, num, seed=seed) for seed in (0, 1))
         want = self.run(place, _copies(others))
         device = device_of(self.on())
@@ -258,7 +258,7 @@ class KernelSetConformance(Conformance):
         for got, wanted in zip(_results(place.ask, found, operands), want, strict=True):
             check(torch.equal(got, wanted), f"{place.ask.place}: a replay does not give what a call gives")
 
-    def _compare(self, place: Place, operands: Operands, what: str) -> None:
+    def _compare(self, place: ClaimedOperation, operands: Operands, what: str) -> None:
         with torch.inference_mode():
             given = _copies(operands)
             wanted = _results(place.ask, meaning(place.ask)(*given), given)
@@ -331,7 +331,7 @@ def _results(ask: Ask, found: Any, operands: Operands) -> tuple[Tensor, ...]:
     return *results, *(one for name, one in by_name.items() if name in row.changes)
 
 
-def _one_of_each(places: Sequence[Place]) -> Iterator[Place]:
+def _one_of_each(places: Sequence[ClaimedOperation]) -> Iterator[ClaimedOperation]:
     seen: set[str] = set()
     for place in places:
         if place.ask.op not in seen:

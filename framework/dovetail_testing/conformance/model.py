@@ -23,7 +23,7 @@ from dovetail.runtime.hf_config import read_config
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_testing.checks import check, fail, raised, shown
 from dovetail_testing.conformance.model_diagnosis import explain, outputs_of, reference_model
-from dovetail_testing.conformance.model_invariance import InvarianceChecks
+from dovetail_testing.conformance.model_invariance import ModelInvarianceChecks
 from dovetail_testing.conformance.model_runtime import CPU, TinyEngine, decode_syncs, load_model
 from dovetail_testing.models import make_model
 
@@ -41,7 +41,7 @@ PROMPTS = [[(7 * i + 3) % 190 for i in range(n)] for n in (1, 9, 40)]
 TOLERANCE = 1e-3
 
 
-class ModelConformance(InvarianceChecks):
+class ModelConformance(ModelInvarianceChecks):
     """What every model architecture must do.
 
     Attributes:

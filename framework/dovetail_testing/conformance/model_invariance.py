@@ -19,7 +19,7 @@ LENGTHS = (1, 9, 40, 70)
 CUTS = ((0, 1, 17, 70), (0, 33, 34, 70), (0, 69, 70))
 
 
-class InvarianceChecks(Conformance):
+class ModelInvarianceChecks(Conformance):
     """What `ModelPlugin.batch_invariant` promises, with `BuildContext.batch_invariant` set."""
 
     def test_batch_invariance(self, checkpoints: list[Path]) -> None:

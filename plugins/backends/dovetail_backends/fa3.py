@@ -20,7 +20,7 @@ from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.errors import UnsupportedError
 from dovetail.contracts.needs import AttentionCaps
 from dovetail_backends.fa3_builds import find_build, installed
-from dovetail_backends.flash import FlashBackend, Look, Queries
+from dovetail_backends.flash import FlashBackend, Queries, ScoreOptions
 
 logger = logging.getLogger("dovetail.backends.fa3")
 
@@ -82,14 +82,16 @@ class FlashAttention3Backend(FlashBackend):
 
         So a build without soft caps or windows is also known before weights are read: it raises here.
         """
-        kinds = {(Look.of(spec), spec.num_qo_heads): spec for spec in config.layers}
+        kinds = {(ScoreOptions.of(spec), spec.num_qo_heads): spec for spec in config.layers}
         dtype = kv_pool.layer(config.layers[0].index).dtype
         found = [self._splits_alike(look, spec, dtype, kv_pool.page_size, device) for (look, _), spec in kinds.items()]
         if not all(found):
             logger.warning("this FlashAttention-3 computes wrong results when it splits; decode runs without splits")
         return all(found)
 
-    def _splits_alike(self, look: Look, spec: LayerSpec, dtype: torch.dtype, size: int, device: torch.device) -> bool:
+    def _splits_alike(
+        self, look: ScoreOptions, spec: LayerSpec, dtype: torch.dtype, size: int, device: torch.device
+    ) -> bool:
         """Compare one split and four, for three requests over a few pages of made-up keys."""
         pages = -(-600 // size)
         generator = torch.Generator(device=device).manual_seed(0)
@@ -136,7 +138,7 @@ class FlashAttention3Backend(FlashBackend):
             longest=CHUNK,
             splits=1,
         )
-        look, out = replace(Look.of(spec), window=(WINDOW - 1, 0), cap=0.0), torch.full_like(q, float("nan"))
+        look, out = replace(ScoreOptions.of(spec), window=(WINDOW - 1, 0), cap=0.0), torch.full_like(q, float("nan"))
         self._build.attend(q, (kv[:, 0], kv[:, 1]), out, of, look, self._build.schedule(q, kv[:, 0], of, look))
         keys, values = (kv[:, half].flatten(0, 1)[:CHUNK] for half in (0, 1))
         want = windowed(q.float(), keys.float(), values.float(), spec.scale)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_backends.flash import Build, Look, Queries
+from dovetail_backends.flash import Build, Queries, ScoreOptions
 
 MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
 VLLM = "vllm.vllm_flash_attn"
@@ -70,7 +70,7 @@ class UpstreamBuild:
         kv: tuple[Tensor, Tensor],
         out: Tensor,
         of: Queries,
-        look: Look,
+        look: ScoreOptions,
         schedule: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class UpstreamBuild:
         if sinks is not None:
             add_sinks(out, lse.squeeze(-1) if is_single else lse.t(), sinks)
 
-    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: Look) -> Tensor | None:
+    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: ScoreOptions) -> Tensor | None:
         """Nothing: what versions of it lay down there differs."""
         return None
 
@@ -131,7 +131,7 @@ class VllmBuild:
         kv: tuple[Tensor, Tensor],
         out: Tensor,
         of: Queries,
-        look: Look,
+        look: ScoreOptions,
         schedule: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> None:
@@ -145,7 +145,7 @@ class VllmBuild:
         if sinks is not None:
             add_sinks(out, lse.t(), sinks)
 
-    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: Look) -> Tensor | None:
+    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: ScoreOptions) -> Tensor | None:
         """See `Build`; one kernel."""
         given = {
             **self._none[1], **self._fixed[1], **self._shared(keys, of, look), "batch_size": of.lens.shape[0],
@@ -156,7 +156,7 @@ class VllmBuild:
         return found
 
     @staticmethod
-    def _shared(keys: Tensor, of: Queries, look: Look) -> dict[str, Any]:
+    def _shared(keys: Tensor, of: Queries, look: ScoreOptions) -> dict[str, Any]:
         """What both operators are given, which must agree."""
         return {
             "cu_seqlens_q": of.starts, "seqused_k": of.lens, "max_seqlen_q": of.longest,

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.config import ModelConfig
-from dovetail_backends.flash import Look, Queries
+from dovetail_backends.flash import Queries, ScoreOptions
 
 logger = logging.getLogger("dovetail.backends.fa4")
 
@@ -88,7 +88,7 @@ class FlashAttention4:
         kv: tuple[Tensor, Tensor],
         out: Tensor,
         of: Queries,
-        look: Look,
+        look: ScoreOptions,
         schedule: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class FlashAttention4:
             num_splits=1, out=out,
         )  # fmt: skip
 
-    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: Look) -> Tensor | None:
+    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: ScoreOptions) -> Tensor | None:
         """Nothing: on Hopper the library plans nothing."""
         return None
 
@@ -188,7 +188,7 @@ def launch(build: FlashAttention4, variant: Variant, device: torch.device) -> No
         splits=1,
     )
     sinks = torch.zeros(num_qo, dtype=torch.float32, device=device) if variant.has_sinks else None
-    look = Look(dim**-0.5, (0, 0) if variant.has_window else (-1, -1), variant.cap)
+    look = ScoreOptions(dim**-0.5, (0, 0) if variant.has_window else (-1, -1), variant.cap)
     pair = kv.select(1, 0), kv.select(1, 1)  # not by brackets, which ask for a device where a worker sees none
     build.attend(q, pair, torch.empty_like(q), of, look, None, sinks)
 

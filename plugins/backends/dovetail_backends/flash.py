@@ -1,7 +1,7 @@
 """What backends over a FlashAttention library share: what its kernels read of a step, and how layers call them.
 
 Their paged kernels read lengths and page table on the device, so a replayed graph needs no plan. Whose queries a call
-attends is `Queries`, how a layer looks at keys is `Look`, and a `Build` is one way to call a library.
+attends is `Queries`, how a layer looks at keys is `ScoreOptions`, and a `Build` is one way to call a library.
 
 B requests, T tokens, R requests of a call, Hq and Hk query and KV heads, D head dim, P page size.
 """
@@ -39,7 +39,7 @@ class Queries:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScoreOptions:
     """How a layer's queries look at keys: factor of the scores, window to the left and right (-1: none), soft cap."""
 
     scale: float
@@ -47,7 +47,7 @@ class Look:
     cap: float = 0.0
 
     @classmethod
-    def of(cls, layer: AttentionLayer | LayerSpec) -> Look:
+    def of(cls, layer: AttentionLayer | LayerSpec) -> ScoreOptions:
         """Return how the queries of a layer look."""
         window = (-1, -1) if layer.sliding_window is None else (layer.sliding_window - 1, 0)
         return cls(layer.scale, window, layer.soft_cap or 0.0)
@@ -62,7 +62,7 @@ class Build(Protocol):
         kv: tuple[Tensor, Tensor],
         out: Tensor,
         of: Queries,
-        look: Look,
+        look: ScoreOptions,
         schedule: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class Build(Protocol):
         """
         ...
 
-    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: Look) -> Tensor | None:
+    def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: ScoreOptions) -> Tensor | None:
         """Return what the device works out once for all layers of a step that are alike, or None: there is nothing."""
         ...
 
@@ -136,7 +136,7 @@ class FlashBackend(AttentionBackend):
         self._attend(q, layer, out, Queries(self._lens[num:], self._pages[num:], self._starts, longest, 1))
 
     def _attend(self, q: Tensor, layer: AttentionLayer, out: Tensor, of: Queries) -> None:
-        look = Look.of(layer)
+        look = ScoreOptions.of(layer)
         kv = self.kv_pool.layer(layer.index)
         pair = kv[:, 0], kv[:, 1]
         alike = of.longest == 1, layer.num_qo_heads, look.window, look.cap > 0

@@ -28,7 +28,7 @@ SHORTEST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChunkPiece:
     """A stretch of a chunk's tokens, cached ones and new ones.
 
     Attributes:
@@ -45,7 +45,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """New tokens of one request: `first … end - 1` of those that prefill, behind `num_cached` others."""
 
     request: int
@@ -54,19 +54,19 @@ class Chunk:
     num_cached: int
 
 
-def chunks_of(batch: ForwardBatch) -> list[Chunk]:
+def chunks_of(batch: ForwardBatch) -> list[PrefillChunk]:
     """Return the prefill chunks of a step."""
     ends = [0]
     for length in batch.q_lens_cpu[batch.num_decode :]:
         ends.append(ends[-1] + length)
     places = range(batch.num_decode, batch.num_requests)
     return [
-        Chunk(request, first, end, batch.seq_lens_cpu[request] - (end - first))
+        PrefillChunk(request, first, end, batch.seq_lens_cpu[request] - (end - first))
         for request, (first, end) in zip(places, pairwise(ends), strict=True)
     ]
 
 
-def is_less_work(layer: AttentionLayer, heads: Tensor, chunks: list[Chunk]) -> bool:
+def is_less_work(layer: AttentionLayer, heads: Tensor, chunks: list[PrefillChunk]) -> bool:
     """Whether to make keys and values of heads, by the multiplications that one head takes.
 
     Of each pair of a query and a key the absorbed form takes `D + R`, this one `N + D - R + V`: at DeepSeek's widths
@@ -88,7 +88,9 @@ def is_less_work(layer: AttentionLayer, heads: Tensor, chunks: list[Chunk]) -> b
     return num_new >= SHORTEST * len(chunks) and pairs * (2 * rank - width) > num_cached * rank * width
 
 
-def pieces(pool: KVPool, layer: AttentionLayer, heads: Tensor, chunk: Chunk, batch: ForwardBatch) -> Iterator[Piece]:
+def pieces(
+    pool: KVPool, layer: AttentionLayer, heads: Tensor, chunk: PrefillChunk, batch: ForwardBatch
+) -> Iterator[ChunkPiece]:
     """Expand what a chunk attends, piece by piece, from the first token on; a piece begins with a page."""
     cache, size = pool.tensor(layer.index, "latent"), pool.page_size
 
@@ -105,7 +107,7 @@ def pieces(pool: KVPool, layer: AttentionLayer, heads: Tensor, chunk: Chunk, bat
         end = min(start + step, num_all)
         rows = read(table[start // size : -(-end // size)].long()).flatten(0, 1)[: end - start]
         made = rows[:, : layer.v_dim] @ weight.t()
-        yield Piece(rows, made.view(end - start, heads.shape[0], -1), start, end == num_all)
+        yield ChunkPiece(rows, made.view(end - start, heads.shape[0], -1), start, end == num_all)
 
 
 def extend_by_heads(
@@ -131,7 +133,9 @@ def extend_by_heads(
     return True
 
 
-def _attend_piece(q: Tensor, piece: Piece, layer: AttentionLayer, num_before: int, v_dim: int) -> tuple[Tensor, Tensor]:
+def _attend_piece(
+    q: Tensor, piece: ChunkPiece, layer: AttentionLayer, num_before: int, v_dim: int
+) -> tuple[Tensor, Tensor]:
     """Attend one piece by itself.
 
     Args:

@@ -87,7 +87,7 @@ class Pairs:
         return k, v
 
 
-class Rows:
+class TensorRows:
     """Latent rows, or keys and values of different widths: each tensor by itself, `[N, P, …]`."""
 
     def __init__(self, pool: KVPool) -> None:
@@ -194,7 +194,7 @@ def make_layout(spec: LayerSpec, pool: KVPool, device: torch.device) -> CacheLay
         return ScaledRows(pool, spec.cache_dtype)
     if spec.mixer == "kv" and spec.qk_dim == spec.v_dim:
         return Pairs(pool, spec.index, device)
-    return Rows(pool)
+    return TensorRows(pool)
 
 
 def widened(x: Tensor, width: int) -> Tensor:

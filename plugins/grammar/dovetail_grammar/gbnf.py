@@ -39,7 +39,7 @@ _ESCAPE = re.compile(
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "a": "\a", "e": "\x1b"}
 
 
-class UnreadableError(ValueError):
+class GbnfError(ValueError):
     """The grammar uses what is not read here."""
 
 
@@ -103,7 +103,7 @@ class _GbnfTokens:
         while place < len(self.source):
             found = _TOKEN.match(self.source, place)
             if found is None:
-                raise UnreadableError(f"cannot read {self.source[place : place + 20]!r} {self.where(place)}")
+                raise GbnfError(f"cannot read {self.source[place : place + 20]!r} {self.where(place)}")
             if found.lastgroup != "space":
                 self.items.append((found.lastgroup or "", found.group(), place))
             place = found.end()
@@ -133,7 +133,7 @@ def parse(source: str) -> dict[str, Part]:
     """Read a grammar's rules.
 
     Raises:
-        UnreadableError: It uses what is not read here.
+        GbnfError: It uses what is not read here.
         ValueError: It is wrong; the message names the place.
     """
     tokens, rules = _GbnfTokens(source), {}
@@ -185,7 +185,7 @@ def _item(tokens: _GbnfTokens, depth: int) -> Part:
         return _ranges(text)
     if kind == "name":
         if tokens.text == "(" and tokens.items[tokens.at][2] == tokens.items[tokens.at - 1][2] + len(text):
-            raise UnreadableError(f"the function {text!r} is not read")
+            raise GbnfError(f"the function {text!r} is not read")
         return GbnfRule(text)
     if text == ".":
         return ANY
@@ -254,7 +254,7 @@ def to_lark(source: str, prefix: str = "") -> str:
         prefix: Of the names of its rules, where it is a part of another; `start` is one that stands alone.
 
     Raises:
-        UnreadableError: It uses what is not read here.
+        GbnfError: It uses what is not read here.
         ValueError: It is wrong.
     """
     rules = parse(source)

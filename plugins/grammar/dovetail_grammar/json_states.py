@@ -39,7 +39,7 @@ STATE_BYTES, STEP_BYTES = 1024, 256
 OTHER, TEXT, SPACE = 0, 1, 2
 """Kinds of places: within a free string, where characters are counted; between values; and any other."""
 
-Step = tuple["State | None", Change | None]
+Step = tuple["TextState | None", Change | None]
 """What a token leads to, and what it does to counts. Without a state, the text can no longer be told from others."""
 LOST: Step = (None, None)
 
@@ -75,7 +75,7 @@ def _num_plain(data: bytes) -> int:
         return 0
 
 
-class Shared:
+class SharedMask:
     """What states have in common that equal texts follow: the mask, if it is kept.
 
     Attributes:
@@ -96,7 +96,7 @@ class Shared:
         self.forced: list[int] | None = None
 
 
-class State:
+class TextState:
     """A place in a text, exactly but for counts of items: it can be gone on from.
 
     Attributes:
@@ -109,9 +109,9 @@ class State:
 
     __slots__ = ("counted", "following", "kind", "place", "shared")
 
-    def __init__(self, place: Any, kind: int, shared: Shared | None) -> None:
+    def __init__(self, place: Any, kind: int, shared: SharedMask | None) -> None:
         self.place, self.kind, self.shared = place, kind, shared
-        self.counted: dict[Counts, Shared] = {}
+        self.counted: dict[Counts, SharedMask] = {}
         self.following: dict[int, Step] = {}
 
 
@@ -125,8 +125,8 @@ class States(ABC):
 
     def _begin(self) -> None:
         """Forget all states; whoever stands in one can go on from it."""
-        self._states: dict[Any, State] = {}
-        self._shared: dict[Any, Shared] = {}
+        self._states: dict[Any, TextState] = {}
+        self._shared: dict[Any, SharedMask] = {}
         self._num_steps = 0
         self.start = self._interned(self._first)
 
@@ -146,7 +146,7 @@ class States(ABC):
         """Memory that they take by now."""
         return STATE_BYTES * len(self._states) + STEP_BYTES * self._num_steps
 
-    def after(self, state: State, token_id: int) -> Step:
+    def after(self, state: TextState, token_id: int) -> Step:
         """Return the step that a token makes which the grammar allows."""
         following = state.following
         found = following.get(token_id)
@@ -160,7 +160,7 @@ class States(ABC):
         found = following[key] = LOST if place is None else (self._interned(place), change)
         return found
 
-    def shared(self, state: State, counts: Counts) -> Shared:
+    def shared(self, state: TextState, counts: Counts) -> SharedMask:
         """Return what a state has in common with others, where open arrays have so many items."""
         if state.shared is not None:
             return state.shared
@@ -169,7 +169,7 @@ class States(ABC):
             self._count()
             pairs = zip(counts, self.arrays(state.place), strict=True)
             key = self.blurred(state.place), tuple(self._distances(count, schemas) for count, schemas in pairs)
-            found = state.counted[counts] = self._shared.setdefault(key, Shared())
+            found = state.counted[counts] = self._shared.setdefault(key, SharedMask())
         return found
 
     def _count(self) -> None:
@@ -196,12 +196,12 @@ class States(ABC):
     def kind(self, place: Any) -> int:
         """Return which tokens do the same at a place."""
 
-    def _interned(self, place: Any) -> State:
+    def _interned(self, place: Any) -> TextState:
         found = self._states.get(place)
         if found is None:
             is_counted = any(schemas.counts or schemas.has_places for schemas in self.arrays(place))
-            shared = None if is_counted else self._shared.setdefault((self.blurred(place), ()), Shared())
-            found = self._states[place] = State(place, self.kind(place), shared)
+            shared = None if is_counted else self._shared.setdefault((self.blurred(place), ()), SharedMask())
+            found = self._states[place] = TextState(place, self.kind(place), shared)
         return found
 
     def _distances(self, count: int, schemas: Schemas) -> Any:

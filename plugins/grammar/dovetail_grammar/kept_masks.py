@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 
 from dovetail.sdk.masks import Words
-from dovetail_grammar.json_states import Shared
+from dovetail_grammar.json_states import SharedMask
 
 MAX_BYTES = 32 * 1024 * 1024
 """Of all masks that are kept, with their owners; memory that was never needed takes none."""
@@ -15,7 +15,7 @@ OWNER_BYTES = 512
 """Of a mask's owner and the views that it has of the mask; measured."""
 
 
-class _Owner(weakref.ref[Shared]):
+class _Owner(weakref.ref[SharedMask]):
     """Whose a slot is, while there is a grammar with that state."""
 
     __slots__ = ("slot",)
@@ -36,7 +36,7 @@ class KeptMasks:
         self._free: list[int] = []
         self._hand = 0
 
-    def keep(self, shared: Shared, line: Words) -> None:
+    def keep(self, shared: SharedMask, line: Words) -> None:
         """Keep a copy of a state's mask."""
         shared.slot = self._free_slot()
         owner = _Owner(shared, self._gone)
@@ -46,7 +46,7 @@ class KeptMasks:
         shared.line[:] = line
         shared.bits = shared.line.data.cast("B")
 
-    def _gone(self, owner: weakref.ref[Shared]) -> None:
+    def _gone(self, owner: weakref.ref[SharedMask]) -> None:
         """A state is gone. This comes from any thread, at any time."""
         if isinstance(owner, _Owner):
             self._free.append(owner.slot)

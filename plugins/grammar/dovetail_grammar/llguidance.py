@@ -37,9 +37,9 @@ from dovetail.sdk.masks import Words, draw_ids
 from dovetail.sdk.schemas.structural import schemas_with_places
 from dovetail_grammar.call_states import CallTexts, followed, states_of
 from dovetail_grammar.choices import UNREADABLE
-from dovetail_grammar.gbnf import UnreadableError
+from dovetail_grammar.gbnf import GbnfError
 from dovetail_grammar.json_reader import Counts
-from dovetail_grammar.json_states import Shared, State, States
+from dovetail_grammar.json_states import SharedMask, States, TextState
 from dovetail_grammar.kept_masks import KeptMasks
 from dovetail_grammar.llguidance_cost import is_cheap
 from dovetail_grammar.llguidance_errors import first_line, worded
@@ -117,7 +117,7 @@ class LlguidanceBackend(GrammarBackend):
         try:
             source = to_llguidance(self._library, self._prepared(spec), self._vocabulary)
         except ValueError as error:
-            code = "unsupported_grammar" if isinstance(error, UnreadableError) else "invalid_grammar"
+            code = "unsupported_grammar" if isinstance(error, GbnfError) else "invalid_grammar"
             raise RequestError(f"the grammar cannot be read: {error}", code=code) from None
         if not self.inline(spec):
             return json.dumps([spec.kind, source, followed(spec)]).encode()
@@ -171,7 +171,7 @@ class LlguidanceBackend(GrammarBackend):
         if kept is None:
             kept = self._kept = KeptMasks(self._vocabulary.mask_words)
         going: list[tuple[LlguidanceMatcher, int]] = []
-        first: dict[Shared, int] = {}
+        first: dict[SharedMask, int] = {}
         equal: list[tuple[LlguidanceMatcher, int, int]] = []
         for matcher, row in zip(matchers, rows, strict=True):
             if not isinstance(matcher, LlguidanceMatcher) or matcher.terminated:
@@ -340,8 +340,8 @@ class LlguidanceMatcher(EndingMatcher):
         self._taken: list[int] = []
         self._num_told = 0
         self._refused = ""
-        self._places: list[tuple[State | None, Counts]] = []
-        self._now: Shared | None = None
+        self._places: list[tuple[TextState | None, Counts]] = []
+        self._now: SharedMask | None = None
         self._max_untold = grammar.next_turn()
         self._failure: str | None = None
         self._was_asked = True
@@ -355,7 +355,7 @@ class LlguidanceMatcher(EndingMatcher):
         return self._inner
 
     @property
-    def shared(self) -> Shared | None:
+    def shared(self) -> SharedMask | None:
         """What this state has in common with others that are followed by the same texts, where that is known."""
         places, taken = self._places, self._taken
         if len(places) > len(taken):
@@ -383,7 +383,7 @@ class LlguidanceMatcher(EndingMatcher):
             self._failure = first_line(inner.get_error()) if inner.is_error() else None
         return self._failure or self._refused or None
 
-    def known(self) -> Shared | None:
+    def known(self) -> SharedMask | None:
         """Return `shared`, where a mask kept for it holds: no end was accepted, and nothing has failed."""
         if self._terminated or self._failure or self._refused or (self._was_asked and self.error is not None):
             return None

@@ -18,7 +18,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.formats import FORMATS, PATTERNS
 from dovetail.sdk.schemas.schema import escape
-from dovetail_grammar.gbnf import UnreadableError
+from dovetail_grammar.gbnf import GbnfError
 from dovetail_grammar.patterns import has_control, is_leaky, is_unreadable, rewritten, tightened
 
 REFUSED = frozenset(
@@ -337,7 +337,7 @@ def _rewrite(made: dict[str, Any], root: Mapping[str, Any]) -> None:
             made[key] = bound = int(bound)  # which the library reads to the last digit
         far = _far(key, made)
         if _is_too_far(key, made):
-            raise UnreadableError(f"{key} is beyond {far:.0e}")
+            raise GbnfError(f"{key} is beyond {far:.0e}")
         if abs(bound) > far:
             made[key] = -far if further > 0 else far  # some numbers that conform are not offered then
         elif isinstance(bound, int) and abs(bound) > EXACT:

@@ -15,7 +15,7 @@ from dovetail.sdk.config import dense_config
 Shape = tuple[int, ...]
 
 
-class Llama:
+class LlamaFacts:
     """Of `LlamaForCausalLM`."""
 
     unneeded: ClassVar[str] = r".*rotary_emb\.inv_freq"
@@ -44,21 +44,21 @@ class Llama:
         return found
 
 
-class Qwen2(Llama):
+class Qwen2Facts(LlamaFacts):
     """Of `Qwen2ForCausalLM`."""
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        """As of `Llama`; biases on the query, key and value projections."""
+        """As of `LlamaFacts`; biases on the query, key and value projections."""
         return dense_config(hf, has_windows=_has_windows(hf), qkv_bias=True)
 
 
-class Qwen3(Llama):
+class Qwen3Facts(LlamaFacts):
     """Of `Qwen3ForCausalLM`."""
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        """As of `Llama`; a norm on every query and key head."""
+        """As of `LlamaFacts`; a norm on every query and key head."""
         bias = bool(hf.get("attention_bias", False))
         return dense_config(hf, has_windows=_has_windows(hf), qk_norm=True, qkv_bias=bias, out_bias=bias)
 

@@ -21,4 +21,4 @@ class Qwen2(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        return dense.Qwen2.config_from_hf(hf)
+        return dense.Qwen2Facts.config_from_hf(hf)

@@ -21,4 +21,4 @@ class Qwen3(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        return dense.Qwen3.config_from_hf(hf)
+        return dense.Qwen3Facts.config_from_hf(hf)

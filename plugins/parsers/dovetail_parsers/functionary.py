@@ -28,7 +28,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Known:
+class FunctionNames:
     """The `ToolFormat.body` of Functionary: its machine reads calls itself and asks for the tools' names alone."""
 
     names: frozenset[str]
@@ -64,7 +64,7 @@ class FunctionaryParser(MessagesParser):
     @property
     def _names(self) -> frozenset[str]:
         body = None if self._spec.tools is None else self._spec.tools.body
-        return body.names if isinstance(body, Known) else frozenset()
+        return body.names if isinstance(body, FunctionNames) else frozenset()
 
 
 class FunctionaryReasoning(Declared):

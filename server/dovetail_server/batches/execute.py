@@ -38,7 +38,7 @@ from dovetail_server.serving.job import Job, make_job
 
 if TYPE_CHECKING:
     from dovetail_server.reading.context import ReadingContext
-    from dovetail_server.reading.wire import Outcome
+    from dovetail_server.reading.wire import BodyResult
     from dovetail_server.serving.prompts import Prompts
 
 Pooled = EmbeddingRequest | RerankRequest | ScoreRequest | ClassifyRequest
@@ -133,7 +133,7 @@ async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> Reply:
         )
 
 
-async def elsewhere(state: ReadingContext, task: tasks.Task[Any] | Route, raw: bytes) -> Outcome:
+async def elsewhere(state: ReadingContext, task: tasks.Task[Any] | Route, raw: bytes) -> BodyResult:
     """Have another process read a line."""
     return await state.bodies.run(task, raw, owner=CALLER.get().owner, is_background=True, is_line=True)
 

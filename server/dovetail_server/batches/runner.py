@@ -20,7 +20,7 @@ from dovetail_server.batches.lines import Leased, LineStore, at_once
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.result import Result, lost_line, refusal
 from dovetail_server.batches.store import BatchStore
-from dovetail_server.batches.writer import Writer
+from dovetail_server.batches.writer import ResultWriter
 from dovetail_server.errors import ServiceError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN, Origin
@@ -47,7 +47,7 @@ class Runner:
     """One per process. The database says what is to do; `wake` says that there is something new."""
 
     def __init__(
-        self, state: ReadingContext, store: BatchStore, lines: LineStore, writer: Writer, layout: StoragePaths
+        self, state: ReadingContext, store: BatchStore, lines: LineStore, writer: ResultWriter, layout: StoragePaths
     ) -> None:
         """Prepare; `run` does the work."""
         self.state = state

@@ -21,7 +21,7 @@ from dovetail_server.batches.model import ENDPOINTS, NOT_HERE, to_batch
 from dovetail_server.batches.processes import Processes
 from dovetail_server.batches.runner import Runner
 from dovetail_server.batches.store import BatchStore
-from dovetail_server.batches.writer import Writer
+from dovetail_server.batches.writer import ResultWriter
 from dovetail_server.errors import ServiceError
 from dovetail_server.schema.batches import Batch, BatchRequest
 from dovetail_server.storage.completions import CompletionStore
@@ -54,7 +54,7 @@ class BatchService:
         self.processes = Processes(database, self.owner)
         self.batches = BatchStore(database, self.processes, state.served)
         self.lines = LineStore(database, self.owner, self.processes)
-        self.writer = Writer(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
+        self.writer = ResultWriter(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
         self.finalizer = BatchFinalizer(
             self.batches,
             self.lines,

@@ -23,7 +23,7 @@ FLUSH_S = 5.0
 Item = tuple[Leased, Result, "asyncio.Future[None]"]
 
 
-class Writer:
+class ResultWriter:
     """Saves results in groups, so that many share one sync and one transaction."""
 
     def __init__(self, lines: LineStore, layout: StoragePaths, min_free: int, on_saved: Callable[[], None]) -> None:

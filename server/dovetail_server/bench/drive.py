@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dovetail.contracts.errors import DovetailError
-from dovetail_server.bench.jobs import LENGTH, Job, Outcome, Progress, Record, Report, Shot, Warm, frame
-from dovetail_server.bench.prompts import Prompts
-from dovetail_server.bench.wire import PATHS, Sampling, body_of
+from dovetail_server.bench.jobs import LENGTH, ClientPlan, ClientResult, Progress, Record, Report, Shot, Warm, frame
+from dovetail_server.bench.prompts import PromptSource
+from dovetail_server.bench.wire import PATHS, BenchSampling, body_of
 from dovetail_server.bench.workloads import Workload
 
 ALL_COUNTED, ONE_OF = 4, 16
@@ -35,7 +35,7 @@ class Run:
 
     base_url: str
     endpoint: str
-    sampling: Sampling
+    sampling: BenchSampling
     headers: dict[str, str]
     supports_counts: bool
     """The server can say in every event how many tokens there are so far."""
@@ -62,7 +62,7 @@ def num_workers(concurrency: int, wanted: int | None) -> int:
     return max(1, min((concurrency + 31) // 32, cores // 2, 8))
 
 
-def shots_of(workload: Workload, run: Run, prompts: Prompts, num: int, *, timed: bool) -> list[Shot]:
+def shots_of(workload: Workload, run: Run, prompts: PromptSource, num: int, *, timed: bool) -> list[Shot]:
     """Write the bodies of `num` requests; `timed` spreads them by the workload's request rate."""
     sampling = replace(run.sampling, stream=workload.stream, extra=workload.extra)
     shots, at, rng = [], 0.0, random.Random(run.seed)
@@ -78,12 +78,12 @@ def shots_of(workload: Workload, run: Run, prompts: Prompts, num: int, *, timed:
     return shots
 
 
-def split(run: Run, workload: Workload, warmup: Sequence[Shot], shots: Sequence[Shot]) -> list[Job]:
+def split(run: Run, workload: Workload, warmup: Sequence[Shot], shots: Sequence[Shot]) -> list[ClientPlan]:
     """Deal the requests out to client processes, and the places in flight."""
     slots = min(workload.slots, max(len(shots), len(warmup)))
     num = num_workers(slots, run.workers)
     return [
-        Job(
+        ClientPlan(
             url=run.base_url + PATHS[run.endpoint],
             headers={"content-type": "application/json", **run.headers},
             stream=workload.stream,
@@ -120,7 +120,7 @@ class ClientProcess:
             stdin.write(frame(message))
             await stdin.drain()
 
-    async def receive(self) -> Warm | Outcome:
+    async def receive(self) -> Warm | ClientResult:
         """Wait for the end of the warm-up, or of the run.
 
         Raises:
@@ -148,7 +148,7 @@ class ClientProcess:
 
 
 async def drive(
-    workload: Workload, run: Run, prompts: Prompts, warm_prompts: Prompts, tell: Callable[[int], None]
+    workload: Workload, run: Run, prompts: PromptSource, warm_prompts: PromptSource, tell: Callable[[int], None]
 ) -> Seen:
     """Run a workload after its warm-up, whose prompts are others, so that nothing measured is cached already.
 
@@ -173,7 +173,7 @@ async def drive(
         ticker = asyncio.create_task(_tick(workers, tell))
         start = time.monotonic() + HEAD_START_S
         await asyncio.gather(*(worker.send(start) for worker in workers))
-        ends = [end for end in await asyncio.gather(*(w.receive() for w in workers)) if isinstance(end, Outcome)]
+        ends = [end for end in await asyncio.gather(*(w.receive() for w in workers)) if isinstance(end, ClientResult)]
     finally:
         if ticker is not None:
             ticker.cancel()

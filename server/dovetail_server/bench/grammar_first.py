@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Vocabulary
 from dovetail.engine.core import EngineCore
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.messages import GrammarOption, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins
 from dovetail_server.bench.grammar_masks import SETTLE_S, points
@@ -26,7 +26,7 @@ class FirstTokenBench:
         size = core.info.vocab_size
         nothing = Vocabulary(tokens=(), size=size, eos_ids=frozenset(), special_ids=frozenset(), fingerprint="")
         backends = plugins.candidates("grammar_backend")
-        self._router = Router({planned.name: backend(nothing) for planned, backend in backends})
+        self._router = GrammarRouter({planned.name: backend(nothing) for planned, backend in backends})
         self._core = core
         self._count = 0
 

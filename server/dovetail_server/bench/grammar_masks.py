@@ -15,12 +15,12 @@ import torch
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
-from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.sdk.masks import ids_of
@@ -65,7 +65,9 @@ class MaskBench:
         self._specs = specs_of(num_schemas, seed)
         plugins = load(make_plan(Registry.scan(), grammar_backend="auto"), "engine")
         self.service = GrammarService(plugins, lambda: vocabulary, timeout_s=5, cache_bytes=1 << 30)
-        self._router = Router({p.name: backend(vocabulary) for p, backend in plugins.candidates("grammar_backend")})
+        self._router = GrammarRouter(
+            {p.name: backend(vocabulary) for p, backend in plugins.candidates("grammar_backend")}
+        )
         self.service.warm_up()
         warm = GrammarSpec(kind=Kind.JSON, source='{"type": "null"}')
         self._outcome(self.service.request(self._router.route(warm, "json_schema").steps))
@@ -158,7 +160,7 @@ class MaskBench:
         """End threads and processes."""
         self.service.close()
 
-    def _outcome(self, future: CompileFuture) -> Enforced | Refused | None:
+    def _outcome(self, future: CompileFuture) -> Enforced | RejectedGrammar | None:
         """Wait for a future as the engine does, without its other work."""
         while not future.is_ready:
             self.service.wait(0.002)

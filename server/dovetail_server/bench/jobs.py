@@ -18,7 +18,7 @@ class Shot(msgspec.Struct, frozen=True, array_like=True):
     at: float | None = None
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that one client process does."""
 
     url: str
@@ -61,14 +61,14 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     done: int
 
 
-class Outcome(msgspec.Struct, frozen=True, tag=True):
+class ClientResult(msgspec.Struct, frozen=True, tag=True):
     """The end of a client process; `busy` is the share of one core that it used."""
 
     records: list[Record]
     busy: float
 
 
-Report = Warm | Progress | Outcome
+Report = Warm | Progress | ClientResult
 encode = msgspec.msgpack.Encoder().encode
 
 

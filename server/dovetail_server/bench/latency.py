@@ -16,7 +16,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.messages import EngineInfo, SamplingParams
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.engine import BareEngine
-from dovetail_server.bench.prompts import RandomIds, Vocabulary
+from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
 from dovetail_server.bench.roofline import Bandwidth, Floor, facts_of, quantised_by
 from dovetail_server.bench.workloads import Workload
 from dovetail_server.run import engine_settings
@@ -112,7 +112,7 @@ async def measure(engine: BareEngine, options: LatencyOptions) -> tuple[EngineIn
     try:
         info = await engine.start()
         check_room(info, options)
-        vocabulary = Vocabulary.of_size(info.vocab_size, "the engine's")
+        vocabulary = PromptVocabulary.of_size(info.vocab_size, "the engine's")
         for size in options.batch_sizes:
             params = SamplingParams(
                 max_tokens=options.output_len,

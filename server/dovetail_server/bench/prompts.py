@@ -14,7 +14,7 @@ from dovetail_server.bench.wire import Prompt
 from dovetail_server.bench.workloads import Workload
 
 
-class Prompts(Protocol):
+class PromptSource(Protocol):
     """Where prompts come from."""
 
     def draw(self, workload: Workload, num: int) -> Iterator[tuple[Prompt, int]]:
@@ -23,7 +23,7 @@ class Prompts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class PromptVocabulary:
     """Ids that prompts are made of, and where they come from. `decode` is known if there is a tokenizer."""
 
     ids: Sequence[int]
@@ -31,7 +31,7 @@ class Vocabulary:
     tokenizer: Any = None
 
     @classmethod
-    def of_size(cls, size: int, origin: str) -> Vocabulary:
+    def of_size(cls, size: int, origin: str) -> PromptVocabulary:
         """Take the middle of a vocabulary: special tokens are at its ends.
 
         Raises:
@@ -43,7 +43,7 @@ class Vocabulary:
         return cls(ids, origin)
 
     @classmethod
-    def of_folder(cls, folder: Path, *, readable: bool = False) -> Vocabulary:
+    def of_folder(cls, folder: Path, *, readable: bool = False) -> PromptVocabulary:
         """Take all ordinary tokens of a tokenizer, or those that are `readable` by themselves: for prompts of text.
 
         Raises:
@@ -69,7 +69,7 @@ class Vocabulary:
 class RandomIds:
     """Random ids, exactly as many as the workload says."""
 
-    vocabulary: Vocabulary
+    vocabulary: PromptVocabulary
     seed: str
 
     def draw(self, workload: Workload, num: int) -> Iterator[tuple[Prompt, int]]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.bench.results import Figures
+from dovetail_server.bench.results import WorkloadResult
 
 WIDTH = 180
 DASH = "-"
@@ -43,7 +43,7 @@ def points(values: Mapping[str, float] | None, *names: str) -> str:
     )
 
 
-Column = tuple[str, Callable[[Figures], str]]
+Column = tuple[str, Callable[[WorkloadResult], str]]
 COLUMNS: tuple[Column, ...] = (
     ("workload", lambda f: f.workload.name),
     ("ok", lambda f: str(f.num_ok) if not f.num_failed else f"{f.num_ok}, {f.num_failed} failed"),
@@ -94,13 +94,13 @@ def with_floor(value: float | None, of_floor: float | None) -> str:
     return number(value) if of_floor is None else f"{number(value)}  ({share(of_floor)} of the floor)"
 
 
-def brief(figures: Figures) -> str:
+def brief(figures: WorkloadResult) -> str:
     """Say in a line how a workload went, for those who wait for the others."""
     failed = f", {figures.num_failed} failed" if figures.num_failed else ""
     return f"{figures.workload.name}: {number(figures.output_tok_s)} output tok/s, {figures.num_ok} answered{failed}"
 
 
-def show(out: Console, title: str, all_figures: Sequence[Figures], facts: Sequence[str]) -> None:
+def show(out: Console, title: str, all_figures: Sequence[WorkloadResult], facts: Sequence[str]) -> None:
     """Print one workload in full, several as rows; then what the floor rests on, failures and notes."""
     if len(all_figures) == 1:
         table = Table(title=title, show_header=False)
@@ -127,7 +127,7 @@ def show(out: Console, title: str, all_figures: Sequence[Figures], facts: Sequen
             out.print(f"{figures.workload.name}: {note}", style="yellow", markup=False, soft_wrap=True)
 
 
-def compared(all_figures: Sequence[Figures]) -> list[str]:
+def compared(all_figures: Sequence[WorkloadResult]) -> list[str]:
     """Say in lines what share of another workload's rate each reaches that is compared with one."""
     rates = {figures.workload.name: figures.output_tok_s for figures in all_figures}
     return [
@@ -137,7 +137,7 @@ def compared(all_figures: Sequence[Figures]) -> list[str]:
     ]
 
 
-def rows(title: str, all_figures: Sequence[Figures], columns: Sequence[Column]) -> Table:
+def rows(title: str, all_figures: Sequence[WorkloadResult], columns: Sequence[Column]) -> Table:
     """Lay out a table with a row per workload."""
     table = Table(title=title)
     for name, _ in columns:

@@ -20,7 +20,7 @@ MANY_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class WorkloadResult:
     """One workload. Rates are per second over the whole run; None where it cannot be told.
 
     Attributes:
@@ -85,7 +85,7 @@ def percentiles(values: Sequence[float], points: Sequence[int], scale: float = 1
     return {f"p{point}": float(value) for point, value in zip(points, found, strict=True)}
 
 
-def figures_of(workload: Workload, seen: Seen, floor: Floor, wanted_lens: Sequence[int]) -> Figures:
+def figures_of(workload: Workload, seen: Seen, floor: Floor, wanted_lens: Sequence[int]) -> WorkloadResult:
     """Compute everything.
 
     Args:
@@ -119,10 +119,10 @@ def figures_of(workload: Workload, seen: Seen, floor: Floor, wanted_lens: Sequen
         "client_busy": seen.busy,
     }
     if not good:
-        return Figures(**common)
+        return WorkloadResult(**common)
     streamed = stream_figures(workload, good) if workload.stream else {}
     floored = floor_figures(workload, common, streamed, floor)
-    return Figures(**common, **streamed, **floored, notes=notes(workload, common, seen))
+    return WorkloadResult(**common, **streamed, **floored, notes=notes(workload, common, seen))
 
 
 def stream_figures(workload: Workload, good: Sequence[Record]) -> dict[str, Any]:

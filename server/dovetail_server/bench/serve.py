@@ -22,10 +22,10 @@ from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
 from dovetail_server.bench.launch import Launched, launched
 from dovetail_server.bench.options import ServeOptions
-from dovetail_server.bench.results import Figures, figures_of
+from dovetail_server.bench.results import WorkloadResult, figures_of
 from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
 from dovetail_server.bench.target import BenchTarget, clean_url, discover, probe
-from dovetail_server.bench.wire import Prompt, Sampling
+from dovetail_server.bench.wire import BenchSampling, Prompt
 from dovetail_server.bench.worker import open_session
 from dovetail_server.bench.workloads import Workload, sampling_text
 from dovetail_server.kernel_cache import CacheLook
@@ -56,11 +56,11 @@ class ServeStart:
 class Material:
     """What prompts are made from."""
 
-    vocabulary: prompts.Vocabulary | None
+    vocabulary: prompts.PromptVocabulary | None
     lines: Sequence[tuple[Prompt, int | None]]
     wants_text: bool
 
-    def source(self, seed: str, *, skip: int = 0) -> prompts.Prompts:
+    def source(self, seed: str, *, skip: int = 0) -> prompts.PromptSource:
         """Return prompts; other seeds, or another `skip` of a file, give others."""
         if self.vocabulary is None:
             return prompts.FilePrompts(self.lines, skip)
@@ -109,7 +109,7 @@ async def first_answer(
     """
     ready_s = await server.wait_ready(session, options.start_timeout_s)
     target = await discover(session, server.base_url, options.model)
-    await probe(session, target, "completions", FIRST_PROMPT, Sampling(model=target.model, stream=False))
+    await probe(session, target, "completions", FIRST_PROMPT, BenchSampling(model=target.model, stream=False))
     answered_s, ready_at = time.monotonic() - server.started, server.started + ready_s
     return ServeStart(ready_s=ready_s, first_answer_s=answered_s, ready_at=ready_at, cache=cache)
 
@@ -121,7 +121,7 @@ async def measure_all(
     material: Material,
     floor: Floor,
     start: ServeStart | None,
-) -> list[Figures]:
+) -> list[WorkloadResult]:
     """Run every workload; the JSON file is written after each."""
     setup = Run(
         base_url=target.base_url,
@@ -133,7 +133,7 @@ async def measure_all(
         workers=options.workers,
         timeout_s=options.timeout_s,
     )
-    found: list[Figures] = []
+    found: list[WorkloadResult] = []
     for workload in options.workloads:
         since_ready_s = time.monotonic() - start.ready_at if start is not None else None
         figures = await measure(workload, setup, material, floor)
@@ -145,9 +145,9 @@ async def measure_all(
     return found
 
 
-def sampling_of(options: ServeOptions, target: BenchTarget) -> Sampling:
+def sampling_of(options: ServeOptions, target: BenchTarget) -> BenchSampling:
     """Return what all requests have in common."""
-    return Sampling(model=target.model, temperature=options.temperature, ignore_eos=options.ignore_eos)
+    return BenchSampling(model=target.model, temperature=options.temperature, ignore_eos=options.ignore_eos)
 
 
 async def probe_all(
@@ -198,11 +198,11 @@ def material_of(
                 f"prompts of text are made by a tokenizer; give --tokenizer DIR, the model's folder{instead}"
             )
     if folder is not None:
-        vocabulary = prompts.Vocabulary.of_folder(folder, readable=wants_text)
+        vocabulary = prompts.PromptVocabulary.of_folder(folder, readable=wants_text)
     elif target.vocab_size is not None:
-        vocabulary = prompts.Vocabulary.of_size(target.vocab_size, "size told by the server")
+        vocabulary = prompts.PromptVocabulary.of_size(target.vocab_size, "size told by the server")
     elif isinstance(facts, ModelFacts):
-        vocabulary = prompts.Vocabulary.of_size(facts.vocab_size, "size from config.json")
+        vocabulary = prompts.PromptVocabulary.of_size(facts.vocab_size, "size from config.json")
     else:
         raise ConfigError("the size of the model's vocabulary is not known; give --tokenizer DIR or --model-path DIR")
     return Material(vocabulary=vocabulary, lines=(), wants_text=wants_text)
@@ -227,7 +227,7 @@ async def find_floor(options: ServeOptions, target: BenchTarget, facts: ModelFac
     )
 
 
-async def measure(workload: Workload, run: Run, material: Material, floor: Floor) -> Figures:
+async def measure(workload: Workload, run: Run, material: Material, floor: Floor) -> WorkloadResult:
     """Run one workload behind a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True, disable=not report.console().is_terminal) as progress:
@@ -241,7 +241,7 @@ async def measure(workload: Workload, run: Run, material: Material, floor: Floor
 
 
 def describe(
-    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[Figures]
+    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[WorkloadResult]
 ) -> list[str]:
     """Say in lines what was measured, under which conditions, and what the floor rests on."""
     version = f" {target.version}" if target.version else ""
@@ -262,7 +262,7 @@ def describe(
 
 
 def as_report(
-    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[Figures]
+    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[WorkloadResult]
 ) -> dict[str, Any]:
     """Return everything for JSON."""
     return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail_server.bench.wire import Counts, counts_of, error_of, has_tokens, is_finish
+from dovetail_server.bench.wire import UsageCounts, counts_of, error_of, has_tokens, is_finish
 
 PLAIN = (b'"finish_reason":null', b'"finish_reason": null')
 COUNT = b'"completion_tokens":'
@@ -53,7 +53,7 @@ class StreamScan:
         self.tokens_at_first = self.num_events = 0
         self.gaps: list[float] = []
         self.gap_tokens: list[int] = []
-        self.counts: Counts | None = None
+        self.counts: UsageCounts | None = None
         self.error: str | None = None
         self.is_done = False
         self._tokens = 0

@@ -14,7 +14,7 @@ import aiohttp
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.bench.jobs import Record
 from dovetail_server.bench.stream import StreamScan
-from dovetail_server.bench.wire import PATHS, Prompt, Sampling, body_of
+from dovetail_server.bench.wire import PATHS, BenchSampling, Prompt, body_of
 from dovetail_server.bench.worker import problem, take_whole
 
 LOCAL = frozenset(("127.0.0.1", "localhost", "::1"))
@@ -126,7 +126,7 @@ async def _get(session: aiohttp.ClientSession, base_url: str, path: str, *, need
 
 
 async def probe(
-    session: aiohttp.ClientSession, target: BenchTarget, endpoint: str, prompt: Prompt, sampling: Sampling
+    session: aiohttp.ClientSession, target: BenchTarget, endpoint: str, prompt: Prompt, sampling: BenchSampling
 ) -> bool:
     """Send one short request of the kind that will be measured.
 
@@ -149,7 +149,7 @@ async def _try(
     target: BenchTarget,
     endpoint: str,
     prompt: Prompt,
-    sampling: Sampling,
+    sampling: BenchSampling,
     *,
     counts_events: bool,
 ) -> tuple[int, bool]:

@@ -13,7 +13,7 @@ import dovetail
 from dovetail import LLM, SamplingParams
 from dovetail_server.bench import report
 from dovetail_server.bench.latency import floor_for
-from dovetail_server.bench.prompts import FilePrompts, Prompts, RandomIds, Vocabulary, read_dataset
+from dovetail_server.bench.prompts import FilePrompts, PromptSource, PromptVocabulary, RandomIds, read_dataset
 from dovetail_server.bench.roofline import Floor
 from dovetail_server.bench.workloads import Span, Workload
 from dovetail_server.run import engine_settings
@@ -69,8 +69,8 @@ def main(options: ThroughputOptions) -> int:
     began = time.perf_counter()
     with LLM(engine.model_path, reasoning_parser=None, tool_call_parser=None, grammar_backend=None, **given) as llm:
         load_s = time.perf_counter() - began
-        source: Prompts = FilePrompts(lines) if lines else RandomIds(
-            Vocabulary.of_size(llm.info.vocab_size, "the engine's"), str(options.seed)
+        source: PromptSource = FilePrompts(lines) if lines else RandomIds(
+            PromptVocabulary.of_size(llm.info.vocab_size, "the engine's"), str(options.seed)
         )  # fmt: skip
         prompts, params = requests(source, options)
         llm.generate(prompts[:1], params[0], use_tqdm=False)
@@ -105,7 +105,9 @@ def main(options: ThroughputOptions) -> int:
     return 0
 
 
-def requests(source: Prompts, options: ThroughputOptions) -> tuple[list[str | Sequence[int]], list[SamplingParams]]:
+def requests(
+    source: PromptSource, options: ThroughputOptions
+) -> tuple[list[str | Sequence[int]], list[SamplingParams]]:
     """Return prompts and their parameters."""
     load = Workload(
         name="offline",

@@ -22,7 +22,7 @@ PATHS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class BenchSampling:
     """What all requests of a run have in common.
 
     `ignore_eos` goes with showing special tokens: a model of random weights may say nothing else, and a token without
@@ -38,7 +38,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class UsageCounts:
     """Tokens of a reply as the server counted them."""
 
     prompt: int
@@ -46,7 +46,7 @@ class Counts:
     cached: int
 
 
-def body_of(endpoint: str, prompt: Prompt, output_len: int, sampling: Sampling, *, counts_events: bool) -> Any:
+def body_of(endpoint: str, prompt: Prompt, output_len: int, sampling: BenchSampling, *, counts_events: bool) -> Any:
     """Return a request's body; `counts_events` asks for the tokens so far in every event."""
     if endpoint == "generate":
         params = {
@@ -76,7 +76,7 @@ def body_of(endpoint: str, prompt: Prompt, output_len: int, sampling: Sampling, 
     return body | dict(sampling.extra)
 
 
-def counts_of(reply: Any) -> Counts | None:
+def counts_of(reply: Any) -> UsageCounts | None:
     """Return the counts in an event or a whole reply, None where there are none."""
     if not isinstance(reply, dict):
         return None
@@ -89,7 +89,7 @@ def counts_of(reply: Any) -> Counts | None:
     prompt, completion = found.get("prompt_tokens"), found.get("completion_tokens")
     if not isinstance(prompt, int) or not isinstance(completion or 0, int):
         return None
-    return Counts(prompt, completion or 0, cached if isinstance(cached, int) else 0)
+    return UsageCounts(prompt, completion or 0, cached if isinstance(cached, int) else 0)
 
 
 def error_of(reply: Any) -> str | None:

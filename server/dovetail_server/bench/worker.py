@@ -12,7 +12,7 @@ from typing import BinaryIO
 import aiohttp
 import msgspec
 
-from dovetail_server.bench.jobs import LENGTH, Job, Outcome, Progress, Record, Report, Shot, Warm, frame
+from dovetail_server.bench.jobs import LENGTH, ClientPlan, ClientResult, Progress, Record, Report, Shot, Warm, frame
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import counts_of, error_of
 
@@ -26,7 +26,7 @@ clock = time.monotonic
 class Client:
     """Sends shots and keeps what became of them."""
 
-    def __init__(self, session: aiohttp.ClientSession, job: Job) -> None:
+    def __init__(self, session: aiohttp.ClientSession, job: ClientPlan) -> None:
         self.session = session
         self.job = job
         self.num_done = 0
@@ -139,7 +139,7 @@ def open_session(headers: dict[str, str], timeout_s: float) -> aiohttp.ClientSes
     )
 
 
-async def work(job: Job) -> None:
+async def work(job: ClientPlan) -> None:
     """Warm up, wait for the start, send everything."""
     async with open_session(job.headers, job.timeout_s) as session:
         client = Client(session, job)
@@ -156,7 +156,7 @@ async def work(job: Job) -> None:
         records = await client.run(job.shots, start)
         busy = (time.process_time() - used) / max(clock() - began, 1e-9)
         progress.cancel()
-        tell(Outcome(records=records, busy=busy))
+        tell(ClientResult(records=records, busy=busy))
 
 
 def loop_runner() -> asyncio.Runner:
@@ -173,7 +173,7 @@ def main() -> int:
     data = read_frame(sys.stdin.buffer)
     if not data:
         return 1
-    job = msgspec.msgpack.decode(data, type=Job)
+    job = msgspec.msgpack.decode(data, type=ClientPlan)
     with suppress(KeyboardInterrupt), loop_runner() as runner:
         runner.run(work(job))
     return 0

@@ -14,7 +14,7 @@ from dovetail.contracts.errors import ConfigError, DovetailError
 
 if TYPE_CHECKING:
     from dovetail_server.terminal.chat import Ask
-    from dovetail_server.terminal.client import Server
+    from dovetail_server.terminal.client import ServerClient
 
 
 def main(argv: list[str]) -> int:
@@ -61,19 +61,19 @@ def _leave(number: int, _: object) -> None:
 
 def connected(
     url: str | None, model: str | None, flags: list[str], given_key: str | None
-) -> AbstractContextManager[Server]:
+) -> AbstractContextManager[ServerClient]:
     """Return the server to talk with, started here if there is no address."""
-    from dovetail_server.terminal.client import Server, key_from
+    from dovetail_server.terminal.client import ServerClient, key_from
     from dovetail_server.terminal.own_server import serving
 
     key = key_from(given_key)
     if url is not None:
-        return nullcontext(Server(url, key))
+        return nullcontext(ServerClient(url, key))
     print(f"Loading {model or 'the demo model'} …", file=sys.stderr)
     return serving(model, flags, key)
 
 
-def converse(server: Server, name: str | None, system: str) -> None:
+def converse(server: ServerClient, name: str | None, system: str) -> None:
     """Hold the conversation.
 
     Raises:
@@ -81,18 +81,18 @@ def converse(server: Server, name: str | None, system: str) -> None:
     """
     from rich.console import Console
 
-    from dovetail_server.terminal.chat import Chat
-    from dovetail_server.terminal.conversation import Conversation
+    from dovetail_server.terminal.chat import ChatLoop
+    from dovetail_server.terminal.conversation import ChatSession
     from dovetail_server.terminal.show import Screen
 
     names = server.models()
     if name is not None and name not in names:
         raise ConfigError(f"--name {name!r}: the server has {', '.join(names)}")
     screen = Screen(Console())
-    conversation = Conversation(name or names[0], system)
+    conversation = ChatSession(name or names[0], system)
     if sys.stdin.isatty():
         screen.note(f"{conversation.model} at {server.url}. /help shows the commands.")
-    Chat(server, conversation, screen, asker()).run()
+    ChatLoop(server, conversation, screen, asker()).run()
 
 
 def asker() -> Ask:

@@ -69,7 +69,7 @@ def serve(settings: ServeSettings) -> int:
     from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
     from dovetail_server.http.connections import raise_file_limit
-    from dovetail_server.startup import CHECKS, Phases
+    from dovetail_server.startup import CHECKS, StartupTimer
 
     log.setup(settings.log_level, form=settings.log_format)
     if (notice := cpu_notice()) is not None:
@@ -78,7 +78,7 @@ def serve(settings: ServeSettings) -> int:
         return serve_several(settings)
     name_exits()
     raise_file_limit()
-    phases = Phases()
+    phases = StartupTimer()
     is_demo = settings.model_path is None
     with phases.phase(CHECKS) as notes:
         settings = preflight.with_model(settings)

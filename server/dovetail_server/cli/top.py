@@ -48,11 +48,11 @@ def watch(url: str, key: str | None, interval: float, *, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from dovetail_server.terminal.client import Server, key_from
+    from dovetail_server.terminal.client import ServerClient, key_from
     from dovetail_server.terminal.load import Load
     from dovetail_server.terminal.top import picture
 
-    server = Server(url, key_from(key))
+    server = ServerClient(url, key_from(key))
 
     def look() -> Load:
         return Load.read(server.get("/metrics").decode(), time.monotonic())

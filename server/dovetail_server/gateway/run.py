@@ -29,7 +29,7 @@ from dovetail_server.gateway.state import GatewayState
 from dovetail_server.gateway.worker_settings import count_gpus, divide
 from dovetail_server.http.connections import raise_file_limit
 from dovetail_server.run import announce, forget_secrets, new_event_loop
-from dovetail_server.startup import Phases
+from dovetail_server.startup import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
@@ -52,7 +52,7 @@ def serve(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
     """
     check_installed()
     raise_file_limit()
-    phases = Phases()
+    phases = StartupTimer()
     shares = []
     with phases.phase("checks") as notes:
         preflight.check_certificate(settings)
@@ -108,7 +108,7 @@ class Gateway:
         self._lookouts: list[Service] = []
         self._is_renewing = self._is_renewed_again = False
 
-    async def run(self, listener: socket.socket, phases: Phases) -> int:
+    async def run(self, listener: socket.socket, phases: StartupTimer) -> int:
         """Serve until told to stop; see `serve`."""
         forget_secrets()
         state = GatewayState(self.settings, self.fleet, self.tasks)
@@ -161,7 +161,7 @@ class Gateway:
             text = f"the task {task.get_name()!r} died: {type(error).__name__}: {error}"
             raise DovetailError(f"{text}; that is a fault of Dovetail: report it with the log") from error
 
-    async def _get_ready(self, state: GatewayState, phases: Phases) -> None:
+    async def _get_ready(self, state: GatewayState, phases: StartupTimer) -> None:
         """Wait for smg and the workers: for all of our own, for one of others.
 
         Raises:

@@ -11,14 +11,14 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.ray.options import (
-    Model,
+    RayModel,
     actor_options,
     check_models,
     cluster_nodes,
     read_model,
     replica_values,
 )
-from dovetail_server.ray.proxy import Front, Served
+from dovetail_server.ray.proxy import DeployedModel, Front
 from dovetail_server.ray.replica import Replica
 from dovetail_server.ray.router import IMBALANCE
 
@@ -62,7 +62,7 @@ def deployment(model: str | None = None, *, models: Sequence[Mapping[str, Any]] 
     }
     if len(replicas) < len(read):
         raise ConfigError("two models have names that Ray cannot tell apart; give one another served_model_name")
-    served = [Served(one.deployment_name, one.names) for one in read]
+    served = [DeployedModel(one.deployment_name, one.names) for one in read]
     front = Front(front_values(read[0]), served, key)
     address = serve.deployment(
         serve.ingress(front)(),
@@ -86,7 +86,7 @@ def app(args: dict[str, Any]) -> Application:
     return deployment(**{name.replace("-", "_"): value for name, value in args.items()})
 
 
-def replica_deployment(model: Model, reserved: dict[str, Any], follows: dict[str, Any], key: str) -> Application:
+def replica_deployment(model: RayModel, reserved: dict[str, Any], follows: dict[str, Any], key: str) -> Application:
     """Return the deployment of one model's replicas."""
     options, settings = model.options, model.settings
     policy = AutoscalingPolicy(
@@ -122,7 +122,7 @@ def replica_deployment(model: Model, reserved: dict[str, Any], follows: dict[str
     ).bind(replica_values(model, follows, key))
 
 
-def front_values(model: Model) -> dict[str, Any]:
+def front_values(model: RayModel) -> dict[str, Any]:
     """Return the settings of the address: those of the first model that concern it."""
     names = {*model.settings.model_fields_set} & {*ADDRESS}
     return {name: _plain(getattr(model.settings, name)) for name in names}

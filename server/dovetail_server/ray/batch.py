@@ -24,8 +24,8 @@ from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.model import endpoint_of
 from dovetail_server.batches.result import Result
 from dovetail_server.ray.batch_files import CHUNK_LINES, BatchFile, LineChunk, files_of, look_through
-from dovetail_server.ray.options import Model, Node, RayOptions, actor_options, cluster_nodes, replica_values
-from dovetail_server.ray.replica import Server
+from dovetail_server.ray.options import ClusterNode, RayModel, RayOptions, actor_options, cluster_nodes, replica_values
+from dovetail_server.ray.replica import ReplicaServer
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.settings import ServeSettings
 
@@ -66,7 +66,7 @@ def run_files(
     pairs = files_of(source, target)
     others = of_batches(named_apis(settings))
     files = [BatchFile(one, out, look_through(one, settings.max_body_bytes, others)) for one, out in pairs]
-    model = Model(settings, RayOptions.model_validate({}))
+    model = RayModel(settings, RayOptions.model_validate({}))
     nodes = cluster_nodes()
     reserved, follows = actor_options(model, nodes, is_command=True)
     values = replica_values(model, follows, resume_key=None)
@@ -99,7 +99,7 @@ def depth(settings: ServeSettings) -> int:
     return 1 + -(-settings.max_running_requests // CHUNK_LINES)
 
 
-def room_for(nodes: list[Node], reserved: dict[str, Any]) -> int:
+def room_for(nodes: list[ClusterNode], reserved: dict[str, Any]) -> int:
     """Return how many actors the cluster has devices for, at least one."""
     gpus, cpus = reserved["num_gpus"], reserved["num_cpus"]
     return max(1, sum(int(min(node.gpus // gpus if gpus else 1 << 20, node.cpus // cpus)) for node in nodes))
@@ -173,7 +173,7 @@ class BatchReplica:
         """Note the settings; the first call starts the server, also after Ray has started the actor again."""
         self._values = values
         self._tasks = Supervisor()
-        self._start: asyncio.Task[Server] | None = None
+        self._start: asyncio.Task[ReplicaServer] | None = None
 
     async def ready(self) -> None:
         """Start.
@@ -204,12 +204,12 @@ class BatchReplica:
         results = await asyncio.gather(*(one(raw) for raw in data.splitlines(keepends=True) if raw.strip()))
         return b"".join(result.text for result in results), sum(result.is_error for result in results)
 
-    async def _server(self) -> Server:
+    async def _server(self) -> ReplicaServer:
         if self._start is None:
             self._start = self._tasks.start("server start", self._started(), is_awaited=True)
         return await asyncio.shield(self._start)
 
-    async def _started(self) -> Server:
-        server = Server(ServeSettings(**self._values))
+    async def _started(self) -> ReplicaServer:
+        server = ReplicaServer(ServeSettings(**self._values))
         await server.start()
         return server

@@ -8,7 +8,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProxiedRequest:
     """A request whose body has come.
 
     Attributes:
@@ -29,7 +29,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """What comes of a reply before its body, whose pieces follow it."""
 
     status: int

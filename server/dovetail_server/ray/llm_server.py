@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.ray.call import Call, Head
-from dovetail_server.ray.options import COMMON, Model, RayOptions, actor_options, cluster_nodes, read_model
+from dovetail_server.ray.call import ProxiedRequest, ResponseHead
+from dovetail_server.ray.options import COMMON, RayModel, RayOptions, actor_options, cluster_nodes, read_model
 from dovetail_server.ray.proxy import NO_HOST
-from dovetail_server.ray.replica import Server
+from dovetail_server.ray.replica import ReplicaServer
 
 TYPES = "ray.llm._internal.serve.core.configs.openai_api_models"
 
@@ -36,7 +36,7 @@ def types() -> Any:
         raise ConfigError(f"{text}one of them, or use dovetail.ray.deployment, which needs neither") from error
 
 
-def model_of(llm_config: Any) -> Model:
+def model_of(llm_config: Any) -> RayModel:
     """Return what an `LLMConfig` says of the model.
 
     Raises:
@@ -74,7 +74,7 @@ class LLMServer:
         """
         types()
         self._llm_config = llm_config
-        self._server = Server(model_of(llm_config).settings)
+        self._server = ReplicaServer(model_of(llm_config).settings)
         await self._server.start()
 
     async def start(self) -> None:
@@ -116,7 +116,7 @@ class LLMServer:
 
     async def reset_prefix_cache(self) -> None:
         """Forget every prefix."""
-        async for _ in self._server.answer(Call("POST", "/flush_cache", b"", [NO_HOST], b"")):
+        async for _ in self._server.answer(ProxiedRequest("POST", "/flush_cache", b"", [NO_HOST], b"")):
             pass
 
     async def check_health(self) -> None:
@@ -142,13 +142,13 @@ class LLMServer:
         given = {} if raw_request_info is None else raw_request_info.headers
         headers = [NO_HOST, (b"content-type", b"application/json")]
         headers += [(b"x-request-id", each.encode()) for name, each in given.items() if name.lower() == "x-request-id"]
-        pieces = self._server.answer(Call("POST", path, b"", headers, body))
+        pieces = self._server.answer(ProxiedRequest("POST", path, b"", headers, body))
         whole = bytearray()
-        head: Head | None = None
+        head: ResponseHead | None = None
         is_stream = False
         try:
             async for piece in pieces:
-                if isinstance(piece, Head):
+                if isinstance(piece, ResponseHead):
                     head = piece
                     kinds = [value for name, value in piece.headers if name.lower() == b"content-type"]
                     is_stream = piece.status == 200 and kinds[:1] != [] and kinds[0].startswith(b"text/event-stream")
@@ -164,7 +164,7 @@ class LLMServer:
             yield getattr(types(), reply).model_validate(found) if is_good else error_of(head, found)
 
 
-def error_of(head: Head | None, found: Any) -> Any:
+def error_of(head: ResponseHead | None, found: Any) -> Any:
     """Return an error's body as Ray has it: its code is the status."""
     known = types()
     detail = found.get("error", {}) if isinstance(found, dict) else {}

@@ -56,7 +56,7 @@ class RayOptions(BaseModel):
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """What one machine of the cluster has."""
 
     cpus: float
@@ -64,7 +64,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Model:
+class RayModel:
     """One model of an application: its settings, and how Ray runs it."""
 
     settings: ServeSettings
@@ -81,7 +81,7 @@ class Model:
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", self.names[0]).strip("-") or "model"
 
 
-def read_model(said: Mapping[str, Any]) -> Model:
+def read_model(said: Mapping[str, Any]) -> RayModel:
     """Read what was given for one model.
 
     Args:
@@ -116,7 +116,7 @@ def read_model(said: Mapping[str, Any]) -> Model:
     if options.max_replicas is not None and options.max_replicas < options.min_replicas:
         text = f"max_replicas {options.max_replicas}: less than min_replicas, {options.min_replicas}"
         raise ConfigError(f"{text}; give at least as many")
-    return Model(settings, options)
+    return RayModel(settings, options)
 
 
 HINTS = {
@@ -128,7 +128,7 @@ HINTS = {
 WHERE = "`dovetail serve --help=all` lists the settings, docs/deploy.md Ray's options"
 
 
-def check_models(models: Sequence[Model]) -> None:
+def check_models(models: Sequence[RayModel]) -> None:
     """Refuse models that cannot stand behind one address, and folders that cannot be served.
 
     Raises:
@@ -150,7 +150,7 @@ def check_models(models: Sequence[Model]) -> None:
 
 
 def actor_options(
-    model: Model, nodes: Sequence[Node], *, is_command: bool = False
+    model: RayModel, nodes: Sequence[ClusterNode], *, is_command: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what Ray reserves for a replica, and the settings that follow from it.
 
@@ -203,7 +203,7 @@ def too_few_gpus(ranks: int, gpus: float, most: float, is_command: bool) -> str:
     return f"{what}: {needs}; {fix}"
 
 
-def replica_values(model: Model, follows: Mapping[str, Any], resume_key: str | None) -> dict[str, Any]:
+def replica_values(model: RayModel, follows: Mapping[str, Any], resume_key: str | None) -> dict[str, Any]:
     """Return the settings that a replica is started with, as plain values."""
     given = model.settings.model_fields_set - RAYS - {"config"}
     values = {name: plain(getattr(model.settings, name)) for name in given}
@@ -212,11 +212,11 @@ def replica_values(model: Model, follows: Mapping[str, Any], resume_key: str | N
     return {**key, **values, **follows, "allowed_hosts": ["*"], "allow_origins": []}
 
 
-def cluster_nodes() -> list[Node]:
+def cluster_nodes() -> list[ClusterNode]:
     """Return the machines of the cluster that live; connects to it, or starts a local one."""
     import ray
 
     if not ray.is_initialized():
         ray.init(namespace="serve")
     found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Node(float(has.get("CPU", 0)), float(has.get("GPU", 0))) for has in found]
+    return [ClusterNode(float(has.get("CPU", 0)), float(has.get("GPU", 0))) for has in found]

@@ -30,7 +30,7 @@ from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.addresses import DEPLOYMENT
 from dovetail_server.http.auth import Keys
 from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, PATH, end_of
-from dovetail_server.ray.call import Call, Head
+from dovetail_server.ray.call import ProxiedRequest, ResponseHead
 from dovetail_server.relay.places import Places
 from dovetail_server.relay.replies import STILL, CutError, Pieces, RelayedStream, pass_whole
 from dovetail_server.routes.health import answer
@@ -63,7 +63,7 @@ named = msgspec.json.Decoder(ModelField).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class DeployedModel:
     """A model as the front knows it: the deployment, and what requests may call it."""
 
     deployment: str
@@ -73,7 +73,7 @@ class Served:
 class FrontState:
     """What the layers and the relay share. Used from one event loop."""
 
-    def __init__(self, settings: ServeSettings, models: Sequence[Served], resume_key: str) -> None:
+    def __init__(self, settings: ServeSettings, models: Sequence[DeployedModel], resume_key: str) -> None:
         """Hold nothing yet."""
         self.settings = settings
         self.keys = Keys.of(settings, counts=False)
@@ -91,7 +91,7 @@ class FrontState:
         """What may be done with the routes of the replicas."""
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
-    def handle(self, served: Served) -> Any:
+    def handle(self, served: DeployedModel) -> Any:
         """Return Ray's handle of a model's replicas, whose calls give a stream."""
         found = self._handles.get(served.deployment)
         if found is None:
@@ -101,7 +101,7 @@ class FrontState:
             self._handles[served.deployment] = found
         return found
 
-    def model_of(self, body: bytes) -> Served:
+    def model_of(self, body: bytes) -> DeployedModel:
         """Return the model that a body names.
 
         Raises:
@@ -127,7 +127,7 @@ class FrontState:
 class Front:
     """The ASGI application, built where it runs: what travels there is settings and names."""
 
-    def __init__(self, values: dict[str, Any], models: Sequence[Served], resume_key: str) -> None:
+    def __init__(self, values: dict[str, Any], models: Sequence[DeployedModel], resume_key: str) -> None:
         """Note what it is to serve."""
         self.values, self.models, self.resume_key = values, list(models), resume_key
         self._app: ASGIApp | None = None
@@ -219,20 +219,22 @@ class RayRelay:
         call = self._call(request, body, prompt=prompt)
         await self._deliver(served, call, send)
 
-    def _by_path(self, path: str) -> Served:
+    def _by_path(self, path: str) -> DeployedModel:
         """Return the model that a path names, or the first: all keep files in one place."""
         name = path.removeprefix("/v1/models/")
         return next((served for served in self.state.models if name in served.names), self.state.models[0])
 
-    def _call(self, request: Request, body: bytes, path: str | None = None, prompt: str | None = None) -> Call:
+    def _call(
+        self, request: Request, body: bytes, path: str | None = None, prompt: str | None = None
+    ) -> ProxiedRequest:
         headers = [(n, v) for n, v in request.scope["headers"] if n.decode("latin-1") not in DROPPED]
         headers += [NO_HOST, (b"x-request-id", request.scope["state"]["request_id"].encode())]
         if prompt is not None and self.state.places.resumes(path or request.scope["path"]):
             headers.append((KEY_HEADER.encode(), self.state.resume_key.encode()))
         query = request.scope["query_string"]
-        return Call(request.method, path or request.scope["path"], query, headers, body, prompt)
+        return ProxiedRequest(request.method, path or request.scope["path"], query, headers, body, prompt)
 
-    async def _whole(self, served: Served, call: Call) -> tuple[Head, bytes]:
+    async def _whole(self, served: DeployedModel, call: ProxiedRequest) -> tuple[ResponseHead, bytes]:
         """Return a small reply."""
         pieces = ReplicaReply(self.state.handle(served), call)
         try:
@@ -242,7 +244,7 @@ class RayRelay:
         finally:
             pieces.close()
 
-    async def _deliver(self, served: Served, call: Call, send: Send) -> None:
+    async def _deliver(self, served: DeployedModel, call: ProxiedRequest, send: Send) -> None:
         """Give a request to a replica, and to another one where that one ends before it has answered.
 
         Raises:
@@ -269,18 +271,18 @@ class RayRelay:
 class ReplicaReply:
     """A replica's reply as it comes; closing it tells the replica that nobody reads it."""
 
-    def __init__(self, handle: Any, call: Call) -> None:
+    def __init__(self, handle: Any, call: ProxiedRequest) -> None:
         """Ask. Ray's router sees positional arguments only: a call without a prompt has none."""
         self._reply = handle.remote(call) if call.prompt else handle.remote(call=call)
 
-    async def head(self) -> Head:
+    async def head(self) -> ResponseHead:
         """Return the reply's head.
 
         Raises:
             CutError: The replica ended.
         """
         found = await self._next()
-        if not isinstance(found, Head):
+        if not isinstance(found, ResponseHead):
             raise CutError("it sent no reply")
         return found
 
@@ -312,13 +314,13 @@ class ReplicaReply:
 class ReplicaStream(RelayedStream):
     """One stream, on its way from one replica after the other to its client."""
 
-    def __init__(self, state: FrontState, served: Served, call: Call, send: Send) -> None:
+    def __init__(self, state: FrontState, served: DeployedModel, call: ProxiedRequest, send: Send) -> None:
         """Begin."""
         request_id = dict(call.headers)[b"x-request-id"].decode()
         super().__init__(state, state.places, call.path, call.body, request_id)
         self.state, self.served, self.call, self._send = state, served, call, send
 
-    async def run(self, head: Head, pieces: ReplicaReply) -> None:
+    async def run(self, head: ResponseHead, pieces: ReplicaReply) -> None:
         """Send a reply's events, and those that another replica makes where this one ends."""
         await self._send(start(head))
         await self.pass_on(self._pieces(pieces), header(head, JOURNAL_HEADER), header(head, "content-type") or "")
@@ -335,7 +337,7 @@ class ReplicaStream(RelayedStream):
     async def another(self) -> Pieces | str:
         """Ask again, of a replica that Ray chooses."""
         call = self.call
-        again = Call("POST", PATH, call.query, call.headers, self.kept.resume_body(), call.prompt)
+        again = ProxiedRequest("POST", PATH, call.query, call.headers, self.kept.resume_body(), call.prompt)
         return self._pieces(ReplicaReply(self.state.handle(self.served), again))
 
     async def _pieces(self, pieces: ReplicaReply) -> Pieces:
@@ -346,7 +348,7 @@ class ReplicaStream(RelayedStream):
         """
         try:
             async for piece in pieces.body():
-                if not isinstance(piece, Head):
+                if not isinstance(piece, ResponseHead):
                     yield piece
                 elif piece.status != 200:
                     self.kept.name = None if piece.status != 503 else self.kept.name
@@ -355,17 +357,17 @@ class ReplicaStream(RelayedStream):
             pieces.close()
 
 
-def header(head: Head, wanted: str) -> str | None:
+def header(head: ResponseHead, wanted: str) -> str | None:
     """Return a header of a reply."""
     return next((v.decode("latin-1") for n, v in head.headers if n.decode("latin-1").lower() == wanted), None)
 
 
-def is_stream(head: Head) -> bool:
+def is_stream(head: ResponseHead) -> bool:
     """Whether a reply is a stream with a journal."""
     return header(head, JOURNAL_HEADER) is not None and end_of(header(head, "content-type") or "") is not None
 
 
-def start(head: Head) -> dict[str, Any]:
+def start(head: ResponseHead) -> dict[str, Any]:
     """Return the message that begins a reply to the client."""
     headers = [(n.lower(), v) for n, v in head.headers if n.lower().decode("latin-1") not in HOP or is_length(n)]
     return {"type": "http.response.start", "status": head.status, "headers": headers}
@@ -376,7 +378,9 @@ def is_length(name: bytes) -> bool:
     return name.lower() == b"content-length"
 
 
-async def send_whole(state: FrontState, head: Head, pieces: ReplicaReply, send: Send, *, is_asked_again: bool) -> None:
+async def send_whole(
+    state: FrontState, head: ResponseHead, pieces: ReplicaReply, send: Send, *, is_asked_again: bool
+) -> None:
     """Send a reply as it comes; one that can be asked for again is held until it is whole, or too large for that."""
     has_begun = False
 

@@ -16,11 +16,11 @@ from dovetail_server import preflight
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.app import create_app
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.ray.call import Call, Head
+from dovetail_server.ray.call import ProxiedRequest, ResponseHead
 from dovetail_server.ray.scaling import QUEUED, ROOM
 from dovetail_server.run import forget_secrets, get_ready, make_engine, start_engine
 from dovetail_server.settings import ServeSettings
-from dovetail_server.startup import Phases
+from dovetail_server.startup import StartupTimer
 from dovetail_server.state import ServerState
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SHUTDOWN_TIMEOUT_S = 10.0
 """A request whose caller is gone ends within so long, or is cancelled."""
 
 
-class Server:
+class ReplicaServer:
     """The application of `dovetail serve`, on the event loop that it is started on."""
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -60,7 +60,7 @@ class Server:
         settings = self.settings.model_copy(update={"report_cache": bool(hooks.observers.cache)})
         engine = make_engine(settings, self.plan)
         engine.cache_watch = hooks.observers
-        phases = Phases()
+        phases = StartupTimer()
         started = self.tasks.start("engine start", start_engine(engine, phases), is_awaited=True)
         self.state = state = ServerState(self.settings, engine, hooks, self.tasks, apis_of(self.plan))
         state.registry = self.registry
@@ -120,12 +120,12 @@ class Server:
         if (reason := reason or state.tasks.problem or state.hooks.why_not_healthy()) is not None:
             raise EngineError(reason)
 
-    async def _run(self, call: Call, receive: Receive, send: Send) -> None:
+    async def _run(self, call: ProxiedRequest, receive: Receive, send: Send) -> None:
         if self._app is None:
             raise EngineError("this replica has not started")
         await self._app(scope_of(call), receive, send)
 
-    async def answer(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def answer(self, call: ProxiedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Run the application for one request; whoever closes this has left, as a client that disconnects."""
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
@@ -147,7 +147,7 @@ class Server:
         try:
             while (message := await sent.get()) is not None:
                 if message["type"] == "http.response.start":
-                    yield Head(message["status"], list(message.get("headers", [])))
+                    yield ResponseHead(message["status"], list(message.get("headers", [])))
                 elif message["type"] == "http.response.body" and message.get("body"):
                     yield bytes(message["body"])
             task.result()
@@ -160,7 +160,7 @@ class Server:
                     await task
 
 
-def scope_of(call: Call) -> dict[str, Any]:
+def scope_of(call: ProxiedRequest) -> dict[str, Any]:
     """Return the ASGI scope of a request."""
     return {
         "type": "http",
@@ -191,15 +191,15 @@ class Replica:
         Raises:
             ConfigError: What the user can fix; Ray shows it as the reason why the deployment failed.
         """
-        self._server: Server | None = None
+        self._server: ReplicaServer | None = None
         try:
-            self._server = Server(ServeSettings(**values))
+            self._server = ReplicaServer(ServeSettings(**values))
             await self._server.start()
         except ConfigError as error:
             raise ConfigError(" ".join(str(error).split())) from None
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ReplicaServer:
         """The server; Ray asks nothing of a replica whose constructor failed.
 
         Raises:
@@ -209,8 +209,8 @@ class Replica:
             raise EngineError("this replica has not started")
         return self._server
 
-    async def relay(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """Answer a request: its `Head`, then the pieces of its body."""
+    async def relay(self, call: ProxiedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
+        """Answer a request: its `ResponseHead`, then the pieces of its body."""
         pieces = self.server.answer(call)
         try:
             async for piece in pieces:

@@ -32,8 +32,8 @@ from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
     LARGE,
     Begun,
-    Job,
-    Outcome,
+    BodyJob,
+    BodyResult,
     Question,
     Refusal,
     WorkerStart,
@@ -118,7 +118,7 @@ class PreloadedState:
         set_threads(self._num_threads)
         if self._text.tokenizer.inline_chars:
             self._text.tokenizer.encode(WARM_UP, add_special_tokens=False)  # starts them, before there is a job
-        job = msgspec.msgpack.decode(receive(channel), type=Job)
+        job = msgspec.msgpack.decode(receive(channel), type=BodyJob)
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, Begun(pid=os.getpid()))
@@ -133,16 +133,16 @@ class PreloadedState:
         try:
             outcome = do(job, body.pop, self._text, self._served, ask)
         except OutOfTimeError as error:
-            outcome = Outcome(refusal=too_costly("time", job.num_bytes, part_of(error)) if has_time else HURRIED)
+            outcome = BodyResult(refusal=too_costly("time", job.num_bytes, part_of(error)) if has_time else HURRIED)
         if not has_memory and is_short(outcome.refusal, job.num_bytes):
-            outcome = Outcome(refusal=LIMITED)
+            outcome = BodyResult(refusal=LIMITED)
         signal.setitimer(signal.ITIMER_PROF, 0)
         took_s, grown = time.process_time() - began, most_own_bytes() - before
         names = [] if left_out is None else list(left_out.names)
         send(channel, msgspec.structs.replace(outcome, left_out=names, cpu_s=took_s, grown_bytes=grown))
 
 
-def set_limits(job: Job, addresses: int, num_threads: int) -> tuple[bool, bool]:
+def set_limits(job: BodyJob, addresses: int, num_threads: int) -> tuple[bool, bool]:
     """Bound what this process takes; return whether it may take all the memory, and the time, that a job may have.
 
     Args:

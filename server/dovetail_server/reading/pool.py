@@ -25,7 +25,7 @@ from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import Answer
 from dovetail_server.errors import PLUGIN_FAILED, ServiceError
 from dovetail_server.reading.turns import Turns
-from dovetail_server.reading.wire import LARGE, PARTS, Begun, Job, Outcome, Question, WorkerStart, too_costly
+from dovetail_server.reading.wire import LARGE, PARTS, Begun, BodyJob, BodyResult, Question, WorkerStart, too_costly
 from dovetail_server.schema.unknown import LEFT_OUT
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ SLOWER = 20
 SMALL_CPU_S = FULL.seconds
 """Processor time of a small body, which comes here for its template or tokenizer only."""
 DIED = "body_process_died"
-_decode = msgspec.msgpack.Decoder(Begun | Question | Outcome).decode
+_decode = msgspec.msgpack.Decoder(Begun | Question | BodyResult).decode
 Answering = Callable[[Question], Awaitable[Answer]]
 
 
@@ -104,7 +104,7 @@ class BodyPool:
         is_line: bool = False,
         context: str = "",
         answer: Answering | None = None,
-    ) -> Outcome:
+    ) -> BodyResult:
         """Read a body. Cancelling this kills the process.
 
         Args:
@@ -112,8 +112,8 @@ class BodyPool:
             raw: The body.
             owner: Whose turn it is.
             is_background: Others go first.
-            is_line: See `Job`.
-            context: See `Job`.
+            is_line: See `BodyJob`.
+            context: See `BodyJob`.
             answer: Fetches what the body refers to.
 
         Raises:
@@ -123,7 +123,7 @@ class BodyPool:
         """
         cpu_s = self._cpu_s if len(raw) > LARGE else min(self._cpu_s, SMALL_CPU_S)
         left_out = LEFT_OUT.get()
-        job = Job(
+        job = BodyJob(
             task=task.name,
             num_bytes=len(raw),
             is_line=is_line,
@@ -159,7 +159,7 @@ class BodyPool:
         for pid in list(self.pids):
             kill_process(pid)
 
-    async def _attempt(self, job: Job, raw: bytes, answer: Answering | None) -> Outcome:
+    async def _attempt(self, job: BodyJob, raw: bytes, answer: Answering | None) -> BodyResult:
         if self._template is None:
             raise died("is not there")
         for _ in range(3):  # one that waited may be gone, then its template, which starts again
@@ -199,7 +199,7 @@ class WorkerExchange:
         self._pid = 0
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, job: Job, raw: bytes, answer: Answering | None) -> Outcome:
+    async def run(self, job: BodyJob, raw: bytes, answer: Answering | None) -> BodyResult:
         """Bring a job and wait for its outcome.
 
         Raises:
@@ -215,13 +215,13 @@ class WorkerExchange:
             is_over = True
             return outcome
         except TimeoutError:
-            return Outcome(refusal=too_costly("time", job.num_bytes))
+            return BodyResult(refusal=too_costly("time", job.num_bytes))
         except GoneError:
             if not self._pid:
                 raise
             is_over = True
             if time.monotonic() - began >= job.cpu_s:  # the system's limit ended it, in native code
-                return Outcome(refusal=too_costly("time", job.num_bytes))
+                return BodyResult(refusal=too_costly("time", job.num_bytes))
             logger.error("The process %d that read a body of %d bytes (%s) died.", self._pid, len(raw), job.task)
             ran = "" if job.num_bytes > LARGE else f" while it ran the model's {' or '.join(PARTS)}"
             raise died(f"died{ran}") from None
@@ -230,10 +230,10 @@ class WorkerExchange:
                 kill_process(self._pid)
             self._pids.discard(self._pid)
 
-    async def _follow(self, answer: Answering | None) -> Outcome:
+    async def _follow(self, answer: Answering | None) -> BodyResult:
         while True:
             message = _decode(await self._receive())
-            if isinstance(message, Outcome):
+            if isinstance(message, BodyResult):
                 return message
             if isinstance(message, Begun):
                 self._pid = message.pid

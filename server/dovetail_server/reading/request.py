@@ -22,14 +22,14 @@ from dovetail_server.errors import ClientGoneError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.reading.json_limits import MAX_OBJECTS
 from dovetail_server.reading.parse import check_name, parse
-from dovetail_server.reading.tasks import Call, RawTask, Task, no_answer
+from dovetail_server.reading.tasks import BodyContext, RawTask, Task, no_answer
 from dovetail_server.reading.work import read_line
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
     from dovetail_server.reading.context import ReadingContext
-    from dovetail_server.reading.wire import Outcome
+    from dovetail_server.reading.wire import BodyResult
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -124,7 +124,9 @@ async def prepared(request: Request, task: Task[M], work: Callable[[Prompts | No
         return await cancel_on_disconnect(request, asyncio.to_thread(work, prompts))
 
 
-async def elsewhere(request: Request, state: ReadingContext, task: Task[Any] | RawTask | Route, raw: bytes) -> Outcome:
+async def elsewhere(
+    request: Request, state: ReadingContext, task: Task[Any] | RawTask | Route, raw: bytes
+) -> BodyResult:
     return await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
 
 
@@ -148,7 +150,7 @@ async def finished(request: Request, state: ReadingContext, task: Task[Any]) -> 
     if not state.bodies.takes(len(raw)):
         body = await read(raw, task.model)
         check_name(body, state.served, task.tag)
-        call = Call(text=state.text, request=body, context="", ask=no_answer)
+        call = BodyContext(text=state.text, request=body, context="", ask=no_answer)
         with suppress(InlineCostError):
             reply = await cancel_on_disconnect(request, asyncio.to_thread(task.run, call))
             return Response(reply, media_type="application/json")

@@ -26,7 +26,7 @@ from dovetail_server.apis.responses.schema import CompactRequest, InputTokensReq
 from dovetail_server.apis.routes import RESPONSES as ROUTE
 from dovetail_server.reading.request import not_beside_prompts, read
 from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES
-from dovetail_server.reading.wire import Outcome, Question
+from dovetail_server.reading.wire import BodyResult, Question
 from dovetail_server.serving.job import Job, make_job
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
     return await compaction.compact(state, made, entry.response_id)
 
 
-def read_items(outcome: Outcome) -> ReadItems:
+def read_items(outcome: BodyResult) -> ReadItems:
     """Unpack what another process has read."""
     return ReadItems(next(iter(outcome.read_requests()), None), outcome.items)
 

@@ -42,7 +42,7 @@ DROPPED = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[M]):
+class BodyContext(Generic[M]):
     """One body, read.
 
     Attributes:
@@ -72,7 +72,7 @@ class Task(Generic[M]):
 
     name: str
     model: type[M]
-    run: Callable[[Call[M]], Prompts | ReadItems | bytes]
+    run: Callable[[BodyContext[M]], Prompts | ReadItems | bytes]
     prompt_fields: Mapping[str, Any] = field(default_factory=dict)
     tag: str = OPENAI
 
@@ -112,12 +112,12 @@ def no_answer(references: list[tuple[str, int]]) -> Answer:
     raise RuntimeError("this task refers to nothing")
 
 
-def _respond(call: Call[ResponsesRequest]) -> ReadItems:
+def _respond(call: BodyContext[ResponsesRequest]) -> ReadItems:
     references = references_of(call.request)
     return responses.read_prompt(call.text, call.request, call.context, call.ask(references))
 
 
-def _count_response(call: Call[InputTokensRequest]) -> bytes:
+def _count_response(call: BodyContext[InputTokensRequest]) -> bytes:
     references = references_of(call.request)
     return responses.count(call.text, call.request, call.context, call.ask(references))
 

@@ -40,7 +40,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 1
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class BodyJob(msgspec.Struct, frozen=True, kw_only=True):
     """Read one body, which follows this message.
 
     Attributes:
@@ -144,7 +144,7 @@ class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
         return replace(bare, rid=self.rid, prompts=prompts)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What became of a job: a refusal, a fault of ours, a whole reply, or prompts with the rest of the request.
 
     Attributes:
@@ -176,13 +176,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grown_bytes: int = 0
 
     @classmethod
-    def of(cls, found: Prompts, light: bytes) -> Outcome:
+    def of(cls, found: Prompts, light: bytes) -> BodyResult:
         """Pack prompts."""
         packed = [(memoryview(array.array(ID, p.ids)).cast("B"), p.text, p.second) for p in found.prompts]
         return cls(light=light, prompts=packed, is_batch=found.is_batch)
 
     @classmethod
-    def of_requests(cls, rendered: Sequence[Request], *, light: bytes = b"", items: bytes = b"") -> Outcome:
+    def of_requests(cls, rendered: Sequence[Request], *, light: bytes = b"", items: bytes = b"") -> BodyResult:
         """Pack requests whose prompts are token ids; `light` and `items` where the API needs them, too.
 
         Raises:

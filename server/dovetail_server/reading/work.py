@@ -18,8 +18,8 @@ from dovetail_server.apis.responses.references import Answer
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.reading.parse import check_name, decoded, validated
-from dovetail_server.reading.tasks import TASKS, Call, RawTask
-from dovetail_server.reading.wire import Job, Outcome, Question, Refusal, too_costly
+from dovetail_server.reading.tasks import TASKS, BodyContext, RawTask
+from dovetail_server.reading.wire import BodyJob, BodyResult, Question, Refusal, too_costly
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.serving.served import Served
 
@@ -39,7 +39,7 @@ def read_line(raw: bytes) -> bytes:
         raise RequestError(f"the line cannot be read: {error}", code="invalid_json") from None
 
 
-def do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> Outcome:
+def do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> BodyResult:
     """Do a job; whatever goes wrong is in the outcome.
 
     Args:
@@ -53,15 +53,15 @@ def do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, ask
         return _do(job, take, text, served, ask)
     except RequestError as error:
         refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
-        return Outcome(refusal=refusal)
+        return BodyResult(refusal=refusal)
     except PluginError as error:
-        return Outcome(refusal=Refusal(message=str(error), param=None, code=PLUGIN_FAILED, status=500))
+        return BodyResult(refusal=Refusal(message=str(error), param=None, code=PLUGIN_FAILED, status=500))
     except MemoryError as error:
-        return Outcome(refusal=too_costly("memory", job.num_bytes, part_of(error)))
+        return BodyResult(refusal=too_costly("memory", job.num_bytes, part_of(error)))
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        return Outcome(fault=traceback.format_exc())
+        return BodyResult(fault=traceback.format_exc())
 
 
 def part_of(error: BaseException) -> str | None:
@@ -74,17 +74,17 @@ def part_of(error: BaseException) -> str | None:
     return None
 
 
-def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> Outcome:
+def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> BodyResult:
     task = TASKS[job.task]
     if isinstance(task, RawTask):
-        return Outcome(reply=task.run(take(), served))
+        return BodyResult(reply=task.run(take(), served))
     data: Any = decoded(read_line(take()) if job.is_line else take())
     if isinstance(task, Route):
         body = data if task.body is None else validated(data, task.body)
         requests = task.requests(body)
         del data, body
         served.name(requests[0].model, task.tag)
-        return Outcome.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
+        return BodyResult.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
     request = validated(data, task.model)
     check_name(request, served, task.tag)
     beside = task.beside(data)
@@ -93,10 +93,10 @@ def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Served, as
     def ask_for(references: list[tuple[str, int]]) -> Answer:
         return ask(Question(light=task.light(beside), references=references))
 
-    made = task.run(Call(text=text, request=request, context=job.context, ask=ask_for))
+    made = task.run(BodyContext(text=text, request=request, context=job.context, ask=ask_for))
     if isinstance(made, bytes):
-        return Outcome(reply=made)
+        return BodyResult(reply=made)
     if isinstance(made, ReadItems):
         requests = [] if made.request is None else [made.request]
-        return Outcome.of_requests(requests, light=task.light(beside), items=made.items)
-    return Outcome.of(made, task.light(beside))
+        return BodyResult.of_requests(requests, light=task.light(beside), items=made.items)
+    return BodyResult.of(made, task.light(beside))

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.contracts.output import Event, ToolArgs, ToolEnd, ToolStart
 from dovetail.contracts.requests import Ids, Request
 from dovetail.grammar.spec.diagnostics import explained
-from dovetail.grammar.spec.route import GrammarReport, Route
+from dovetail.grammar.spec.route import GrammarReport, GrammarRoute
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import SamplingParams, Submit, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
@@ -63,7 +63,7 @@ class Choice:
     abort_code: str | None = None
     explanation: str | None = None
     """Set by the engine where the request is at fault."""
-    route: Route | None = None
+    route: GrammarRoute | None = None
     """How its grammar is enforced."""
     grammar_option: int | None = None
     grammar_ignored: tuple[str, ...] = ()

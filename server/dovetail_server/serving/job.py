@@ -19,7 +19,7 @@ from dovetail_server.serving.common import choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Generation
 
 if TYPE_CHECKING:
-    from dovetail.grammar.spec.route import Route as GrammarRoute
+    from dovetail.grammar.spec.route import GrammarRoute
     from dovetail_server.serving.context import ServingContext
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail_server.terminal.client import Server
-from dovetail_server.terminal.conversation import KINDS, Conversation, ShownReply, read_json
+from dovetail_server.terminal.client import ServerClient
+from dovetail_server.terminal.conversation import KINDS, ChatSession, ShownReply, read_json
 from dovetail_server.terminal.interrupt import Interrupt
 from dovetail_server.terminal.show import Screen
 
@@ -22,10 +22,10 @@ class Quit(Exception):
     """The conversation is over."""
 
 
-class Chat:
+class ChatLoop:
     """The loop."""
 
-    def __init__(self, server: Server, conversation: Conversation, screen: Screen, ask: Ask) -> None:
+    def __init__(self, server: ServerClient, conversation: ChatSession, screen: Screen, ask: Ask) -> None:
         """Hold a conversation with a server."""
         self.server = server
         self.conversation = conversation
@@ -197,14 +197,14 @@ class Chat:
         raise Quit
 
 
-COMMANDS: dict[str, tuple[str, Callable[[Chat, str], None]]] = {
-    "system": ("TEXT: the system prompt; nothing takes it away", Chat.set_system),
-    "tool": ("FILE: add functions from a JSON file; `off` takes all away", Chat.set_tools),
-    "schema": ("FILE: replies are JSON of this schema; `off` for text", Chat.set_schema),
-    "set": ("NAME VALUE: temperature, max_tokens, seed, …; without a value: left to the model", Chat.set_field),
-    "retry": ("ask the last question again", Chat.retry),
-    "new": ("forget what was said", Chat.renew),
-    "save": ("FILE: write the conversation, as Markdown (.md) or JSON", Chat.save),
-    "help": ("this list", Chat.help),
-    "quit": ("end the conversation", Chat.quit),
+COMMANDS: dict[str, tuple[str, Callable[[ChatLoop, str], None]]] = {
+    "system": ("TEXT: the system prompt; nothing takes it away", ChatLoop.set_system),
+    "tool": ("FILE: add functions from a JSON file; `off` takes all away", ChatLoop.set_tools),
+    "schema": ("FILE: replies are JSON of this schema; `off` for text", ChatLoop.set_schema),
+    "set": ("NAME VALUE: temperature, max_tokens, seed, …; without a value: left to the model", ChatLoop.set_field),
+    "retry": ("ask the last question again", ChatLoop.retry),
+    "new": ("forget what was said", ChatLoop.renew),
+    "save": ("FILE: write the conversation, as Markdown (.md) or JSON", ChatLoop.save),
+    "help": ("this list", ChatLoop.help),
+    "quit": ("end the conversation", ChatLoop.quit),
 }

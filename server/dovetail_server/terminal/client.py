@@ -23,7 +23,7 @@ class ServerGoneError(DovetailError):
     """The server does not answer, or has gone in the middle of a reply."""
 
 
-class Server:
+class ServerClient:
     """A server under an address.
 
     Args:

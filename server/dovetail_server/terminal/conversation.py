@@ -58,7 +58,7 @@ class ShownReply:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """Messages, and the fields of the next request."""
 
     model: str

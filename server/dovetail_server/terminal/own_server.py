@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail_server.terminal.client import Server
+from dovetail_server.terminal.client import ServerClient
 
 POLL_S = 0.1
 STOP_S = 20.0
 
 
 @contextmanager
-def serving(model: str | None, flags: Sequence[str], key: str | None) -> Iterator[Server]:
+def serving(model: str | None, flags: Sequence[str], key: str | None) -> Iterator[ServerClient]:
     """Serve a model, the demo without one, on a free port of this machine while the block runs.
 
     Raises:
@@ -49,7 +49,7 @@ def serving(model: str | None, flags: Sequence[str], key: str | None) -> Iterato
         )
         os.close(theirs)
         try:
-            server = Server(f"http://127.0.0.1:{port}", key)
+            server = ServerClient(f"http://127.0.0.1:{port}", key)
             _wait(server, process, log.fileno())
             yield server
         finally:
@@ -57,7 +57,7 @@ def serving(model: str | None, flags: Sequence[str], key: str | None) -> Iterato
             os.close(ours)
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes], log: int) -> None:
+def _wait(server: ServerClient, process: subprocess.Popen[bytes], log: int) -> None:
     while True:
         if process.poll() is not None:
             kind = ConfigError if process.returncode == 2 else DovetailError

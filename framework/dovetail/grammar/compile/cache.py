@@ -28,7 +28,7 @@ class Enforced:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedGrammar:
     """Why a request's grammar cannot be enforced; `code` as in `RequestError`, None where the server is at fault."""
 
     message: str
@@ -70,12 +70,12 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._max_refused = max_refused
         self._found: OrderedDict[Hashable, Kept] = OrderedDict()
-        self._refused: OrderedDict[Hashable, tuple[Refused, float]] = OrderedDict()
+        self._refused: OrderedDict[Hashable, tuple[RejectedGrammar, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def get(self, key: Hashable) -> Enforced | Refused | None:
+    def get(self, key: Hashable) -> Enforced | RejectedGrammar | None:
         """Return what is known of `key`."""
         entry = self._found.get(key)
         if entry is not None:
@@ -92,7 +92,7 @@ class GrammarCache:
         self._refused.move_to_end(key)
         return refused
 
-    def put(self, key: Hashable, outcome: Enforced | Refused, seen_bytes: int) -> None:
+    def put(self, key: Hashable, outcome: Enforced | RejectedGrammar, seen_bytes: int) -> None:
         """Keep an outcome. One that is larger than the whole bound is not kept.
 
         Args:
@@ -100,7 +100,7 @@ class GrammarCache:
             outcome: It.
             seen_bytes: Memory that it was seen to take: more, perhaps, than it says itself.
         """
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, RejectedGrammar):
             lasting = outcome.code != TOO_COMPLEX
             self._refused[key] = outcome, math.inf if lasting else time.monotonic() + self._retry_s
             while len(self._refused) > self._max_refused:

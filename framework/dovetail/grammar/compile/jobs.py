@@ -6,7 +6,7 @@ import enum
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.spec.refusals import FULL, OWNER_FULL
 from dovetail.messages import GrammarOption
 
@@ -44,12 +44,12 @@ class CompileFuture:
 
     __slots__ = ("is_ready", "num_claims", "outcome")
 
-    def __init__(self, outcome: Enforced | Refused | None = None) -> None:
+    def __init__(self, outcome: Enforced | RejectedGrammar | None = None) -> None:
         self.outcome = outcome
         self.is_ready = outcome is not None
         self.num_claims = 1
 
-    def fill(self, outcome: Enforced | Refused | None) -> None:
+    def fill(self, outcome: Enforced | RejectedGrammar | None) -> None:
         """Fill it."""
         self.outcome = outcome
         self.is_ready = True
@@ -85,7 +85,7 @@ class CompileJob:
     patience_s: float
     began: float | None = None
     index: int = 0
-    refused: Refused | None = None
+    refused: RejectedGrammar | None = None
     is_early: bool = False
     has_waited: bool = False
     slow: set[tuple[str, str]] = field(default_factory=set)
@@ -116,12 +116,12 @@ class WaitingCompile:
             if not self.num[owner]:
                 del self.num[owner], self.num_bytes[owner]
 
-    def refuse(self, job: CompileJob, bounds: QueueBounds) -> Refused | None:
+    def refuse(self, job: CompileJob, bounds: QueueBounds) -> RejectedGrammar | None:
         """Say why a job may not wait beside what does, or None."""
         of, size = f"of {job.owner}", job.num_bytes
         text = "too many different grammars of {} are waiting to be compiled; try again later"
         if self.num[of] >= bounds.max_of_owner or self.num_bytes[of] + size > bounds.max_bytes_of_owner:
-            return Refused(text.format("yours"), OWNER_FULL)
+            return RejectedGrammar(text.format("yours"), OWNER_FULL)
         if self.num[""] >= bounds.max_waiting or self.num_bytes[""] + size > bounds.max_waiting_bytes:
-            return Refused(text.format("all clients"), FULL)
+            return RejectedGrammar(text.format("all clients"), FULL)
         return None

@@ -16,7 +16,7 @@ from functools import partial
 
 from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.compile.cache import Enforced, GrammarCache, Refused, key_of
+from dovetail.grammar.compile.cache import Enforced, GrammarCache, RejectedGrammar, key_of
 from dovetail.grammar.compile.compiling import Compiler, CompileResult
 from dovetail.grammar.compile.jobs import CompileFuture, CompileJob, CompileSite, QueueBounds, Steps, WaitingCompile
 from dovetail.grammar.compile.memory import Trimmer
@@ -351,7 +351,7 @@ class GrammarService:
                 return False
             del self._pending[job.key]
             self._waiting.add(job, -1)
-            job.future.fill(Refused("nobody waits for it any more", BUSY))
+            job.future.fill(RejectedGrammar("nobody waits for it any more", BUSY))
             return True
 
     def _is_inline(self, step: GrammarOption) -> bool:
@@ -362,15 +362,15 @@ class GrammarService:
         is_ours = job.is_early or (job.began is not None and job.began < (job.asked + job.deadline) / 2)
         return is_ours and len(job.steps) > 1 and self._is_inline(job.steps[-1])
 
-    def _why_not(self, job: CompileJob) -> Refused:
+    def _why_not(self, job: CompileJob) -> RejectedGrammar:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
         waited = (job.began or job.deadline) - job.asked
         timed_out = job.refused is None or job.refused.code == TOO_COMPLEX
         if timed_out and time.monotonic() >= job.deadline and waited > (job.deadline - job.asked) / 2:
-            return Refused("the server is busy compiling other grammars; try again later", BUSY)
-        return job.refused or Refused("no way to enforce the grammar was given", None)
+            return RejectedGrammar("the server is busy compiling other grammars; try again later", BUSY)
+        return job.refused or RejectedGrammar("no way to enforce the grammar was given", None)
 
-    def _finish(self, job: CompileJob, outcome: Enforced | Refused, num_bytes: int) -> None:
+    def _finish(self, job: CompileJob, outcome: Enforced | RejectedGrammar, num_bytes: int) -> None:
         with self._lock:
             if isinstance(outcome, Enforced) or outcome.code not in (None, BUSY):
                 self._cache.put(job.key, outcome, num_bytes)
@@ -403,17 +403,19 @@ def _is_final(step: GrammarOption, error: RequestError) -> bool:
     return error.code in FINAL and not (has_schemas and is_weakenable(error.code, error.message))
 
 
-def _refusal(error: Exception) -> Refused:
+def _refusal(error: Exception) -> RejectedGrammar:
     """Word an error for the request it ends."""
     if isinstance(error, RequestError):
-        return Refused(error.message, error.code or "invalid_grammar")
+        return RejectedGrammar(error.message, error.code or "invalid_grammar")
     if isinstance(error, ChildTimeoutError):
-        return Refused("the grammar took too long to compile; make it simpler", TOO_COMPLEX)
+        return RejectedGrammar("the grammar took too long to compile; make it simpler", TOO_COMPLEX)
     if isinstance(error, ChildStartError):
-        return Refused(f"the process that compiles grammars is not there: {error}; try again later", BUSY)
+        return RejectedGrammar(f"the process that compiles grammars is not there: {error}; try again later", BUSY)
     if isinstance(error, ChildDiedError):
-        return Refused("the grammar could not be compiled: its compiler ran out of memory or crashed", TOO_COMPLEX)
+        return RejectedGrammar(
+            "the grammar could not be compiled: its compiler ran out of memory or crashed", TOO_COMPLEX
+        )
     if isinstance(error, DovetailError):
-        return Refused(str(error), None)
+        return RejectedGrammar(str(error), None)
     logger.error("a grammar backend failed", exc_info=error)
-    return Refused(f"the grammar backend failed: {type(error).__name__}", "invalid_grammar")
+    return RejectedGrammar(f"the grammar backend failed: {type(error).__name__}", "invalid_grammar")

@@ -17,7 +17,7 @@ from dovetail.grammar.spec.costly import costly_places
 from dovetail.grammar.spec.normal.logic import types_of_value, values_of
 from dovetail.grammar.spec.normal.nodes import kinds_in_common, kinds_of
 from dovetail.grammar.spec.refusals import LATER, TOO_COMPLEX
-from dovetail.grammar.spec.route import Route
+from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import MEANING
 from dovetail.sdk.schemas.schema import escape
@@ -32,7 +32,7 @@ _PAIRS = (
 )
 
 
-def explained(route: Route | None, code: str | None, message: str) -> str:
+def explained(route: GrammarRoute | None, code: str | None, message: str) -> str:
     """Return a refusal's message with places and advice, where it is one of a grammar with schemas.
 
     Args:
@@ -53,7 +53,7 @@ def explained(route: Route | None, code: str | None, message: str) -> str:
     return f"{message}; see {'; '.join(f'{place} ({why})' for place, why in found[:MAX_PLACES])}"
 
 
-def _schemas(route: Route) -> Iterator[tuple[str, Any]]:
+def _schemas(route: GrammarRoute) -> Iterator[tuple[str, Any]]:
     """Yield place and value of every schema of a request."""
     if route.tools:
         yield from ((tool.place, json.loads(tool.source)) for tool in route.tools)
@@ -63,7 +63,7 @@ def _schemas(route: Route) -> Iterator[tuple[str, Any]]:
         yield from schemas_with_places(json.loads(route.spec.source))
 
 
-def _expressions(route: Route, message: str) -> Iterator[tuple[str, str]]:
+def _expressions(route: GrammarRoute, message: str) -> Iterator[tuple[str, str]]:
     """Yield places of expressions and grammars of rules in a structural grammar that a message quotes."""
     if route.spec.kind is not Kind.STRUCTURAL or route.tools:
         return

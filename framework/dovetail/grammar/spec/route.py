@@ -89,7 +89,7 @@ class ToolSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class GrammarRoute:
     """All ways to enforce a request's grammar, best first.
 
     Attributes:
@@ -115,7 +115,7 @@ class Route:
         return enforcement != "full" and (self.spec.kind is Kind.JSON or bool(self.tools))
 
 
-class Router:
+class GrammarRouter:
     """Chooses ways among the backends of a process."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Router:
             raise self._no_backend(kind, param)
         return able
 
-    def route(self, spec: GrammarSpec, param: str, *, asks_all: bool = False) -> Route:
+    def route(self, spec: GrammarSpec, param: str, *, asks_all: bool = False) -> GrammarRoute:
         """Return the ways for a grammar that `check_spec` has passed.
 
         Args:
@@ -190,7 +190,7 @@ class Router:
         if not ways:
             reasons = "; ".join(f"{name}: {support.reason}" for name, support in answers)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
-        return Route(spec, tuple(ways), param)
+        return GrammarRoute(spec, tuple(ways), param)
 
     def spaced(self, spec: GrammarSpec) -> GrammarSpec:
         """Return a grammar with the server's whitespace, where it says nothing of it."""
@@ -199,7 +199,7 @@ class Router:
 
     def _route_schema(
         self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]], *, asks_all: bool
-    ) -> Route:
+    ) -> GrammarRoute:
         normal = normalize(schema.parse(spec.source), spec.source)
         read = spec if normal.source is spec.source else replace(spec, source=normal.source)
         is_strict = spec.strict and self.strict_schema
@@ -215,7 +215,7 @@ class Router:
             strict = [(name, item) for name, item in full if not item.annotations]
             if not strict:
                 raise not_strict(param, [item for _, item in found])
-            return Route(spec, tuple(_way(name, item, spec) for name, item in strict), param)
+            return GrammarRoute(spec, tuple(_way(name, item, spec) for name, item in strict), param)
         ways = [_way(name, item, spec) for name, item in full]
         ways += [_unasked(name, normal, read) for name in others]
         nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))[:MAX_WEAKER]
@@ -229,7 +229,7 @@ class Router:
         if not ways:
             reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
-        return Route(spec, tuple(ways), param)
+        return GrammarRoute(spec, tuple(ways), param)
 
     def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarOption | None:
         """Return the step of the last way, by the first backend that enforces it in full: there are few of those."""

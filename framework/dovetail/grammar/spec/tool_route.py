@@ -21,7 +21,7 @@ from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
 from dovetail.grammar.spec.negotiation import Weakened, weakened
 from dovetail.grammar.spec.normal import normalize
-from dovetail.grammar.spec.route import EnforcementOption, Route, Router, ToolSchema, not_strict
+from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute, GrammarRouter, ToolSchema, not_strict
 from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.wire import option_of
 from dovetail.sdk.formats.presence import presences
@@ -73,11 +73,11 @@ class ToolPlaces:
 class ToolRouter:
     """Routes the calls of one request."""
 
-    def __init__(self, router: Router, parser: ToolParser, name: str, param: str) -> None:
+    def __init__(self, router: GrammarRouter, parser: ToolParser, name: str, param: str) -> None:
         """Keep what there is: the format's parser and its name, and the request's field, for errors."""
         self._router, self._parser, self._name, self._param = router, parser, name, param
 
-    def route(self, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> Route:
+    def route(self, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> GrammarRoute:
         """Return the ways; see `StructuredOutputs.tools`.
 
         Raises:
@@ -106,7 +106,7 @@ class ToolRouter:
         judged = [] if self._router.enforced_only else ways[:1]
         ways += [self._free(way, tools, choice, parallel=parallel) for way in judged]
         spec = GrammarSpec(kind=Kind.STRUCTURAL, source=ways[0].step.source)
-        return Route(spec, tuple(ways), self._param, tuple(schemas))
+        return GrammarRoute(spec, tuple(ways), self._param, tuple(schemas))
 
     def _way(
         self,

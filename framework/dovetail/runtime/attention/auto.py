@@ -27,9 +27,9 @@ from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import hybrid
 from dovetail.runtime.attention.measure import (
     USES,
-    Figures,
+    AttentionTimes,
+    MeasuredLayers,
     Measuring,
-    World,
     digest_of,
     is_measurable,
     measure,
@@ -178,7 +178,7 @@ class Auto:
         if len(serving) == 1:
             return Picked(serving[first], (first, first))
         wanted = self.wanted
-        world = World(wanted.config, wanted.device, wanted.dtype, wanted.page_size, measuring.kernels)
+        world = MeasuredLayers(wanted.config, wanted.device, wanted.dtype, wanted.page_size, measuring.kernels)
         figures = measure(serving, world, measuring, digest)
         remember(measuring.folder, digest, figures)
         return self._by(figures, serving, reasons)
@@ -195,7 +195,7 @@ class Auto:
             "else is installed; --device, --dtype or --page-size may help"
         )
 
-    def _by(self, figures: Figures, classes: Mapping[str, Backend], reasons: dict[str, str]) -> Picked:
+    def _by(self, figures: AttentionTimes, classes: Mapping[str, Backend], reasons: dict[str, str]) -> Picked:
         """Return what figures say is fastest, the default where nothing ran; adds to the reasons."""
         reasons |= figures.failed
         if not figures.times:

@@ -114,7 +114,7 @@ class Measuring:
 
 
 @dataclass(slots=True)
-class Figures:
+class AttentionTimes:
     """What was measured: times of those that ran, and in one line each why others did not.
 
     `is_lasting`: Nothing failed that may not fail another time, for want of memory.
@@ -152,7 +152,9 @@ class Figures:
         return f"us a layer: {'; '.join(parts)}" if self.times else "nothing ran"
 
 
-def measure(candidates: Mapping[str, Backend], group: World, measuring: Measuring, digest: str = "") -> Figures:
+def measure(
+    candidates: Mapping[str, Backend], group: MeasuredLayers, measuring: Measuring, digest: str = ""
+) -> AttentionTimes:
     """Time each candidate; the default comes first. One that raises is left out, with its reason.
 
     Args:
@@ -166,8 +168,10 @@ def measure(candidates: Mapping[str, Backend], group: World, measuring: Measurin
         return _measure(candidates, group, measuring, digest)
 
 
-def _measure(candidates: Mapping[str, Backend], group: World, measuring: Measuring, digest: str) -> Figures:
-    figures = Figures({})
+def _measure(
+    candidates: Mapping[str, Backend], group: MeasuredLayers, measuring: Measuring, digest: str
+) -> AttentionTimes:
+    figures = AttentionTimes({})
     rehearsals = [group.rehearsal(backend, step) for backend in candidates.values() for step in STEPS]
     measuring.compile_all(digest, rehearsals)
     for name, backend in candidates.items():
@@ -188,7 +192,7 @@ def _measure(candidates: Mapping[str, Backend], group: World, measuring: Measuri
     return figures
 
 
-class World:
+class MeasuredLayers:
     """A group's first layers over a small pool, which all candidates share: made when it is first needed."""
 
     def __init__(
@@ -315,7 +319,7 @@ def digest_of(facts: Any) -> str:
     return hashlib.sha256(json.dumps([facts, STEPS, MARGIN], default=repr).encode()).hexdigest()[:32]
 
 
-def remembered(folder: Path | None, digest: str, candidates: Sequence[str]) -> Figures | None:
+def remembered(folder: Path | None, digest: str, candidates: Sequence[str]) -> AttentionTimes | None:
     """Read the figures of an earlier start; None: there are none, or they cannot be read."""
     if folder is None:
         return None
@@ -326,10 +330,12 @@ def remembered(folder: Path | None, digest: str, candidates: Sequence[str]) -> F
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     is_whole = bool(times) and {*times, *failed} <= set(candidates)
-    return Figures(times, failed) if is_whole and all(len(each) == len(STEPS) for each in times.values()) else None
+    return (
+        AttentionTimes(times, failed) if is_whole and all(len(each) == len(STEPS) for each in times.values()) else None
+    )
 
 
-def remember(folder: Path | None, digest: str, figures: Figures) -> None:
+def remember(folder: Path | None, digest: str, figures: AttentionTimes) -> None:
     """Keep figures for later starts, where a folder can be written."""
     if folder is None or not figures.times or not figures.is_lasting:
         return

@@ -51,7 +51,7 @@ _UNREAD = frozenset((*OTHER_PARTS, "quantization_config", "compression_config"))
 """Parts whose sizes are no layer's: what is not served, and how weights are stored."""
 
 
-class Held(NamedTuple):
+class CheckpointContents(NamedTuple):
     """What the files of a checkpoint hold, at most.
 
     Attributes:
@@ -65,7 +65,7 @@ class Held(NamedTuple):
     num_numbers: int
 
 
-def held(tensors: Iterable[tuple[str, tuple[int, ...], int]]) -> Held:
+def held(tensors: Iterable[tuple[str, tuple[int, ...], int]]) -> CheckpointContents:
     """Sum up what files hold.
 
     Args:
@@ -83,10 +83,10 @@ def held(tensors: Iterable[tuple[str, tuple[int, ...], int]]) -> Held:
         total += size
         longest = max(longest, size // max(1, min(shape, default=1)), *shape)
     side_by_side = sum(len(numbers) for prefix, numbers in layers.items() if "#" not in prefix)
-    return Held(max(side_by_side, max(map(len, layers.values()), default=0)), longest, total)
+    return CheckpointContents(max(side_by_side, max(map(len, layers.values()), default=0)), longest, total)
 
 
-def check_claims(hf: Mapping[str, Any], files: Held | None = None) -> None:
+def check_claims(hf: Mapping[str, Any], files: CheckpointContents | None = None) -> None:
     """Check each number of a config before anything is made of it.
 
     Args:
@@ -113,7 +113,7 @@ def check_claims(hf: Mapping[str, Any], files: Held | None = None) -> None:
             _check_width(f"{part}num_attention_heads x {part}head_dim", heads * dim, files)
 
 
-def _check_bound(path: str, key: str, value: int, files: Held | None, *, has_layers: bool) -> None:
+def _check_bound(path: str, key: str, value: int, files: CheckpointContents | None, *, has_layers: bool) -> None:
     if LAYERS.fullmatch(key):
         if not 1 <= value <= MAX_LAYERS:
             raise ModelError(f"config.json: {path} = {value}; a model has from 1 to {MAX_LAYERS:,} layers")
@@ -131,7 +131,7 @@ def _check_bound(path: str, key: str, value: int, files: Held | None, *, has_lay
         raise ModelError(f"config.json: {path} = {_short(value)}; at most {MAX_INTEGER:,} is possible")
 
 
-def _check_width(path: str, value: int, files: Held | None) -> None:
+def _check_width(path: str, value: int, files: CheckpointContents | None) -> None:
     most = MAX_WIDTH if files is None else max(FREE_WIDTH, files.longest)
     if value > most:
         known = "" if files is None else f", and the longest axis of a tensor is {files.longest:,}"
@@ -164,7 +164,7 @@ def _texts(hf: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "text_config.", inner
 
 
-def check_params(num: int, files: Held) -> None:
+def check_params(num: int, files: CheckpointContents) -> None:
     """Check that a model has no more parameters than its files hold.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dovetail.checkpoint.formats import Stored
+from dovetail.checkpoint.formats import StoredFormat
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.quantization import Conversion, FileTensor
@@ -49,7 +49,7 @@ class Checkpoint:
         folder: Path,
         headers: Iterable[TensorHeader],
         conversions: Iterable[Conversion] = (),
-        stored: Stored | None = None,
+        stored: StoredFormat | None = None,
     ) -> None:
         """Say what there is; nothing is read.
 

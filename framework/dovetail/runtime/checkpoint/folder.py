@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dovetail.checkpoint.formats import Formats, Stored
+from dovetail.checkpoint.formats import Formats, StoredFormat
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import ConfigFacts
 from dovetail.model_files import object_if_there, read_object
-from dovetail.runtime.checkpoint.claims import Held, check_claims, check_params, held
+from dovetail.runtime.checkpoint.claims import CheckpointContents, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.fit import check_fit
 from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
@@ -28,7 +28,7 @@ INT_BITS = 2
 """Fewest bits of a quantised number: files pack them into bytes and words."""
 
 
-class Module:
+class EmbeddingModule:
     """A module of sentence-transformers, as `modules.json` lists it."""
 
     def __init__(self, kind: str, path: Path) -> None:
@@ -85,7 +85,7 @@ class ModelFolder:
         return folder
 
     @cached_property
-    def stored(self) -> Stored | None:
+    def stored(self) -> StoredFormat | None:
         """What a format of the plugin kind reads of it; None: it is a folder as transformers writes them.
 
         Raises:
@@ -123,13 +123,13 @@ class ModelFolder:
         return TokenizerFiles.of(self.tokenizer_path, own, self.path, self.stored, self.config)
 
     @cached_property
-    def modules(self) -> tuple[Module, ...]:
+    def modules(self) -> tuple[EmbeddingModule, ...]:
         """Modules of sentence-transformers, in order; mostly none.
 
         Raises:
             ModelError: `modules.json` is no list of modules, or one lies outside of the folder.
         """
-        return tuple(Module(kind, place) for kind, place in modules_of(self.path))
+        return tuple(EmbeddingModule(kind, place) for kind, place in modules_of(self.path))
 
     @cached_property
     def prompts(self) -> Mapping[str, Any]:
@@ -158,7 +158,7 @@ class ModelFolder:
         return None if self._files is None else tuple(headers_of(self.path, self._files))
 
     @cached_property
-    def _held(self) -> Held | None:
+    def _held(self) -> CheckpointContents | None:
         """What the weight files hold, summed up; None: they are not read."""
         if self.headers is None:
             return None
@@ -256,7 +256,7 @@ class ModelFolder:
         return config
 
 
-def held_by(headers: Iterable[TensorHeader], *, is_packed: bool) -> Held:
+def held_by(headers: Iterable[TensorHeader], *, is_packed: bool) -> CheckpointContents:
     """Return what the weight files of a model folder hold.
 
     Args:

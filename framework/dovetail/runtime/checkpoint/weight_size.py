@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dovetail.checkpoint.formats import Stored
+from dovetail.checkpoint.formats import StoredFormat
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError, PluginError
@@ -166,7 +166,7 @@ def headers(file: Path) -> list[TensorHeader]:
     return sorted(found, key=lambda header: header.start)
 
 
-def stored_headers(stored: Stored) -> list[TensorHeader]:
+def stored_headers(stored: StoredFormat) -> list[TensorHeader]:
     """Return the headers that a format of the plugin kind reads, held against its files.
 
     Raises:

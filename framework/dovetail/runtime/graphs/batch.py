@@ -18,7 +18,7 @@ Longs = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
-class Tokens:
+class StepTokens:
     """The new tokens of some rows of a step, on the host. B rows, T tokens.
 
     Attributes:
@@ -37,10 +37,10 @@ class Tokens:
 
 
 _NONE: Longs = np.empty(0, dtype=np.int64)
-NO_TOKENS = Tokens(_NONE, _NONE, _NONE, _NONE, np.zeros(1, dtype=np.int64))
+NO_TOKENS = StepTokens(_NONE, _NONE, _NONE, _NONE, np.zeros(1, dtype=np.int64))
 
 
-def tokens_of(step: StepInput, state: DeviceState, page_size: int, first: int = 0) -> Tokens:
+def tokens_of(step: StepInput, state: DeviceState, page_size: int, first: int = 0) -> StepTokens:
     """Find the places of the new tokens of rows `first …` of a step, by what the host knows of the device rows."""
     rows, num_new = step.rows[first:], step.num_new[first:]
     begin: Longs = np.where(step.start[first:] < 0, state.lens[rows], step.start[first:])
@@ -49,18 +49,18 @@ def tokens_of(step: StepInput, state: DeviceState, page_size: int, first: int = 
     positions = np.arange(starts[-1]) + np.repeat(begin - starts[:-1], num_new)
     pages = state.pages[0, np.repeat(rows, num_new), positions // page_size].astype(np.int64)
     lens: Longs = begin + num_new
-    return Tokens(step.ids, positions, pages * page_size + positions % page_size, lens, starts)
+    return StepTokens(step.ids, positions, pages * page_size + positions % page_size, lens, starts)
 
 
 @dataclass(slots=True, eq=False)
-class Prepared:
+class PreparedBatch:
     """A step ready to run: its input tokens `ids` `[T]` int64, and what model and attention backend see."""
 
     ids: Tensor
     batch: ForwardBatch
 
 
-def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, page_size: int) -> Prepared:
+def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, page_size: int) -> PreparedBatch:
     """Build a step's tensors on the state's device, and note on the host how long its rows get."""
     device, n = state.device, step.num_decode
     tokens = tokens_of(step, state, page_size)
@@ -83,7 +83,7 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         saves=_saves(step),
         segments=_segments(step, state, tokens),
     )
-    return Prepared(_input_ids(step, state, rows[:n]), batch)
+    return PreparedBatch(_input_ids(step, state, rows[:n]), batch)
 
 
 def _last_tokens(step: StepInput, starts: Longs) -> Longs:
@@ -107,7 +107,7 @@ def _saves(step: StepInput) -> tuple[StateSave, ...]:
     return tuple(StateSave(group, place[row], length, copy) for group, row, length, copy in step.saves.T.tolist())
 
 
-def _segments(step: StepInput, state: DeviceState, tokens: Tokens) -> Tensor | None:
+def _segments(step: StepInput, state: DeviceState, tokens: StepTokens) -> Tensor | None:
     """Say of each token whether it is of the second of two texts; None where no row has two."""
     seconds = state.seconds[step.rows]
     if not seconds.any():

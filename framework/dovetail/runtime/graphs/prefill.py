@@ -23,7 +23,7 @@ from dovetail.messages.step import Ints, PrefillGraph, no_ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.upload import pinned
-from dovetail.runtime.graphs.batch import NO_TOKENS, Tokens
+from dovetail.runtime.graphs.batch import NO_TOKENS, StepTokens
 from dovetail.runtime.memory.prefill_sizes import FIRST
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 
@@ -43,7 +43,7 @@ class CapturedPrefill:
     rows: Tensor
 
 
-def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, padding_row: int) -> npt.NDArray[np.int64]:
+def pack(tokens: StepTokens, rows: Ints, key: PrefillGraph, padding_row: int) -> npt.NDArray[np.int64]:
     """Write what a graph reads of the chunks of some device rows.
 
     Returns:
@@ -124,7 +124,7 @@ class PrefillGraphs:
             self.keys.remove(key)
             logger.warning("No memory for a prefill graph of %s (%s)", key, str(error).splitlines()[0])
 
-    def run(self, tokens: Tokens, rows: Ints, key: PrefillGraph) -> tuple[Tensor, StepOutputs]:
+    def run(self, tokens: StepTokens, rows: Ints, key: PrefillGraph) -> tuple[Tensor, StepOutputs]:
         """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing.
 
         Returns:

@@ -34,7 +34,7 @@ def import_early() -> None:
                 importlib.import_module(module)
 
 
-class Worker:
+class CompileWorker:
     """Reads kernels, and has up to `num_jobs` compiled at a time."""
 
     def __init__(self, num_jobs: int) -> None:
@@ -172,7 +172,7 @@ def main() -> None:
             return
         line += piece
     use_target(*json.loads(line))
-    Worker(num_jobs).run()
+    CompileWorker(num_jobs).run()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ MAPPED_LATER = 640 << 20
 grammars: 586 MiB with the demo model on two cores, of which little is ever used."""
 
 
-class Names(NamedTuple):
+class ControlGroupFiles(NamedTuple):
     """Files of a control group: its limit, what it uses, and which entry of its statistics is cache that can go."""
 
     limit: str
@@ -33,8 +33,10 @@ class Names(NamedTuple):
     cache: str
 
 
-V2 = Names("memory.max", "memory.current", "memory.stat", "inactive_file")
-V1 = Names("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file")
+V2 = ControlGroupFiles("memory.max", "memory.current", "memory.stat", "inactive_file")
+V1 = ControlGroupFiles(
+    "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"
+)
 
 
 def host_bytes() -> DeviceBytes:

@@ -15,7 +15,7 @@ from dovetail.runtime.device.upload import to_host, upload
 
 
 @dataclass(slots=True, eq=False)
-class Ranked:
+class RankedLogprobs:
     """Log probabilities of one draw on their way to the host, before anyone waits for them.
 
     They are copied at once: `packed` may be the output of a graph, which the next replay overwrites.
@@ -61,7 +61,7 @@ class Ranked:
 
 def rank_logprobs(
     logits: Tensor, chosen: Tensor, num_top: list[int], rows: list[int], named_ids: list[tuple[int, ...]]
-) -> Ranked:
+) -> RankedLogprobs:
     """Log probability of `chosen[i]`, the `num_top[i]` most likely tokens and `named_ids[i]` in row i of `[N, V]`."""
     logprobs = logits.float().log_softmax(dim=-1)
     picked = logprobs.gather(1, chosen[:, None])
@@ -75,4 +75,4 @@ def rank_logprobs(
         named = logprobs.gather(1, index.view(len(padded), most_named))
         parts.append(named.view(torch.int32))
     packed = torch.cat(parts, dim=1)
-    return Ranked(packed, list(range(len(rows))), rows, [min(num, width) for num in num_top], width, named_ids)
+    return RankedLogprobs(packed, list(range(len(rows))), rows, [min(num, width) for num in num_top], width, named_ids)

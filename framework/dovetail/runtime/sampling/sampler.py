@@ -20,7 +20,7 @@ from dovetail.runtime.device.row_params import RowParams, SampleRow
 from dovetail.runtime.device.upload import upload
 from dovetail.runtime.sampling.masks import TokenMask
 from dovetail.runtime.sampling.processors import Processors
-from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
+from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
 from dovetail.runtime.step_kernels import PLAIN_STEP
 
 
@@ -56,7 +56,7 @@ class Sampled:
 
     ids: Tensor
     non_finite: Tensor
-    logprobs: Ranked | None = None
+    logprobs: RankedLogprobs | None = None
 
 
 def sample(
@@ -219,7 +219,7 @@ def count(ids: Tensor, rows: list[SampleRow]) -> None:
         histories[0].table.add([history.slot for history in histories], chosen)
 
 
-def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | None:
+def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> RankedLogprobs | None:
     """Log probabilities of the chosen tokens and of the most likely, for the rows that want them; None if none does."""
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     if not wanted:

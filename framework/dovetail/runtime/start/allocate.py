@@ -22,7 +22,7 @@ from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
 from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.start.check import Checked
-from dovetail.runtime.start.load import Loaded
+from dovetail.runtime.start.load import LoadedModel
 from dovetail.runtime.stepper import StepGraphs, Stepper
 
 
@@ -47,7 +47,7 @@ class Allocated:
     stepper: Stepper
 
 
-def plan(checked: Checked, loaded: Loaded) -> MemoryPlan:
+def plan(checked: Checked, loaded: LoadedModel) -> MemoryPlan:
     """Divide the device's memory, with the weights in place; ranks agree on the least.
 
     Raises:
@@ -56,7 +56,7 @@ def plan(checked: Checked, loaded: Loaded) -> MemoryPlan:
     return checked.memory.fit(loaded.weight_bytes)
 
 
-def allocate(checked: Checked, loaded: Loaded, planned: MemoryPlan) -> Allocated:
+def allocate(checked: Checked, loaded: LoadedModel, planned: MemoryPlan) -> Allocated:
     """Make the pool, the rows and what attends, samples and captures.
 
     Raises:
@@ -83,7 +83,7 @@ def allocate(checked: Checked, loaded: Loaded, planned: MemoryPlan) -> Allocated
     return Allocated(pool=pool, state=state, attention=attention, masks=masks, graphs=graphs, stepper=stepper)
 
 
-def _tables(checked: Checked, loaded: Loaded, state: DeviceState) -> tuple[MaskBuffer, TokenCounts]:
+def _tables(checked: Checked, loaded: LoadedModel, state: DeviceState) -> tuple[MaskBuffer, TokenCounts]:
     """Make what holds masks and counts; where graphs may read them, each row has its place from the start."""
     vocab, device, settings = checked.config.vocab_size, checked.device, checked.settings
     may_capture = device_of(device).captures and not settings.disable_cuda_graph
@@ -97,7 +97,7 @@ def _tables(checked: Checked, loaded: Loaded, state: DeviceState) -> tuple[MaskB
 
 def _graphs(
     checked: Checked,
-    loaded: Loaded,
+    loaded: LoadedModel,
     planned: MemoryPlan,
     pool: KVCache,
     parts: tuple[AttentionBackend, DeviceState],

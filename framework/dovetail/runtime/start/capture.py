@@ -14,10 +14,10 @@ from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory.plan import MemoryPlan
 from dovetail.runtime.start.allocate import Allocated
 from dovetail.runtime.start.check import Checked
-from dovetail.runtime.start.load import Loaded
+from dovetail.runtime.start.load import LoadedModel
 from dovetail.runtime.start.probe import Probe
 from dovetail.runtime.stepper import StepGraphs
-from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
+from dovetail.runtime.warm_up import EagerWarmUp, WarmUpLimits
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,9 @@ class Compiled:
     queue: CaptureQueue
 
 
-def compile_kernels(checked: Checked, loaded: Loaded, planned: MemoryPlan, made: Allocated, probe: Probe) -> Compiled:
+def compile_kernels(
+    checked: Checked, loaded: LoadedModel, planned: MemoryPlan, made: Allocated, probe: Probe
+) -> Compiled:
     """Compile what the probe and steps will launch, and meet the other ranks."""
     compiles, graphs = device_of(checked.device).compiles, made.graphs
     prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
@@ -75,9 +77,9 @@ def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
     checked.memory.started(None if compiled.trials is None else compiled.trials.max_prefill_tokens)
 
 
-def limits_of(checked: Checked, planned: MemoryPlan, graph_rows: int) -> StepLimits:
+def limits_of(checked: Checked, planned: MemoryPlan, graph_rows: int) -> WarmUpLimits:
     """Return the bounds of real steps; `graph_rows` are run by graphs."""
-    return StepLimits(
+    return WarmUpLimits(
         max_requests=planned.max_running_requests,
         max_prefill_tokens=planned.step_tokens - planned.max_running_requests,
         context_len=planned.context_len,

@@ -22,7 +22,7 @@ tokens in a step is a shape of its own, and each takes about 150 KB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     """The model on the device.
 
     Attributes:
@@ -36,7 +36,7 @@ class Loaded:
     step: StepKernels
 
 
-def load(checked: Checked) -> Loaded:
+def load(checked: Checked) -> LoadedModel:
     """Build the model and load this rank's share.
 
     Raises:
@@ -65,7 +65,7 @@ def load(checked: Checked) -> Loaded:
             load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
     if is_host:
         torch.set_num_threads(checked.settings.num_threads or useful_threads(size, parallel.size))
-    return Loaded(model=model, weight_bytes=size, step=step)
+    return LoadedModel(model=model, weight_bytes=size, step=step)
 
 
 def bound_primitive_caches() -> None:

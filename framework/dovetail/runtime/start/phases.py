@@ -14,7 +14,7 @@ Phase = Literal["check", "load", "plan", "allocate", "compile", "probe", "captur
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-class Phases:
+class StartPhases:
     """The phases of one start.
 
     Attributes:

@@ -27,7 +27,7 @@ from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, S
 from dovetail.plugins.loader import describe
 from dovetail.runtime.start.allocate import Allocated
 from dovetail.runtime.start.check import Checked
-from dovetail.runtime.start.load import Loaded
+from dovetail.runtime.start.load import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ the tokens: a router that hesitates there sends some of them elsewhere."""
 class Probe:
     """Computes the made-up request in one engine, while no step is in flight."""
 
-    def __init__(self, checked: Checked, loaded: Loaded, made: Allocated) -> None:
+    def __init__(self, checked: Checked, loaded: LoadedModel, made: Allocated) -> None:
         """Nothing is computed yet."""
         self._config, self._model = checked.config, loaded.model
         self._served_by = describe(checked.plugins.plan.of_kind("model")[0])

@@ -20,7 +20,7 @@ from dovetail.sdk.quantization.scratch import SCRATCH
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSlice:
     """One stored tensor: columns in the checkpoint, and first and number of this rank's; None: it has rows only."""
 
     columns: int | None
@@ -59,7 +59,7 @@ class Matrix(Layer):
         self.shard = shard_of(path, in_features, parts, None if shard == "expert" else shard, ctx.parallel)
         self._device = ctx.device
         self._orders = {part.name: _checked_order(path, part) for part in parts}
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, StoredSlice] = {}
         self._pieces: dict[str, dict[str, Tensor]] = {}
 
     @property
@@ -86,7 +86,7 @@ class Matrix(Layer):
         """
         experts = [self.local_experts] if self.num_experts is not None else []
         if granule is None:
-            self._stored[name] = Stored(None)
+            self._stored[name] = StoredSlice(None)
             shape = [*experts, self.local_out]
         else:
             self._stored[name] = self._columns(name, granule)
@@ -112,11 +112,11 @@ class Matrix(Layer):
         in_order = [pieces[part.name] for part in self.parts]
         return in_order[0].contiguous() if len(in_order) == 1 else SCRATCH.joined(in_order)
 
-    def _columns(self, name: str, granule: int) -> Stored:
+    def _columns(self, name: str, granule: int) -> StoredSlice:
         first, num = self.shard.columns
         all_columns = -(-self.in_features // granule)
         if granule >= self.in_features:
-            return Stored(all_columns, 0, all_columns)
+            return StoredSlice(all_columns, 0, all_columns)
         if first % granule or (num % granule and first + num != self.in_features):
             fix = "give a --tensor-parallel-size that leaves them whole"
             fix += "" if self.num_experts is None else ", or --expert-parallel, which leaves experts whole"
@@ -124,7 +124,7 @@ class Matrix(Layer):
                 f"{self.path}: {name} has one number for {granule} inputs, and {self.parallel.size} ranks have "
                 f"{num} inputs each: the cut goes through it; {fix}"
             )
-        return Stored(all_columns, first // granule, -(-num // granule))
+        return StoredSlice(all_columns, first // granule, -(-num // granule))
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         experts = [None] if self.num_experts is None else range(self.num_experts)

@@ -18,7 +18,7 @@ REFERENCES = ("$ref", "$recursiveRef", "$dynamicRef")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReferencedSchema:
     """A schema that a reference names: it, where it stands, and the URI that its own references start from."""
 
     node: Any
@@ -33,8 +33,8 @@ class References:
         """Note every `$id` (`id` in draft 4, and where no draft is named) and every anchor."""
         self._ids = ("$id", "id") if draft is None or draft <= 4 else ("$id",)
         self._is_alone = draft is not None and draft < 2019  # what stands beside `$ref` says nothing
-        self._by_uri: dict[str, Target] = {}
-        self._resources: dict[str, Target] = {}
+        self._by_uri: dict[str, ReferencedSchema] = {}
+        self._resources: dict[str, ReferencedSchema] = {}
         self._bases: dict[int, str] = {}
         self._add(root, "", "")
 
@@ -42,7 +42,7 @@ class References:
         """Return the URI that a schema's references start from."""
         return self._bases.get(id(node), "")
 
-    def resolve(self, reference: str, base: str) -> Target:
+    def resolve(self, reference: str, base: str) -> ReferencedSchema:
         """Return what a reference names.
 
         Raises:
@@ -59,10 +59,10 @@ class References:
         if not fragment.startswith("/"):
             return self._by_uri[f"{uri}#{unquote(fragment)}"]
         node = schema.follow(resource.node, fragment)
-        return Target(node, resource.pointer + unquote(fragment), self._bases.get(id(node), resource.base))
+        return ReferencedSchema(node, resource.pointer + unquote(fragment), self._bases.get(id(node), resource.base))
 
     def _add(self, root: Any, pointer: str, uri: str) -> None:
-        self._resources[uri] = Target(root, pointer, uri)
+        self._resources[uri] = ReferencedSchema(root, pointer, uri)
         stack: list[tuple[str, Any, str]] = [(pointer, root, uri)]
         while stack:
             pointer, node, base = stack.pop()
@@ -72,13 +72,13 @@ class References:
             if self._is_alone and "$ref" in node:
                 given = None
             if given is not None and (given.startswith("#") and len(given) > 1):
-                self._by_uri.setdefault(base + given, Target(node, pointer, base))  # draft 4 to 7: an anchor
+                self._by_uri.setdefault(base + given, ReferencedSchema(node, pointer, base))  # draft 4 to 7: an anchor
             elif given is not None:
                 base = urldefrag(_join(base, given))[0]
-                self._resources.setdefault(base, Target(node, pointer, base))
+                self._resources.setdefault(base, ReferencedSchema(node, pointer, base))
             for key in ("$anchor", "$dynamicAnchor"):
                 if isinstance(node.get(key), str):
-                    self._by_uri.setdefault(f"{base}#{node[key]}", Target(node, pointer, base))
+                    self._by_uri.setdefault(f"{base}#{node[key]}", ReferencedSchema(node, pointer, base))
             self._bases[id(node)] = base
             for inner, child in schema.children(node, pointer, definitions=True):
                 stack.append((inner, child, base))
@@ -119,7 +119,7 @@ def check_references(root: Any) -> None:
                 stack += [] if target is None else [(target.pointer, target.node)]
 
 
-def _checked(references: References, node: Node, key: str, pointer: str, *, is_all: bool) -> Target | None:
+def _checked(references: References, node: Node, key: str, pointer: str, *, is_all: bool) -> ReferencedSchema | None:
     reference = node[key]
     try:
         found = references.resolve(reference, references.base_of(node))

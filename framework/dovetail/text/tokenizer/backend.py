@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tokenizers
 
-from dovetail.checkpoint.formats import Stored
+from dovetail.checkpoint.formats import StoredFormat
 from dovetail.checkpoint.spm_model import FILE, FIX, spm_model
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.model_files import check_is_file, object_if_there
@@ -24,7 +24,7 @@ OTHERS = ("*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece.bpe.mod
 """What does not hold all that is needed: a class in code of the model's says how text is cut, or ids are moved."""
 
 
-def load_backend(folder: Path, stored: Stored | None = None) -> tokenizers.Tokenizer:
+def load_backend(folder: Path, stored: StoredFormat | None = None) -> tokenizers.Tokenizer:
     """Load what a format has, or tokenizer.json, or convert an older file through transformers.
 
     Args:
@@ -58,7 +58,7 @@ def load_backend(folder: Path, stored: Stored | None = None) -> tokenizers.Token
     return backend
 
 
-def check_source(folder: Path, stored: Stored | None = None) -> None:
+def check_source(folder: Path, stored: StoredFormat | None = None) -> None:
     """Refuse a folder without a tokenizer, by its files alone; arguments as of `load_backend`.
 
     Raises:

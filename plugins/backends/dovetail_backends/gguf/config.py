@@ -56,7 +56,7 @@ SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": 
 }
 
 
-class Facts:
+class GgufFacts:
     """Values of one file, by what stands behind its architecture's name."""
 
     def __init__(self, gguf: Gguf) -> None:
@@ -120,7 +120,7 @@ class Facts:
         return int(self.need("attention.key_length"))
 
 
-def _llama(facts: Facts) -> dict[str, Any]:
+def _llama(facts: GgufFacts) -> dict[str, Any]:
     config: dict[str, Any] = {"attention_bias": facts.has("attn_q.bias"), "mlp_bias": facts.has("ffn_up.bias")}
     if facts.get("expert_count"):
         experts = {
@@ -131,11 +131,11 @@ def _llama(facts: Facts) -> dict[str, Any]:
     return config
 
 
-def _windowed(facts: Facts) -> dict[str, Any]:
+def _windowed(facts: GgufFacts) -> dict[str, Any]:
     return {"sliding_window": facts.get("attention.sliding_window")}
 
 
-def _qwen3moe(facts: Facts) -> dict[str, Any]:
+def _qwen3moe(facts: GgufFacts) -> dict[str, Any]:
     return {
         "num_experts": facts.need("expert_count"),
         "num_experts_per_tok": facts.need("expert_used_count"),
@@ -147,7 +147,7 @@ def _qwen3moe(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _gemma2(facts: Facts) -> dict[str, Any]:
+def _gemma2(facts: GgufFacts) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": facts.query_scalar(46),
         "attn_logit_softcapping": facts.get("attn_logit_softcapping") or 50.0,
@@ -158,7 +158,7 @@ def _gemma2(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _gemma3(facts: Facts) -> dict[str, Any]:
+def _gemma3(facts: GgufFacts) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": facts.query_scalar(62),
         "sliding_window": facts.need("attention.sliding_window"),
@@ -171,7 +171,7 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _pattern(facts: Facts) -> int:
+def _pattern(facts: GgufFacts) -> int:
     given = facts.raw("attention.sliding_window_pattern", 6)
     if not isinstance(given, LazyArray):
         return int(given)
@@ -197,7 +197,7 @@ class Architecture:
 
     served: str
     model_type: str
-    extra: Callable[[Facts], dict[str, Any]] = lambda facts: {}
+    extra: Callable[[GgufFacts], dict[str, Any]] = lambda facts: {}
     is_turned: bool = False
     norm_offset: float = 0.0
     is_sandwich: bool = False
@@ -234,7 +234,7 @@ def model_config(gguf: Gguf) -> dict[str, Any]:
     Raises:
         ModelError: A key is missing, or what it says cannot be served; named.
     """
-    facts = Facts(gguf)
+    facts = GgufFacts(gguf)
     kind = ARCHITECTURES[facts.name]
     for key in NEEDED:
         facts.need(key)
@@ -249,7 +249,7 @@ def model_config(gguf: Gguf) -> dict[str, Any]:
     return config | {"quantization_config": _stored(gguf) | {"unheeded": facts.unheeded()}}
 
 
-def _refuse_others(facts: Facts) -> None:
+def _refuse_others(facts: GgufFacts) -> None:
     """Refuse what these architectures may say and their models do not compute.
 
     Raises:
@@ -269,7 +269,7 @@ def _refuse_others(facts: Facts) -> None:
             raise ModelError(f"{facts.gguf.files[0]}: {facts.name}.{key} is {given!r}; possible: {value!r}")
 
 
-def head_width(facts: Facts) -> int:
+def head_width(facts: GgufFacts) -> int:
     """Return the numbers of a query or key head.
 
     Raises:
@@ -324,7 +324,7 @@ def _dtype(gguf: Gguf, architecture: str) -> str:
     return "float16" if kinds <= PLAIN and plain == {"F16"} and not architecture.startswith("gemma") else "bfloat16"
 
 
-def _rope(facts: Facts) -> dict[str, Any]:
+def _rope(facts: GgufFacts) -> dict[str, Any]:
     """Return the scaling of rotary positions: Llama 3's as factors of each frequency, others by their numbers."""
     factors = facts.gguf.tensors.get("rope_freqs.weight")
     if factors is not None:

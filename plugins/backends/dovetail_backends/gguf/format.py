@@ -11,7 +11,7 @@ from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeade
 from dovetail.contracts.errors import ModelError
 from dovetail_backends.gguf.blocks import BY_NAME, PLAIN
 from dovetail_backends.gguf.config import generation_config, model_config
-from dovetail_backends.gguf.names import Named, named_tensors
+from dovetail_backends.gguf.names import GgufTensorName, named_tensors
 from dovetail_backends.gguf.reader import MAGIC, Gguf, read_files
 from dovetail_backends.gguf.texts import chat_templates, special_tokens
 
@@ -67,7 +67,7 @@ class GgufFile(CheckpointFormat):
             raise ModelError(f"{file}: a value of its head cannot be read ({error}); get the file again") from None
 
     @cached_property
-    def _named(self) -> Mapping[str, Named]:
+    def _named(self) -> Mapping[str, GgufTensorName]:
         return {named.name: named for named in named_tensors(self.heads)}
 
     def headers(self) -> Iterable[TensorHeader]:
@@ -126,7 +126,7 @@ def _parts(listing: Listing, name: str) -> list[str]:
     return names
 
 
-def _header(named: Named) -> TensorHeader:
+def _header(named: GgufTensorName) -> TensorHeader:
     place, start = named.place, named.place.offset
     if named.heads and named.shape[0] % (2 * named.heads):
         raise ModelError(f"{place.file}: {place.name} has {named.shape[0]} rows, no pairs in {named.heads} heads")

@@ -31,7 +31,7 @@ DROPPED = ("rope_freqs.weight",)
 """Tensors that are read for the config."""
 
 
-class Named(NamedTuple):
+class GgufTensorName(NamedTuple):
     """A tensor under transformers' name.
 
     Attributes:
@@ -54,7 +54,7 @@ class Named(NamedTuple):
         return self.place.shape if self.expert is None else self.place.shape[1:]
 
 
-def named_tensors(gguf: Gguf) -> Iterator[Named]:
+def named_tensors(gguf: Gguf) -> Iterator[GgufTensorName]:
     """Yield all tensors of a file; one that is not known keeps its name, and the loader says so."""
     name = architecture_of(gguf)
     kind = ARCHITECTURES[name]
@@ -70,26 +70,26 @@ def _one(gguf: Gguf, key: str) -> int:
     return int(value if isinstance(value, int) else value.decode()[0])  # `model_config` saw that all are the same
 
 
-def _named(place: TensorPlace, kind: Architecture, heads: int, kv_heads: int) -> Iterator[Named]:
+def _named(place: TensorPlace, kind: Architecture, heads: int, kv_heads: int) -> Iterator[GgufTensorName]:
     module, _, suffix = place.name.rpartition(".")
     found = IN_LAYER.fullmatch(place.name)
     if found is None:
         top = TOP.get(module)
-        yield Named(place.name if top is None else f"{top}.{suffix}", place, offset=_offset(place.name, kind))
+        yield GgufTensorName(place.name if top is None else f"{top}.{suffix}", place, offset=_offset(place.name, kind))
         return
     layer, inner, suffix = found.groups()
     start = f"model.layers.{layer}."
     if (experts := ALL_EXPERTS.fullmatch(inner)) is not None and len(place.shape) == 3:
         for index in range(place.shape[0]):
-            yield Named(f"{start}mlp.experts.{index}.{experts[1]}_proj.{suffix}", place, index)
+            yield GgufTensorName(f"{start}mlp.experts.{index}.{experts[1]}_proj.{suffix}", place, index)
         return
     if (one := ONE_EXPERT.fullmatch(inner)) is not None:
-        yield Named(f"{start}mlp.experts.{one[2]}.{one[1]}_proj.{suffix}", place)
+        yield GgufTensorName(f"{start}mlp.experts.{one[2]}.{one[1]}_proj.{suffix}", place)
         return
     known = (LAYER | SANDWICH if kind.is_sandwich else LAYER).get(inner)
     turned = {"attn_q": heads, "attn_k": kv_heads}.get(inner, 0) if kind.is_turned else 0
     name = place.name if known is None else f"{start}{known}.{suffix}"
-    yield Named(name, place, heads=turned, offset=_offset(place.name, kind))
+    yield GgufTensorName(name, place, heads=turned, offset=_offset(place.name, kind))
 
 
 def _offset(name: str, kind: Architecture) -> float:

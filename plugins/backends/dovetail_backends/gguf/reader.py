@@ -76,7 +76,7 @@ class TensorPlace(NamedTuple):
 class LazyArray:
     """An array of the metadata, decoded when it is asked for."""
 
-    def __init__(self, head: Head, kind: int, num: int, offset: int) -> None:
+    def __init__(self, head: GgufHead, kind: int, num: int, offset: int) -> None:
         self._head, self._kind, self._num, self._offset = head, kind, num, offset
 
     @property
@@ -167,7 +167,7 @@ def read_files(files: tuple[Path, ...]) -> Gguf:
 
 @lru_cache(maxsize=4)
 def _read(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) -> Gguf:
-    heads = [Head(file).read() for file in files]
+    heads = [GgufHead(file).read() for file in files]
     metadata = heads[0][0]
     tensors: dict[str, TensorPlace] = {}
     for number, (file, (own, places)) in enumerate(zip(files, heads, strict=True)):
@@ -189,7 +189,7 @@ def _read(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) -> Gguf:
     return Gguf(files, metadata, tensors)
 
 
-class Head:
+class GgufHead:
     """A cursor over a file's head; a context while its file is open."""
 
     def __init__(self, file: Path) -> None:
@@ -197,13 +197,13 @@ class Head:
         self._at = self._size = 0
         self._map: mmap.mmap | None = None
 
-    def opened(self, at: int) -> Head:
+    def opened(self, at: int) -> GgufHead:
         """Return a cursor at a place."""
-        head = Head(self.file)
+        head = GgufHead(self.file)
         head._at = at
         return head
 
-    def __enter__(self) -> Head:
+    def __enter__(self) -> GgufHead:
         try:
             with self.file.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

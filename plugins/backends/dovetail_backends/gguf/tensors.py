@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail_backends.gguf.names import Named
+from dovetail_backends.gguf.names import GgufTensorName
 
 DTYPES = {
     **{"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64},
@@ -17,7 +17,7 @@ DTYPES = {
 }
 
 
-def undone(named: Named, data: Tensor) -> Tensor:
+def undone(named: GgufTensorName, data: Tensor) -> Tensor:
     """Return a tensor of its bytes; a view of them where nothing has to be undone."""
     kind = named.place.kind
     if kind in DTYPES:

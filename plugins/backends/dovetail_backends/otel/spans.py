@@ -49,7 +49,7 @@ class Http:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RequestSpan:
     """A part of a request: when it began, in seconds since 1970, and how long it took."""
 
     name: str
@@ -136,7 +136,7 @@ class Tracer(RequestObserver):
         http = self._http.get(start.http)
         if http is not None and span.is_recording():
             before_s = request.body_s + request.prepare_s
-            piece = Piece("prepare", start.at - before_s, before_s, {"dovetail.body_seconds": request.body_s})
+            piece = RequestSpan("prepare", start.at - before_s, before_s, {"dovetail.body_seconds": request.body_s})
             self._draw(set_span_in_context(http.span, Context()), piece)
         below = set_span_in_context(span, Context())
         if span.is_recording():
@@ -145,7 +145,7 @@ class Tracer(RequestObserver):
         self._describe(span, request)
         span.end(_ns(start.at + request.seconds))
 
-    def _draw(self, parent: Context, piece: Piece) -> None:
+    def _draw(self, parent: Context, piece: RequestSpan) -> None:
         span = self._tracer.start_span(
             piece.name, context=parent, start_time=_ns(piece.at), attributes=piece.attributes
         )
@@ -176,26 +176,26 @@ class Tracer(RequestObserver):
             span.set_attribute("error.type", "cut_off")
 
 
-def _pieces(start: RequestStart, end: RequestEnd) -> Iterator[Piece]:
+def _pieces(start: RequestStart, end: RequestEnd) -> Iterator[RequestSpan]:
     """What a generation is made of, one choice after the other."""
     for index, choice in enumerate(end.choices[:MAX_CHOICES]):
         which: dict[str, bool | int | float] = {"dovetail.choice": index}
         at = start.at
-        yield Piece("queue", at, choice.queued_s, {**which, "dovetail.waited_again_seconds": choice.waited_s})
+        yield RequestSpan("queue", at, choice.queued_s, {**which, "dovetail.waited_again_seconds": choice.waited_s})
         if choice.grammar_s is not None:
-            yield Piece("grammar", at, choice.grammar_s, which)
+            yield RequestSpan("grammar", at, choice.grammar_s, which)
         at += choice.queued_s
         if choice.prefill_s is None:
             continue
-        yield Piece("prefill", at, choice.prefill_s, which)
+        yield RequestSpan("prefill", at, choice.prefill_s, which)
         at += choice.prefill_s
         if choice.decode_s:
-            yield Piece("decode", at, choice.decode_s, which)
+            yield RequestSpan("decode", at, choice.decode_s, which)
         if choice.delivery_s > MIN_DELIVERY_S:
-            yield Piece("delivery", at + choice.decode_s, choice.delivery_s, which)
+            yield RequestSpan("delivery", at + choice.decode_s, choice.delivery_s, which)
     if end.parse_s and end.choices:
         first = min(_to_first(choice) for choice in end.choices)
-        yield Piece("parsing", start.at + first, end.parse_s, {"dovetail.summed": True})
+        yield RequestSpan("parsing", start.at + first, end.parse_s, {"dovetail.summed": True})
 
 
 def _to_first(choice: ChoiceTimes) -> float:

@@ -20,7 +20,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form, Int4
 from dovetail.sdk.quantization.scratch import SCRATCH
 from dovetail.sdk.quantization.words import exchange, slices
-from dovetail_backends.quantization.integers import IntegerLayout, Integers, integers, unpacked
+from dovetail_backends.quantization.integers import IntegerLayout, IntegerMatrix, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
 from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped
 
@@ -70,12 +70,12 @@ class Awq(Packed):
         return Int4(has_zero=True)
 
 
-def read(group: int, tensors: Mapping[str, Tensor]) -> Integers:
+def read(group: int, tensors: Mapping[str, Tensor]) -> IntegerMatrix:
     """Return the integers of a module with so many inputs a group."""
     words, zeros = tensors[".qweight"], unpacked(tensors[".qzeros"], 4, 1, ORDER)
     if words.shape[0] % 8:  # a row of such a matrix is no whole words
-        return Integers(unpacked(words, 4, 1, ORDER).T, tensors[".scales"].T, zeros.T, group)
-    return Integers(turned(words), tensors[".scales"].T, zeros.T, group, is_shuffled=True)
+        return IntegerMatrix(unpacked(words, 4, 1, ORDER).T, tensors[".scales"].T, zeros.T, group)
+    return IntegerMatrix(turned(words), tensors[".scales"].T, zeros.T, group, is_shuffled=True)
 
 
 def turned(words: Tensor) -> Tensor:

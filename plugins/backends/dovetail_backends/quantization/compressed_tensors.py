@@ -31,7 +31,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
-from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
+from dovetail_backends.quantization.integers import IntegerLayout, IntegerMatrix, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import (
     INDEX,
@@ -275,13 +275,13 @@ def int_quantized(
             yield integers(module, layout, target, partial(_shifted, group[1]))
 
 
-def _shifted(group: int, tensors: Mapping[str, Tensor]) -> Integers:
+def _shifted(group: int, tensors: Mapping[str, Tensor]) -> IntegerMatrix:
     values, zeros = (
         (tensors[name].to(torch.int16) + 128).to(torch.uint8) for name in (".weight", ".weight_zero_point")
     )
     rows = values.shape[0]
     scale, zeros = (each.expand(rows, 1) if each.dim() < 2 else each for each in (tensors[".weight_scale"], zeros))
-    return Integers(values, scale, zeros, group)
+    return IntegerMatrix(values, scale, zeros, group)
 
 
 def pack_quantized(
@@ -323,7 +323,7 @@ def pack_quantized(
         module.check(".weight_g_idx", (num_in,))
     layout = IntegerLayout((num_out, num_in), group, width, scale, not has_zero, not has_order)
 
-    def read(tensors: Mapping[str, Tensor]) -> Integers:
+    def read(tensors: Mapping[str, Tensor]) -> IntegerMatrix:
         said = tensors.get(".weight_shape")
         if said is not None and said.tolist() != [num_out, num_in]:
             raise ModelError(f"{module.weight}: .weight_shape says {said.tolist()}, and it is {[num_out, num_in]}")
@@ -338,6 +338,6 @@ def pack_quantized(
             raise ModelError(f"{module.weight}: .weight_g_idx has groups that there are not, of {groups}")
         if order is not None and (int(order.min()) < 0 or in_order(order, group)):
             order = None  # -1 everywhere says that there is none
-        return Integers(values, scales, zeros, group, order)
+        return IntegerMatrix(values, scales, zeros, group, order)
 
     yield integers(module, layout, target, read)

@@ -37,7 +37,7 @@ LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 """What the nibbles of IQ4 stand for: closer to each other around zero, where most weights are."""
 
 
-class Reader(NamedTuple):
+class BlockReader(NamedTuple):
     """How a type's numbers are read: `code * scale - least`.
 
     Attributes:
@@ -172,22 +172,24 @@ def _scale_iq4_xs(data: Tensor) -> Tensor:
 
 
 READERS = {
-    "Q4_0": Reader(lambda data: less(nibbles(data[:, 2:], 16), 8), _scale(0)),
-    "Q4_1": Reader(lambda data: nibbles(data[:, 4:], 16), _scale(0), lambda data: -halves(data, 2, 1)),
-    "Q5_0": Reader(lambda data: less(with_fifth(nibbles(data[:, 6:], 16), data[:, 2:6]), 16), _scale(0)),
-    "Q5_1": Reader(
+    "Q4_0": BlockReader(lambda data: less(nibbles(data[:, 2:], 16), 8), _scale(0)),
+    "Q4_1": BlockReader(lambda data: nibbles(data[:, 4:], 16), _scale(0), lambda data: -halves(data, 2, 1)),
+    "Q5_0": BlockReader(lambda data: less(with_fifth(nibbles(data[:, 6:], 16), data[:, 2:6]), 16), _scale(0)),
+    "Q5_1": BlockReader(
         lambda data: with_fifth(nibbles(data[:, 8:], 16), data[:, 4:8]), _scale(0), lambda data: -halves(data, 2, 1)
     ),
-    "Q8_0": Reader(lambda data: data[:, 2:].view(torch.int8), _scale(0)),
-    "Q2_K": Reader(
+    "Q8_0": BlockReader(lambda data: data[:, 2:].view(torch.int8), _scale(0)),
+    "Q2_K": BlockReader(
         lambda data: pairs_of_bits(data[:, 16:80]),
         lambda data: halves(data, 80, 1) * (data[:, :16] & 15).float(),
         lambda data: halves(data, 82, 1) * (data[:, :16] >> 4).float(),
     ),
-    "Q3_K": Reader(lambda data: less(with_bits(pairs_of_bits(data[:, 32:96]), data[:, :32], 2), 4), _scale_q3_k),
-    "Q4_K": Reader(lambda data: nibbles(data[:, 16:], 32), _scale_k, _least_k),
-    "Q5_K": Reader(lambda data: with_bits(nibbles(data[:, 48:], 32), data[:, 16:48], 4), _scale_k, _least_k),
-    "Q6_K": Reader(_q6_k, lambda data: halves(data, 208, 1) * data[:, 192:208].contiguous().view(torch.int8).float()),
-    "IQ4_NL": Reader(lambda data: _levels(data[:, 2:]), _scale(0)),
-    "IQ4_XS": Reader(lambda data: _levels(data[:, 8:]), _scale_iq4_xs),
+    "Q3_K": BlockReader(lambda data: less(with_bits(pairs_of_bits(data[:, 32:96]), data[:, :32], 2), 4), _scale_q3_k),
+    "Q4_K": BlockReader(lambda data: nibbles(data[:, 16:], 32), _scale_k, _least_k),
+    "Q5_K": BlockReader(lambda data: with_bits(nibbles(data[:, 48:], 32), data[:, 16:48], 4), _scale_k, _least_k),
+    "Q6_K": BlockReader(
+        _q6_k, lambda data: halves(data, 208, 1) * data[:, 192:208].contiguous().view(torch.int8).float()
+    ),
+    "IQ4_NL": BlockReader(lambda data: _levels(data[:, 2:]), _scale(0)),
+    "IQ4_XS": BlockReader(lambda data: _levels(data[:, 8:]), _scale_iq4_xs),
 }

@@ -23,7 +23,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
-from dovetail_backends.quantization.integers import IntegerLayout, Integers, in_order, integers, unpacked
+from dovetail_backends.quantization.integers import IntegerLayout, IntegerMatrix, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import TUNING, known
 from dovetail_backends.quantization.modules import INDEX, PLAIN, Module, Packed, Reads, dropped, grouped
 
@@ -141,11 +141,11 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> IntegerLayout:
 
 def _reader(
     module: Module, config: Mapping[str, Any], layout: IntegerLayout
-) -> Callable[[Mapping[str, Tensor]], Integers]:
+) -> Callable[[Mapping[str, Tensor]], IntegerMatrix]:
     return partial(read, module.weight, layout, 0 if format_of(config) == "gptq_v2" else 1)
 
 
-def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tensor]) -> Integers:
+def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tensor]) -> IntegerMatrix:
     """Return the integers of a module; its zeros are stored as so much less.
 
     Raises:
@@ -164,4 +164,4 @@ def read(name: str, layout: IntegerLayout, less: int, tensors: Mapping[str, Tens
         elif layout.is_ordered:
             raise ModelError(f"{name}: .g_idx has an order of its own, and quantization_config says desc_act false")
     zeros = (unpacked(tensors[".qzeros"], layout.bits, 1) + less) & ((1 << layout.bits) - 1)
-    return Integers(tensors[".qweight"].T, tensors[".scales"].T, zeros.T, layout.group, groups, layout.bits)
+    return IntegerMatrix(tensors[".qweight"].T, tensors[".scales"].T, zeros.T, layout.group, groups, layout.bits)

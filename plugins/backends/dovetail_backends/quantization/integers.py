@@ -21,7 +21,7 @@ NUMBERS = 16
 """That 4 bits can be."""
 
 
-class Integers(NamedTuple):
+class IntegerMatrix(NamedTuple):
     """A matrix in integers: the number is `(values - zeros) * scale`, with the scale and zero of an input's group.
 
     Attributes:
@@ -110,7 +110,7 @@ class IntegerLayout(NamedTuple):
 
 
 def integers(
-    module: Module, layout: IntegerLayout, target: Target, read: Callable[[Mapping[str, Tensor]], Integers]
+    module: Module, layout: IntegerLayout, target: Target, read: Callable[[Mapping[str, Tensor]], IntegerMatrix]
 ) -> Conversion:
     """Return what a module becomes: packed in one of the shared forms, or written out.
 
@@ -154,7 +154,7 @@ def _results(module: Module, layout: IntegerLayout) -> Iterator[FileTensor]:
         yield FileTensor(module.weight + "_zero", "U8", scales, module.path)
 
 
-def _tensors(made: Integers, layout: IntegerLayout) -> Iterator[Tensor]:
+def _tensors(made: IntegerMatrix, layout: IntegerLayout) -> Iterator[Tensor]:
     if layout.bits == 8:
         yield (bytes_of(made.values) ^ 128).view(torch.int8)
         yield made.scale.float().contiguous()

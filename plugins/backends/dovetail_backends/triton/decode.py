@@ -28,7 +28,7 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.triton.eight_bits import by_unit, quantised, unpacked, unpacked_words
 from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments
-from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
+from dovetail_backends.triton.prefix import PrefixScratch, SharedPrefix, attend_prefix
 from dovetail_backends.triton.tiles import capped, load_pages, load_tile, merged, rotated, with_sinks
 
 LOG2E = 1.4426950408889634
@@ -249,7 +249,7 @@ class DecodeScratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SplitShape:
     """How a batch is cut: splits per request and KV head, tokens per tile, warps."""
 
     splits: int
@@ -257,22 +257,24 @@ class Shape:
     warps: int
 
 
-def choose_shape(batch: int, kv_heads: int, dim: int) -> Shape:
+def choose_shape(batch: int, kv_heads: int, dim: int) -> SplitShape:
     """Enough programs to fill a large GPU about four times; tiles as measured on an H200 with Triton 3.6."""
     pairs = batch * kv_heads
     splits = max(1, min(64, triton.next_power_of_2(max(1, 512 // pairs))))
     if dim <= 64:
-        return Shape(splits, 64, 4 if pairs < 512 else 2)
+        return SplitShape(splits, 64, 4 if pairs < 512 else 2)
     if dim <= 128:
-        return Shape(splits, 64, 8) if pairs <= 32 else Shape(splits, 32, 2)
-    return Shape(splits, 32, 4) if dim <= 256 else Shape(splits, 16, 8)  # the latter by what compiles without spilling
+        return SplitShape(splits, 64, 8) if pairs <= 32 else SplitShape(splits, 32, 2)
+    return (
+        SplitShape(splits, 32, 4) if dim <= 256 else SplitShape(splits, 16, 8)
+    )  # the latter by what compiles without spilling
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
     """What groups of a step's rows share, and where partial results over it go."""
 
-    shared: Shared
+    shared: SharedPrefix
     scratch: PrefixScratch
 
 

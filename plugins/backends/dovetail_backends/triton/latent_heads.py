@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch, KVPool
-from dovetail_backends.latent_heads import Chunk, Piece, chunks_of, is_less_work, pieces
+from dovetail_backends.latent_heads import ChunkPiece, PrefillChunk, chunks_of, is_less_work, pieces
 from dovetail_backends.triton.decode import LOG2E
 
 
@@ -93,7 +93,7 @@ def extend_by_heads(
 
 
 def _attend_piece(
-    q: Tensor, piece: Piece, layer: AttentionLayer, chunk: Chunk, so_far: Tensor, mass: Tensor, out: Tensor
+    q: Tensor, piece: ChunkPiece, layer: AttentionLayer, chunk: PrefillChunk, so_far: Tensor, mass: Tensor, out: Tensor
 ) -> None:
     """Attend one piece: `q` `[Tn, Hq, N + D - R]`, `so_far` and `out` `[Tn, Hq, V]`, `mass` `[Tn, Hq]`."""
     num_new, num_heads, width = q.shape

@@ -153,7 +153,7 @@ def rows_per_group(group: int, v_dim: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedPrefix:
     """What a step's decode rows share, in groups of `group` rows.
 
     `behind` `[B]` int32 is the leading tokens of each row that its group reads for it, 0 for a row that does not share.
@@ -188,7 +188,7 @@ class PrefixScratch:
         self._shared: dict[int, tuple[Tensor, Tensor]] = {}
         self._parts: dict[int, Tensor] = {}
 
-    def plan(self, batch: ForwardBatch, page_size: int) -> Shared:
+    def plan(self, batch: ForwardBatch, page_size: int) -> SharedPrefix:
         """Find what the decode rows of a batch share.
 
         An ordinary launch that is not followed early, and the lookup of the embeddings, another one, comes after it: so
@@ -206,7 +206,7 @@ class PrefixScratch:
             table, batch.rows, batch.seq_lens, batch.kv_slots, behind, groups, num, table.stride(0),
             GROUP=group, P=page_size, TILE=TILE, BLOCK=256 if page_size >= 16 else 512, num_warps=8,
         )  # fmt: skip
-        return Shared(group, behind, groups)
+        return SharedPrefix(group, behind, groups)
 
     def parts(self, num: int, num_groups: int, block_n: int) -> Parts:
         """Return room for the partial results of `num` rows."""
@@ -227,7 +227,7 @@ def attend_prefix(
     kv: Pair,
     layer: AttentionLayer,
     batch: ForwardBatch,
-    shared: Shared,
+    shared: SharedPrefix,
     scratch: PrefixScratch,
     norm: tuple[Tensor, float] | None,
     rope: tuple[Tensor, Tensor],

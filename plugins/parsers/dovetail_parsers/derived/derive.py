@@ -18,7 +18,7 @@ from dovetail.sdk.formats.reply_markers import ReplyMarkers, reply_markers
 from dovetail.sdk.formats.samples import ANSWER, ANSWERED_AND_CALLED, CALLED, NAMES, TWICE, UNIT, reads_all, tools_of
 from dovetail_parsers.derived.call_shape import CallShape, read_shape
 from dovetail_parsers.derived.regions import Regions
-from dovetail_parsers.derived.response_template import Declared, declared
+from dovetail_parsers.derived.response_template import TemplateFormat, declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Derived:
 def derive(template: TemplateView) -> Derived:
     """Read a format off a template; what it does not show is taken from the model's own description of replies."""
     found = _shown(template)
-    said = declared(template.response_template) if template.source else Declared()
+    said = declared(template.response_template) if template.source else TemplateFormat()
     if said.regions is not None and found.reasoning is None and found.calls is None:
         return replace(found, regions=said.regions)
     parts = {name: getattr(said, name) for name in ("reasoning", "calls") if getattr(found, name) is None}

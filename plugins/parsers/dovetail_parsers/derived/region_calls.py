@@ -4,7 +4,7 @@
 |---|---|
 | JSON with the name and the arguments in it | `JsonCalls`, while it is written |
 | JSON that is the arguments, the name in the opening match | `HeldCall`, while it is written |
-| anything else: JSON in a dialect, tags, lines of keys and values | `ParsedCalls`, when the region is complete |
+| anything else: JSON in a dialect, tags, lines of keys and values | `RegionCalls`, when the region is complete |
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class HeldCall(ToolBody):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallForm:
     """How a region's value becomes calls."""
 
     content: Content
@@ -179,11 +179,11 @@ class Form:
     each: bool = False
 
 
-class ParsedCalls(ToolBody):
+class RegionCalls(ToolBody):
     """Calls that are read when their region is complete; a value is of the type that the tool's schema says."""
 
     def __init__(
-        self, new_call: NewCall, tools: Sequence[Mapping[str, Any]], captured: Mapping[str, str], form: Form
+        self, new_call: NewCall, tools: Sequence[Mapping[str, Any]], captured: Mapping[str, str], form: CallForm
     ) -> None:
         """Prepare; `captured` is what the opening match did."""
         self._new_call, self._schemas = new_call, schemas_by_tool(tools)

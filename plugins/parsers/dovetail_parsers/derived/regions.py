@@ -59,7 +59,7 @@ MakeBody = Callable[[NewCall, Sequence[Mapping[str, object]], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class RegionBoundary:
     """What opens or closes a region. `is_fixed`: literals, of which none begins another; a match cannot grow."""
 
     pattern: regex.Pattern[str]
@@ -71,8 +71,8 @@ class Region:
     """A field of a response template; `open` is None for what stands between the others."""
 
     part: Part
-    open: Edge | None
-    close: Edge | None
+    open: RegionBoundary | None
+    close: RegionBoundary | None
     strips: bool = True
     body: MakeBody | None = None
 
@@ -107,7 +107,7 @@ def _beginnings(regions: Regions) -> Callable[[str, int], regex.Match[str] | Non
     )
 
 
-def _may_begin(edge: Edge, char: str) -> bool:
+def _may_begin(edge: RegionBoundary, char: str) -> bool:
     try:
         return edge.pattern.match(char, partial=True, timeout=0.01) is not None
     except TimeoutError:
@@ -319,7 +319,7 @@ class RegionParser(IncrementalParser):
         self._watched = [*self._edges(region)]
         self._tail = self._lead = ""
 
-    def _edges(self, here: Region) -> Iterator[tuple[Region | None, Edge]]:
+    def _edges(self, here: Region) -> Iterator[tuple[Region | None, RegionBoundary]]:
         """Yield what counts in a region: what opens others, and None with what closes it."""
         if here.close is not None:
             yield None, here.close

@@ -28,8 +28,8 @@ import regex
 from dovetail.contracts.output import Markers, NewCall, ToolBody
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail_parsers.derived.call_shape import CallShape, Tools
-from dovetail_parsers.derived.region_calls import Content, Form, HeldCall, ParsedCalls
-from dovetail_parsers.derived.regions import Edge, MakeBody, Part, Region, Regions
+from dovetail_parsers.derived.region_calls import CallForm, Content, HeldCall, RegionCalls
+from dovetail_parsers.derived.regions import MakeBody, Part, Region, RegionBoundary, Regions
 
 logger = logging.getLogger("dovetail.text")
 MAX_COMPLAINTS = 100
@@ -48,7 +48,7 @@ _PARTS: dict[str, Part] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class TemplateFormat:
     """What a response template says; None for what it does not say, or says in patterns.
 
     `regions` is all of it, where a part is told in another way than by the markers of the other attributes.
@@ -60,18 +60,18 @@ class Declared:
     regions: Regions | None = None
 
 
-def declared(template: Any) -> Declared:
+def declared(template: Any) -> TemplateFormat:
     """Read a response template; one that is broken says nothing, and the log says why."""
     if not isinstance(template, Mapping):
-        return Declared()
+        return TemplateFormat()
     try:
         return _read(template)
     except (ValueError, TypeError, KeyError, re.error, regex.error) as error:
         _complain(f"response_template of tokenizer_config.json is not used: {error}")
-        return Declared()
+        return TemplateFormat()
 
 
-def _read(template: Mapping[str, Any]) -> Declared:
+def _read(template: Mapping[str, Any]) -> TemplateFormat:
     version, fields = template.get("version", 1), template.get("fields")
     if version != 1 or not isinstance(fields, Mapping):
         raise ValueError(f"version {version!r} is not known" if version != 1 else "it has no fields")
@@ -87,7 +87,7 @@ def _read(template: Mapping[str, Any]) -> Declared:
         calls is not None or "tool_calls" not in found
     )
     regions = None if is_read else _regions(template, fields)
-    return Declared(reasoning, answer, calls, regions)
+    return TemplateFormat(reasoning, answer, calls, regions)
 
 
 def _thinking(edges: tuple[str, str], field: Mapping[str, Any]) -> Markers:
@@ -167,13 +167,13 @@ def _region(name: str, field: Mapping[str, Any]) -> Region:
     return Region(part, edges[0], edges[1], strips=bool(settings.get("strip", True)), body=body)
 
 
-def _edge(scope: str, field: Mapping[str, Any], key: str) -> Edge | None:
+def _edge(scope: str, field: Mapping[str, Any], key: str) -> RegionBoundary | None:
     """Compile what opens or closes a region: a literal, several, or an expression."""
     source = field.get(f"{key}_pattern")
     if source is not None:
         if not isinstance(source, str) or len(source) > MAX_PATTERN:
             raise ValueError(f"{scope}: {key}_pattern is no text of at most {MAX_PATTERN} characters")
-        return Edge(regex.compile(source, regex.DOTALL), False)
+        return RegionBoundary(regex.compile(source, regex.DOTALL), False)
     given = field.get(key)
     if given is None:
         return None
@@ -182,7 +182,7 @@ def _edge(scope: str, field: Mapping[str, Any], key: str) -> Edge | None:
         raise TypeError(f"{scope}: {key} is neither a text nor a list of texts")
     ordered = sorted(set(texts), key=len, reverse=True)
     is_fixed = not any(one != other and one.startswith(other) for one in ordered for other in ordered)
-    return Edge(regex.compile("|".join(map(regex.escape, ordered)), regex.DOTALL), is_fixed)
+    return RegionBoundary(regex.compile("|".join(map(regex.escape, ordered)), regex.DOTALL), is_fixed)
 
 
 def _body(content: Content, field: Mapping[str, Any]) -> MakeBody:
@@ -202,13 +202,13 @@ def _body(content: Content, field: Mapping[str, Any]) -> MakeBody:
         )
     if is_plain and function == "{content}":
         return lambda new_call, tools, captured: JsonCalls(new_call)
-    form = Form(content, transform, each)
+    form = CallForm(content, transform, each)
     name = paths.get("name", "").strip("{}")
     if is_plain and not each and paths.get("arguments") == "{content}":
         return lambda new_call, tools, captured: (
-            HeldCall(new_call, captured[name]) if captured.get(name) else ParsedCalls(new_call, tools, captured, form)
+            HeldCall(new_call, captured[name]) if captured.get(name) else RegionCalls(new_call, tools, captured, form)
         )
-    return lambda new_call, tools, captured: ParsedCalls(new_call, tools, captured, form)
+    return lambda new_call, tools, captured: RegionCalls(new_call, tools, captured, form)
 
 
 def _check_transform(transform: Any) -> None:

@@ -20,7 +20,7 @@ from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import Node, calls_grammar, json_arguments, name_of, sequence
 from dovetail.sdk.formats.reply_grammar import Tools
-from dovetail_parsers.functionary import ALL, FunctionaryParser, Known
+from dovetail_parsers.functionary import ALL, FunctionaryParser, FunctionNames
 
 
 class FunctionaryTools(ToolParser):
@@ -29,7 +29,9 @@ class FunctionaryTools(ToolParser):
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Say which calls are looked for; the machine knows where."""
         names = frozenset(str(tool.get("function", {}).get("name")) for tool in tools)
-        return replace(spec, machine=FunctionaryParser, tools=ToolFormat(">>>", "", body=Known(names), before_start=""))
+        return replace(
+            spec, machine=FunctionaryParser, tools=ToolFormat(">>>", "", body=FunctionNames(names), before_start="")
+        )
 
     def grammar(self, tools: Tools, choice: Any, strict: bool, parallel: bool) -> GrammarSpec | None:
         """The whole reply: calls, with `auto` an answer before them or alone; in it stand no other calls."""

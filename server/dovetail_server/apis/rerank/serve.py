@@ -18,7 +18,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.messages import TokenLogprob
 from dovetail.processing.pairs import (
     POOLING,
-    Answer,
+    PairResult,
     asked_for,
     beginning,
     check_numbers,
@@ -201,13 +201,13 @@ def _ranked(job: Job, request: RerankRequest, scores: Sequence[float]) -> list[R
 def _class(job: Job, choice: Choice) -> Classified:
     """Name the best of an input's labels."""
     reranker, is_plain = job.generation.state.text.reranker, job.request.use_activation is False
-    label, probs = classified(reranker, Answer(choice.pooled), is_plain=is_plain)
+    label, probs = classified(reranker, PairResult(choice.pooled), is_plain=is_plain)
     return Classified(index=choice.index, label=label, probs=probs, num_classes=len(probs))
 
 
 def _scores(job: Job, rows: dict[int, TokenLogprob]) -> list[float]:
     """Return the score of each pair, in order."""
     text, choices = job.generation.state.text, job.generation.choices
-    answers = [Answer(choice.pooled, rows.get(choice.index)) for choice in choices]
+    answers = [PairResult(choice.pooled, rows.get(choice.index)) for choice in choices]
     num_first = len(answers) // 2 if job.made.is_batch else 1
     return scores_of(text, answers, num_first=num_first, is_plain=job.request.use_activation is False)

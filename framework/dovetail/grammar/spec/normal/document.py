@@ -16,7 +16,7 @@ from dovetail.grammar.spec.normal.rewrite import Rewriter
 from dovetail.grammar.spec.unique.locations import unique_places
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import CONTENT, MEANING, draft_of
-from dovetail.sdk.schemas.references import REFERENCES, References, Target
+from dovetail.sdk.schemas.references import REFERENCES, ReferencedSchema, References
 
 Node = dict[str, Any]
 MAX_GROWTH, MAX_ADDED = 4, 65536
@@ -41,7 +41,7 @@ class Normal:
 
     schema: Any
     dropped: tuple[str, ...]
-    places: Mapping[int, nodes.Place]
+    places: Mapping[int, nodes.SchemaOrigin]
     text: str | None = None
 
     @cached_property
@@ -109,13 +109,13 @@ class _Document:
     def __init__(self, given: Node, *, is_judged: bool = False, is_taken_apart: bool = False) -> None:
         """Prepare; `is_judged`: texts are judged by it, so that bounds of numbers stay."""
         self._is_judged, self._is_taken_apart = is_judged, is_taken_apart
-        self.places: dict[int, nodes.Place] = {}
+        self.places: dict[int, nodes.SchemaOrigin] = {}
         self.dropped: list[str] = []
         self._given = given
         self._draft = draft_of(given)
         self._names: dict[int, str] = {}
         self._taken: dict[str, int] = {}  # names, and how many were made of each
-        self._targets: deque[tuple[str, Target]] = deque()
+        self._targets: deque[tuple[str, ReferencedSchema]] = deque()
 
     @cached_property
     def _references(self) -> References:
@@ -174,7 +174,7 @@ class _Document:
         if not isinstance(node, dict):
             return node
         made: Node = {}
-        self.places[id(made)] = nodes.Place(pointer)
+        self.places[id(made)] = nodes.SchemaOrigin(pointer)
         reference = self._reference(node, pointer)
         if reference is False:
             return False
@@ -216,12 +216,12 @@ class _Document:
             self._targets.append((name, target))
         return f"#/$defs/{schema.escape(name)}"
 
-    def _is_dynamic(self, target: Target) -> bool:
+    def _is_dynamic(self, target: ReferencedSchema) -> bool:
         """Whether another schema of the document may stand in for a target of `$dynamicRef`."""
         name = target.node.get("$dynamicAnchor") if isinstance(target.node, dict) else None
         return isinstance(name, str) and self._anchors[name] > 1
 
-    def _recurs(self, target: Target) -> bool:
+    def _recurs(self, target: ReferencedSchema) -> bool:
         """Whether a schema around a target of `$recursiveRef` may stand in for it: none is around the document."""
         return (
             isinstance(target.node, dict)

@@ -38,7 +38,7 @@ LARGEST = 10**18
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchemaOrigin:
     """Where a schema stood: its pointer, and what its keywords were called there.
 
     Attributes:
@@ -59,7 +59,7 @@ class Place:
         return "/".join((self.pointer, first, *parts[1:]))
 
 
-def simplify(node: Node, places: dict[int, Place], says_unevaluated: Callable[[], bool]) -> Any:
+def simplify(node: Node, places: dict[int, SchemaOrigin], says_unevaluated: Callable[[], bool]) -> Any:
     """Return a schema, whose parts are simple already, in the newest keywords; the argument may be changed.
 
     Args:
@@ -75,7 +75,7 @@ def simplify(node: Node, places: dict[int, Place], says_unevaluated: Callable[[]
     _old_bounds(node)
     _old_dependencies(node, names)
     if names:
-        places[id(node)] = Place(places[id(node)].pointer, names)
+        places[id(node)] = SchemaOrigin(places[id(node)].pointer, names)
     for key in COUNTS & node.keys():
         if isinstance(node[key], float):
             node[key] = int(node[key])

@@ -12,7 +12,7 @@ from dovetail.grammar.spec.normal import counts
 from dovetail.grammar.spec.normal.disjoint import Disjoint
 from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, is_closed, values_of
 from dovetail.grammar.spec.normal.names import NameRules
-from dovetail.grammar.spec.normal.nodes import Finder, Place, kinds_in_common, kinds_of
+from dovetail.grammar.spec.normal.nodes import Finder, SchemaOrigin, kinds_in_common, kinds_of
 from dovetail.grammar.spec.normal.unevaluated import EvaluatedReader
 from dovetail.sdk.schemas import schema
 
@@ -28,7 +28,9 @@ MAX_SEARCHES = 50
 class Rewriter:
     """Rewrites one document in place."""
 
-    def __init__(self, root: Any, places: dict[int, Place], most: Callable[[], int], lost: Sequence[str] = ()) -> None:
+    def __init__(
+        self, root: Any, places: dict[int, SchemaOrigin], most: Callable[[], int], lost: Sequence[str] = ()
+    ) -> None:
         """Prepare.
 
         Args:
@@ -97,11 +99,11 @@ class Rewriter:
         self._room -= size
         return True
 
-    def _place(self, node: Node, key: str) -> Place | None:
+    def _place(self, node: Node, key: str) -> SchemaOrigin | None:
         place = self._places.get(id(node))
-        return None if place is None else Place(place.keyword([key]), whole=True)
+        return None if place is None else SchemaOrigin(place.keyword([key]), whole=True)
 
-    def _mark(self, made: Any, place: Place | None) -> None:
+    def _mark(self, made: Any, place: SchemaOrigin | None) -> None:
         """Note where a new schema's parts come from; parts that stood in the document keep their own place."""
         if place is None:
             return

@@ -134,7 +134,7 @@ def _pruned(node: Any, pointer: str, found: set[str], leading: set[str]) -> Node
     return made or None
 
 
-class Shape:
+class ValueShape:
     """What a value in the text may have to conform to: all schemas that speak of it, alternatives among them."""
 
     def __init__(self, root: Node, nodes: tuple[Any, ...]) -> None:
@@ -151,7 +151,7 @@ class Shape:
             stack += [part for key in HERE for part in node.get(key, ())]
             if "$ref" in node:
                 stack.append(_resolved(root, node["$ref"]))
-        self._members: dict[str, Shape | None] = {}
+        self._members: dict[str, ValueShape | None] = {}
 
     @cached_property
     def is_unique(self) -> bool:
@@ -168,10 +168,10 @@ class Shape:
         return frozenset(name for node in self._nodes for name in node.get("properties", ()))
 
     @cached_property
-    def _rest(self) -> Shape | None:
+    def _rest(self) -> ValueShape | None:
         return self._shape([node["items"] for node in self._nodes if "items" in node])
 
-    def item(self, index: int) -> Shape | None:
+    def item(self, index: int) -> ValueShape | None:
         """Return what is said of an array's item; None for nothing."""
         first = [node["prefixItems"] for node in self._nodes if "prefixItems" in node]
         if not any(index < len(parts) for parts in first):
@@ -179,7 +179,7 @@ class Shape:
         found = [parts[index] for parts in first if index < len(parts)]
         return self._shape([*found, *(node["items"] for node in self._nodes if "items" in node)])
 
-    def member(self, name: str) -> Shape | None:
+    def member(self, name: str) -> ValueShape | None:
         """Return what is said of an object's value; None for nothing."""
         if name not in self._declared and not self._has_plain_patterns:
             return self._other
@@ -196,11 +196,11 @@ class Shape:
         return any(_PLAIN.fullmatch(pattern) for node in self._nodes for pattern in node.get("patternProperties", ()))
 
     @cached_property
-    def _other(self) -> Shape | None:
+    def _other(self) -> ValueShape | None:
         return self._shape([part for node in self._nodes for part in _parts_of(node, "")])
 
-    def _shape(self, nodes: list[Any]) -> Shape | None:
-        made = Shape(self._root, tuple(nodes))
+    def _shape(self, nodes: list[Any]) -> ValueShape | None:
+        made = ValueShape(self._root, tuple(nodes))
         return made if made._nodes else None
 
 
@@ -228,6 +228,6 @@ def _resolved(root: Node, reference: str) -> Any:
     return root.get("$defs", {}).get(name, {})
 
 
-def shape_of(schema: Mapping[str, Any]) -> Shape:
+def shape_of(schema: Mapping[str, Any]) -> ValueShape:
     """Return what is said of the whole text, by what `unique_places` returned."""
-    return Shape(dict(schema), (dict(schema),))
+    return ValueShape(dict(schema), (dict(schema),))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, Self
 
-from dovetail.grammar.spec.unique.locations import Shape
+from dovetail.grammar.spec.unique.locations import ValueShape
 
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
@@ -108,7 +108,7 @@ class ScanFrame:
 
     parent: ScanFrame | None
     is_object: bool
-    shape: Shape | None
+    shape: ValueShape | None
     index: int
     items: Items | None
     tried: tuple[bytes, ...]
@@ -139,7 +139,7 @@ class Scan:
     __slots__ = ("_escaped", "_is_key", "_shape", "frame", "is_trial", "mode", "repeats", "text", "wide")
     copied: ClassVar[tuple[str, ...]] = __slots__
 
-    def __init__(self, shape: Shape | None) -> None:
+    def __init__(self, shape: ValueShape | None) -> None:
         """Start at the beginning of a text."""
         self.mode = Mode.VALUE
         self.frame: ScanFrame | None = None

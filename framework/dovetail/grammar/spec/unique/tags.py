@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dovetail.grammar.spec.relax import leave_out
-from dovetail.grammar.spec.unique.locations import KEY, Shape, shape_of, unique_places
+from dovetail.grammar.spec.unique.locations import KEY, ValueShape, shape_of, unique_places
 from dovetail.grammar.spec.unique.scan import Mode, Scan
 
 Node = Mapping[str, Any]
@@ -42,7 +42,7 @@ class Tag:
     """A text that begins a tag, and what follows it: JSON of a shape, or free text up to where `end` first appears."""
 
     begin: bytes
-    shape: Shape | None = None
+    shape: ValueShape | None = None
     end: bytes = b""
 
 

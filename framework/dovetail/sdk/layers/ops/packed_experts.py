@@ -20,7 +20,7 @@ from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.experts import combine, sorted_down, sorted_gate_up, sorted_slots, sorted_tiles
 from dovetail.sdk.layers.ops.packed_slots import (
     PackedExpertWeights,
-    SlotTiles,
+    PackedSlotTiles,
     fits_slots,
     most_slots,
     of_slots,
@@ -153,7 +153,7 @@ def packed_gated_experts(
     weights: PackedExpertWeights,
     residual: Tensor | None,
     *,
-    tiles: ExpertTiles | SlotTiles | None = None,
+    tiles: ExpertTiles | PackedSlotTiles | None = None,
     is_few: bool | None = None,
     is_written: bool | None = None,
 ) -> Tensor:
@@ -165,8 +165,8 @@ def packed_gated_experts(
         shares: `[T, K]`.
         weights: Of the experts here.
         residual: `[T, H]`, or None.
-        tiles: `SlotTiles` are for choices that are not sorted, `ExpertTiles` for those that are; measured ones if not
-            given.
+        tiles: `PackedSlotTiles` are for choices that are not sorted, `ExpertTiles` for those that are; measured ones if
+            not given.
         is_few: Whether choices are not sorted, which not all weights and dtypes have kernels for; by their number if
             not given.
         is_written: Whether experts are written out before; by the number of choices if not given.
@@ -175,14 +175,14 @@ def packed_gated_experts(
     if not num_slots:
         return torch.zeros_like(x) if residual is None else residual
     if is_few is None:
-        is_few = isinstance(tiles, SlotTiles) or (
+        is_few = isinstance(tiles, PackedSlotTiles) or (
             not isinstance(tiles, ExpertTiles) and num_slots <= most_slots(weights) and fits_slots(weights, x.dtype)
         )
     if is_few:
         if isinstance(tiles, ExpertTiles) or not fits_slots(weights, x.dtype):
             raise ValueError("choices of these weights, dtype or tiles are sorted")
         return of_slots(x, ids, shares, weights, residual, tiles or slot_tiles(weights, num_slots))
-    if isinstance(tiles, SlotTiles):
+    if isinstance(tiles, PackedSlotTiles):
         raise ValueError("tiles of slots are for choices that are not sorted")
     if num_slots >= WRITTEN_ROWS * len(weights.gate_up.numbers) if is_written is None else is_written:
         return _written_out(x, ids, shares, weights, residual)

@@ -266,7 +266,7 @@ def _words_down_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class SlotTiles:
+class PackedSlotTiles:
     """Tiles of the two kernels; BLOCK_K counts inputs."""
 
     gate_up: RowTile
@@ -292,12 +292,12 @@ def wanted_words(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtyp
     return Words(weights.gate_up.kind, is_halved(weights.gate_up))
 
 
-def slot_tiles(weights: PackedExpertWeights, num_slots: int) -> SlotTiles:
+def slot_tiles(weights: PackedExpertWeights, num_slots: int) -> PackedSlotTiles:
     """Return tiles measured on an H200; a short row takes no more than itself."""
     h, i = (max(BLOCK, triton.next_power_of_2(one.num_in)) for one in (weights.gate_up, weights.down))
     if not _are_bytes(weights):
-        return SlotTiles((4, min(1024, h), 1), (2, _turn(weights.down.num_in, min(1024, i), num_slots), 1))
-    return SlotTiles((4, min(2048, h), 4), (4, min(256, i), 8) if num_slots <= 32 else (2, min(256, i), 4))
+        return PackedSlotTiles((4, min(1024, h), 1), (2, _turn(weights.down.num_in, min(1024, i), num_slots), 1))
+    return PackedSlotTiles((4, min(2048, h), 4), (4, min(256, i), 8) if num_slots <= 32 else (2, min(256, i), 4))
 
 
 def _turn(num_in: int, most: int, num_slots: int) -> int:
@@ -318,7 +318,7 @@ def of_slots(
     shares: Tensor,
     weights: PackedExpertWeights,
     residual: Tensor | None,
-    tiles: SlotTiles,
+    tiles: PackedSlotTiles,
     *,
     given: Integers | None = None,
 ) -> Tensor:
@@ -356,7 +356,12 @@ def of_slots(
 
 
 def _of_bytes(
-    x: Tensor, ids: Tensor, shares: Tensor, weights: PackedExpertWeights, residual: Tensor | None, tiles: SlotTiles
+    x: Tensor,
+    ids: Tensor,
+    shares: Tensor,
+    weights: PackedExpertWeights,
+    residual: Tensor | None,
+    tiles: PackedSlotTiles,
 ) -> Tensor:
     """As `of_slots` for numbers of 8 bits."""
     up, down, i = weights.gate_up, weights.down, weights.down.num_in
