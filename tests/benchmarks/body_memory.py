@@ -22,7 +22,7 @@ from dovetail.processing.processor import Processor, ProcessorSetup, ProcessorSt
 from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
-from dovetail_server.apis.responses.references import Answer
+from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.reading.wire import BodyJob
 from dovetail_server.reading.work import do
 from dovetail_server.serving.served import Served
@@ -67,7 +67,7 @@ def grown(text: Processor, task: str, body: bytes) -> tuple[int, str]:
         before = most_own_bytes()
         held = [bytes(bytearray(body))]  # as it is received
         job = BodyJob(task=task, num_bytes=len(body), is_line=False, cpu_s=600, context=f"resp_{'0' * 40}")
-        outcome = do(job, held.pop, text, Served([NAME], []), lambda question: Answer())
+        outcome = do(job, held.pop, text, Served([NAME], []), lambda question: ReferencedItems())
         came = outcome.refusal.message if outcome.refusal else outcome.fault or "done"
         os.write(writing, json.dumps([most_own_bytes() - before, came[-200:]]).encode())
         os._exit(0)

@@ -35,7 +35,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.normal import counts, disjoint, document, logic, nodes, rewrite
 from dovetail.grammar.spec.route import GrammarRouter
-from dovetail.sdk.expressions.plain import Plain
+from dovetail.sdk.expressions.plain import PlainExpression
 from dovetail_grammar import patterns
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
@@ -55,7 +55,7 @@ SWITCHES: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("opposite: names", logic, "_other_names", NONE),
     ("opposite: properties", logic.Logic, "_other_properties", NONE),
     ("uniqueItems: watched", document, "unique_places", lambda schema: (None, frozenset())),
-    ("patterns: plain words", patterns, "plainly", lambda pattern, **_: Plain(None, 0)),
+    ("patterns: plain words", patterns, "plainly", lambda pattern, **_: PlainExpression(None, 0)),
     *((key, rewrite._REWRITES, key, lambda self, node: None) for key in rewrite._REWRITES),
 ]
 off: set[str] = set()

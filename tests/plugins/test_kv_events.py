@@ -22,7 +22,7 @@ from dovetail.contracts import CacheEvent
 from dovetail.contracts.errors import ConfigError
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 from dovetail_backends.kv_events.blocks import BlockNames, BlockRemoved, BlockStored, block_hash
-from dovetail_server.peers.arguments import Translation
+from dovetail_server.peers.arguments import ArgumentTranslation
 from dovetail_testing import HooksConformance
 
 pytestmark = pytest.mark.usefixtures("light_servers")
@@ -264,8 +264,12 @@ def engines_of(base: str) -> list[int]:
 )
 def test_the_peers_flag_becomes_the_plugin(value: str, expected: list[str]) -> None:
     """vLLM's and SGLang's `--kv-events-config` enable it with their names."""
-    assert Translation(["--kv-events-config", value, "--port", "1"], {"--port"}).argv == [*expected, "--port", "1"]
-    assert Translation([f"--kv-events-config={value}"], set()).argv == expected
+    assert ArgumentTranslation(["--kv-events-config", value, "--port", "1"], {"--port"}).argv == [
+        *expected,
+        "--port",
+        "1",
+    ]
+    assert ArgumentTranslation([f"--kv-events-config={value}"], set()).argv == expected
 
 
 @pytest.mark.parametrize(
@@ -277,7 +281,7 @@ def test_the_peers_flag_becomes_the_plugin(value: str, expected: list[str]) -> N
 def test_a_wrong_value_of_the_flag_says_why(value: str, part: str) -> None:
     """Before anything starts."""
     with pytest.raises(ConfigError, match=part):
-        Translation(["--kv-events-config", value], set())
+        ArgumentTranslation(["--kv-events-config", value], set())
 
 
 def test_an_address_that_is_taken_ends_the_start(tmp_path: Path) -> None:

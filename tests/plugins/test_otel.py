@@ -16,7 +16,7 @@ import requests
 from dovetail.contracts import ChoiceTimes, HttpEnd, HttpStart, RequestEnd, RequestStart
 from dovetail.contracts.errors import ConfigError
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
-from dovetail_server.peers.arguments import Translation
+from dovetail_server.peers.arguments import ArgumentTranslation
 from dovetail_testing import HooksConformance
 
 pytest.importorskip("opentelemetry.exporter.otlp", reason="opentelemetry is not installed")
@@ -342,9 +342,11 @@ def test_a_protocol_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_flags_of_the_peers_mean_the_plugin() -> None:
     """vLLM's endpoint alone, and SGLang's two flags."""
-    vllm = Translation(["--otlp-traces-endpoint", "http://c:4317"], {"--plugin"})
+    vllm = ArgumentTranslation(["--otlp-traces-endpoint", "http://c:4317"], {"--plugin"})
     assert vllm.argv == ["--plugin", "otel", "--otel.endpoint", "http://c:4317"]
-    sglang = Translation(["--enable-trace", "--otlp-traces-endpoint=c:4317", "--otlp-service-name", "s"], {"--plugin"})
+    sglang = ArgumentTranslation(
+        ["--enable-trace", "--otlp-traces-endpoint=c:4317", "--otlp-service-name", "s"], {"--plugin"}
+    )
     assert [word for word in sglang.argv if word not in ("--plugin", "otel")] == [
         *("--otel.endpoint", "c:4317", "--otel.service-name", "s")
     ]

@@ -25,7 +25,7 @@ from wire import JSON_TYPE, Wire, request
 
 from dovetail import imports
 from dovetail.text.chat.budget import FULL
-from dovetail_server.apis.responses.references import Answer
+from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.examples import BODIES, fill
 from dovetail_server.reading.wire import BodyJob, BodyResult
 from dovetail_server.reading.work import do
@@ -261,7 +261,7 @@ class Meter:
         """Do here what a process does with a body, with a context that takes all, and return what it took."""
         job = BodyJob(task=TASK_OF[path], num_bytes=len(body), is_line=False, cpu_s=60, context=f"resp_{'0' * 40}")
         with peak_memory() as peak:
-            outcome = do(job, lambda: body, self.patient, Served(["tiny"], []), lambda question: Answer())
+            outcome = do(job, lambda: body, self.patient, Served(["tiny"], []), lambda question: ReferencedItems())
         assert outcome.fault is None, outcome.fault
         ids = [ids for ids, *_ in (*outcome.prompts, *(row for one in outcome.packed for row in one.prompts))]
         became = len(outcome.reply or b"") + len(outcome.items) + sum(map(len, ids))

@@ -69,6 +69,8 @@ MODULES = {
 """Modules that have moved whole: where plugins may have imported them from, and where each is."""
 
 RENAMED = {
+    "dovetail.sdk.expressions.plain.Plain": "PlainExpression",
+    "dovetail.sdk.formats.layout.View": "PhaseMarkers",
     "dovetail.sdk.layers.matrix.Stored": "StoredSlice",
     "dovetail.sdk.schemas.references.Target": "ReferencedSchema",
     "dovetail_testing.conformance.kernels.Place": "ClaimedOperation",

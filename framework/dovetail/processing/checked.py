@@ -46,7 +46,7 @@ from dovetail.processing.bounds import (
 from dovetail.processing.refusals import empty_prompt, fields_named, wrong
 
 
-class Message(TypedDict, total=False):
+class MessageFields(TypedDict, total=False):
     """What is read of a message by name; a template may read more."""
 
     role: Required[str]
@@ -54,7 +54,7 @@ class Message(TypedDict, total=False):
     tool_calls: list[JsonObject] | None
 
 
-class Function(TypedDict, total=False):
+class FunctionFields(TypedDict, total=False):
     """What is read of a function by name."""
 
     name: Required[str]
@@ -62,10 +62,10 @@ class Function(TypedDict, total=False):
     parameters: JsonObject | None
 
 
-class Tool(TypedDict, total=False):
+class ToolFields(TypedDict, total=False):
     """What is read of a tool by name."""
 
-    function: Required[Function]
+    function: Required[FunctionFields]
 
 
 class _Prompts(msgspec.Struct):
@@ -77,8 +77,8 @@ class _Asked(msgspec.Struct):
 
 
 class _Forms(msgspec.Struct):
-    messages: list[Message] = []
-    tools: list[Tool] = []
+    messages: list[MessageFields] = []
+    tools: list[ToolFields] = []
 
 
 OF_REQUEST: Mapping[str, tuple[float, float]] = {

@@ -55,13 +55,13 @@ class Token(NamedTuple):
     text: str
 
 
-class Rule(NamedTuple):
+class LarkRule(NamedTuple):
     """What a name stands for: alternatives, each of which has parts; a part is a text of an expression or a name."""
 
-    options: list[list[Part]]
+    options: list[list[LarkPart]]
 
 
-class Part(NamedTuple):
+class LarkPart(NamedTuple):
     """One part of an alternative.
 
     Attributes:
@@ -74,7 +74,7 @@ class Part(NamedTuple):
 
     text: str
     is_name: bool = False
-    group: Rule | None = None
+    group: LarkRule | None = None
     least: int = 1
     most: int | None = 1
 
@@ -96,7 +96,7 @@ def written_as_expression(grammar: str) -> str:
     """
     if len(grammar) > MAX_CHARS:
         raise NotRegularError(f"it has over {MAX_CHARS} characters")
-    found = Writer(Reader(grammar)).whole()
+    found = LarkWriter(LarkReader(grammar)).whole()
     check_plain(found)
     return found
 
@@ -115,7 +115,7 @@ def check_plain(expression: str) -> None:
         raise NotRegularError("it has look-around or anchors")
 
 
-class Reader:
+class LarkReader:
     """Reads a grammar's statements."""
 
     def __init__(self, grammar: str) -> None:
@@ -124,8 +124,8 @@ class Reader:
         Raises:
             NotRegularError: It cannot be read.
         """
-        self.rules: dict[str, Rule] = {}
-        self.ignored: list[Part] = []
+        self.rules: dict[str, LarkRule] = {}
+        self.ignored: list[LarkPart] = []
         for line in statements(grammar):
             self._line, self._at, self._depth = line, 0, 0
             self._statement()
@@ -138,7 +138,7 @@ class Reader:
             self._import()
         elif first == "%ignore":
             self._at = 1
-            self.ignored.append(Part("", group=self._choice(")")))
+            self.ignored.append(LarkPart("", group=self._choice(")")))
         elif first.startswith("%"):
             raise NotRegularError(f"{first[:40]} is not known")
         else:
@@ -153,7 +153,7 @@ class Reader:
         for name in words[1:]:
             if name not in COMMON:
                 raise NotRegularError(f"common.{name[:40]} is not known")
-            self.rules[alias or name] = Rule([[Part(COMMON[name])]])
+            self.rules[alias or name] = LarkRule([[LarkPart(COMMON[name])]])
 
     def _rule(self) -> None:
         while self._sees("?") or self._sees("!"):
@@ -168,8 +168,8 @@ class Reader:
         if self._at < len(self._line):
             raise NotRegularError(f"the rule {name[:40]} cannot be read behind {self._line[self._at].text[:40]!r}")
 
-    def _choice(self, end: str) -> Rule:
-        options: list[list[Part]] = [[]]
+    def _choice(self, end: str) -> LarkRule:
+        options: list[list[LarkPart]] = [[]]
         while self._at < len(self._line) and not self._sees(end):
             token = self._line[self._at]
             if token.text == "|":
@@ -179,9 +179,9 @@ class Reader:
                 self._at += 1
             else:
                 options[-1].append(self._counted(self._part()))
-        return Rule(options)
+        return LarkRule(options)
 
-    def _part(self) -> Part:
+    def _part(self) -> LarkPart:
         token = self._line[self._at]
         self._at += 1
         if token.text in ("(", "["):
@@ -194,11 +194,11 @@ class Reader:
             if not self._sees(end):
                 raise NotRegularError(f"a {token.text!r} is not closed")
             self._at += 1
-            return Part("", group=group, least=0 if end == "]" else 1)
+            return LarkPart("", group=group, least=0 if end == "]" else 1)
         if token.kind == "word":
-            return Part(token.text, is_name=True)
+            return LarkPart(token.text, is_name=True)
         if token.kind == "regex":
-            return Part(expression(token.text))
+            return LarkPart(expression(token.text))
         if token.kind != "string":
             raise NotRegularError(f"{token.text[:40]!r} cannot be read")
         if self._peek().kind == "range":
@@ -206,11 +206,11 @@ class Reader:
             ends = [unquoted(text)[0] for text in (token.text, self._take("string").text)]
             if any(len(end) != 1 for end in ends):
                 raise NotRegularError("a range is of single characters")
-            return Part(f"[{escaped(ends[0])}-{escaped(ends[1])}]")
+            return LarkPart(f"[{escaped(ends[0])}-{escaped(ends[1])}]")
         text, is_folded = unquoted(token.text)
-        return Part("".join(folded(char) if is_folded else escaped(char) for char in text))
+        return LarkPart("".join(folded(char) if is_folded else escaped(char) for char in text))
 
-    def _counted(self, part: Part) -> Part:
+    def _counted(self, part: LarkPart) -> LarkPart:
         """Take what says how often a part comes."""
         while self._at < len(self._line):
             token = self._line[self._at]
@@ -226,7 +226,7 @@ class Reader:
                 return part
             self._at += 1
             is_plain_part = (part.least, part.most) == (1, 1)
-            part = part if is_plain_part else Part("", group=Rule([[part]]))
+            part = part if is_plain_part else LarkPart("", group=LarkRule([[part]]))
             part = part._replace(least=least, most=most)
         return part
 
@@ -244,10 +244,10 @@ class Reader:
         return token
 
 
-class Writer:
+class LarkWriter:
     """Writes a grammar as an expression."""
 
-    def __init__(self, grammar: Reader) -> None:
+    def __init__(self, grammar: LarkReader) -> None:
         """Take what has been read."""
         self._grammar = grammar
         self._open: list[str] = []
@@ -282,11 +282,11 @@ class Writer:
         return text
 
     @staticmethod
-    def _ends_in_itself(option: Sequence[Part], name: str) -> bool:
+    def _ends_in_itself(option: Sequence[LarkPart], name: str) -> bool:
         return is_itself(option[0], name) or is_itself(option[-1], name)
 
     @staticmethod
-    def _taken_out(rule: Rule, name: str, at: int) -> list[list[Part]]:
+    def _taken_out(rule: LarkRule, name: str, at: int) -> list[list[LarkPart]]:
         """Return the alternatives that begin (0) or end (-1) with the rule itself, without it."""
         found = []
         for option in rule.options:
@@ -294,13 +294,13 @@ class Writer:
                 found.append(option[1:] if at == 0 else option[:-1])
         return found
 
-    def _options(self, options: Sequence[Sequence[Part]], *, is_terminal: bool) -> str:
+    def _options(self, options: Sequence[Sequence[LarkPart]], *, is_terminal: bool) -> str:
         if not options:
             raise NotRegularError("a rule has no alternative that ends")
         written = ["".join(self._part(part, is_terminal=is_terminal) for part in option) for option in options]
         return checked(written[0] if len(written) == 1 else f"(?:{'|'.join(written)})")
 
-    def _part(self, part: Part, *, is_terminal: bool) -> str:
+    def _part(self, part: LarkPart, *, is_terminal: bool) -> str:
         if part.group is not None:
             text = self._options(part.group.options, is_terminal=is_terminal)
         elif part.is_name:
@@ -316,7 +316,7 @@ class Writer:
         return checked(f"(?:{text}){counts or f'{{{part.least},{part.most}}}'}")
 
 
-def is_itself(part: Part, name: str) -> bool:
+def is_itself(part: LarkPart, name: str) -> bool:
     """Whether a part is a rule's own name, once."""
     return part.is_name and part.text == name and (part.least, part.most) == (1, 1)
 

@@ -47,7 +47,7 @@ class _Ended(BaseException):
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PackageCall:
     """A call of a package's code that runs."""
 
     what: str
@@ -68,7 +68,7 @@ class Watch:
         """If set, a call in the main thread that takes so long is given up: another process makes it."""
         self.is_timing = False
         """The main thread's calls are ended by signals."""
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PackageCall] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._before: Any = None
@@ -83,7 +83,7 @@ class Watch:
         """
         ident = threading.get_ident()
         is_timed = self.is_timing and ident == MAIN
-        made = Call(what, asyncio._get_running_loop() is not None, is_timed)
+        made = PackageCall(what, asyncio._get_running_loop() is not None, is_timed)
         outer = self._calls.get(ident)
         self._calls[ident] = made
         try:
@@ -103,7 +103,7 @@ class Watch:
                 raise InlineCostError(what) from error
             raise PluginError(f"{what} did not end within {self.limit_s:g} s and was ended") from error
 
-    def _leave(self, ident: int, outer: Call | None) -> None:
+    def _leave(self, ident: int, outer: PackageCall | None) -> None:
         with self._lock:
             if outer is None:
                 self._calls.pop(ident, None)
@@ -132,7 +132,7 @@ class Watch:
             self._log(call, frame)
         raise _Ended
 
-    def _log(self, call: Call, frame: FrameType | None) -> None:
+    def _log(self, call: PackageCall, frame: FrameType | None) -> None:
         stack = "".join(traceback.format_stack(frame)[-5:]) if frame is not None else ""
         logger.error("%s did not end within %g s and is ended; it stood at\n%s", call.what, self.limit_s, stack)
 
@@ -153,7 +153,7 @@ class Watch:
                 if call.num_ticks * TICK_S >= self.limit_s * (MAX_ENDS + 1 if call.is_timed else 1):
                     self._end(ident, call)
 
-    def _end(self, ident: int, call: Call) -> None:
+    def _end(self, ident: int, call: PackageCall) -> None:
         if call.is_on_loop and (call.is_timed or call.num_ends >= MAX_ENDS):
             log.complain(
                 f"dovetail: error: {call.what} does not end, and no request is answered meanwhile: the server ends"

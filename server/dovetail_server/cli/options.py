@@ -21,7 +21,7 @@ from dovetail.plugin_settings import ENV_PREFIX, from_environment, is_secret, me
 from dovetail.word_numbers import wanted
 from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
 from dovetail_server.cli.plugin_flags import split_plugin_flags
-from dovetail_server.peers.arguments import Translation
+from dovetail_server.peers.arguments import ArgumentTranslation
 from dovetail_server.peers.environment import check as peers_environment
 from dovetail_server.settings import ServeSettings
 
@@ -175,7 +175,7 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any] | str:
     show_all = any(arg in {"--help=all", "--help-all"} for arg in argv)
     parser = build_parser(show_all)
     known = [name for action in parser._actions for name in action.option_strings]
-    translation = Translation(argv, {*known, "--help-all"})
+    translation = ArgumentTranslation(argv, {*known, "--help-all"})
     argv, plugins = split_plugin_flags(translation.argv)
     if show_all or any(arg in {"-h", "--help"} for arg in argv):
         return parser.format_help()

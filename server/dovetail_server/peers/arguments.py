@@ -13,7 +13,7 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?")
 LEVEL = re.compile(r"-O(\d+)")
 
 
-class Translation:
+class ArgumentTranslation:
     """Reads arguments once, front to back.
 
     Attributes:

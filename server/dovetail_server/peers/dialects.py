@@ -268,7 +268,7 @@ OWN: dict[str, Meaning] = {
 """Fields of ours of which others send more values."""
 
 
-class Translation:
+class BodyTranslation:
     """A body with fields of other dialects, as one of ours.
 
     Attributes:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail_server.peers.dialects import SAID
-from dovetail_server.peers.known import OFF, Known
+from dovetail_server.peers.known import OFF, ForeignName
 from dovetail_server.peers.sent import SENT
 
 
-def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, Known]:
-    return {name: Known(why, at) for name in names.split()}
+def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, ForeignName]:
+    return {name: ForeignName(why, at) for name in names.split()}
 
 
 NOT_A_TEXT = "this server reads and writes text only"
@@ -27,7 +27,7 @@ ELSEWHERE: dict[str, str] = {
 }
 """Inputs of other routes: what is said of them where they are no field."""
 
-FIELDS: dict[str, Known] = {
+FIELDS: dict[str, ForeignName] = {
     **_all(
         "return_hidden_states return_indexer_topk return_bytes return_entropy return_sampling_mask "
         "return_pooled_hidden_states",
@@ -47,19 +47,19 @@ FIELDS: dict[str, Known] = {
         "return_flat_raw_top_logprobs return_flat_raw_output_top_logprobs",
         "log probabilities come in the usual form; see logprobs and top_logprobs_num",
     ),
-    "return_flat_raw_top_logprobs_b64": Known("it only says how another field's reply is written", None),
-    "sampling_logprobs_mode": Known("log probabilities are the model's own, before temperature and filters"),
+    "return_flat_raw_top_logprobs_b64": ForeignName("it only says how another field's reply is written", None),
+    "sampling_logprobs_mode": ForeignName("log probabilities are the model's own, before temperature and filters"),
     **_all("lora_path lora_id", "adapters are not served; merge the adapter into the weights"),
     **_all(
         "watermark watermarking",
         "this server marks no output",
     ),
-    "custom_logit_processor": Known(
+    "custom_logit_processor": ForeignName(
         "code from a request is never run; write a plugin, which requests ask for in logits_processors"
     ),
     **_all("custom_params vllm_xargs", "no part of this server reads arguments of that kind; write a plugin"),
     **_all("session_params multi_item_delimiter_indices token_indices_to_pool", "this server has no such sessions"),
-    "session_id": Known("prefixes are found by their tokens, whoever sent them", None),
+    "session_id": ForeignName("prefixes are found by their tokens, whoever sent them", None),
     **_all(
         "routing_key conversation_id kv_hints", "it is for a router in front; prefixes are found by themselves", None
     ),
@@ -75,8 +75,8 @@ FIELDS: dict[str, Known] = {
         "mm_content_hashes need_wait_for_mm_inputs return_mm_kwargs",
         NOT_A_TEXT,
     ),
-    "mm_payload": Known("it only says how pictures would be written", None),
-    "modalities": Known(NOT_A_TEXT, (*OFF, ["text"])),
+    "mm_payload": ForeignName("it only says how pictures would be written", None),
+    "modalities": ForeignName(NOT_A_TEXT, (*OFF, ["text"])),
     **_all(
         "input_embeds prompt_embeds positional_embed_overrides embed_override_token_id embed_overrides "
         "query_embed_overrides item_embed_overrides",
@@ -88,29 +88,31 @@ FIELDS: dict[str, Known] = {
         None,
     ),
     **_all("http_worker_ipc num_items_assigned", "it is between processes of the peer's own server"),
-    "background": Known("/generate answers on the connection; /v1/responses has background: true"),
-    "require_reasoning": Known("/generate gives the text as the model wrote it; use /v1/chat/completions"),
-    "max_thinking_tokens": Known(
+    "background": ForeignName("/generate answers on the connection; /v1/responses has background: true"),
+    "require_reasoning": ForeignName("/generate gives the text as the model wrote it; use /v1/chat/completions"),
+    "max_thinking_tokens": ForeignName(
         "/generate does not tell thinking apart; send thinking_budget to /v1/chat/completions"
     ),
-    "task": Known("no chat template here has such tasks; say it in the prompt"),
-    "beam_width": Known("beam search is not implemented; n with best_of samples several and ranks them", (*OFF, 1)),
-    "use_beam_search": Known("beam search is not implemented; n with best_of samples several and ranks them"),
-    "length_penalty": Known("it belongs to beam search, which is not implemented", (*OFF, 1, 1.0)),
+    "task": ForeignName("no chat template here has such tasks; say it in the prompt"),
+    "beam_width": ForeignName(
+        "beam search is not implemented; n with best_of samples several and ranks them", (*OFF, 1)
+    ),
+    "use_beam_search": ForeignName("beam search is not implemented; n with best_of samples several and ranks them"),
+    "length_penalty": ForeignName("it belongs to beam search, which is not implemented", (*OFF, 1, 1.0)),
     **_all(
         "stop_strs stop_regex_strs",
         "send stop and stop_regex; these are the peer's own working fields",
     ),
     **_all("stop_str_max_len stop_regex_max_len is_normalized", "it is a working field of the peer's own", None),
-    "ebnf_full_assistant": Known("a grammar holds for the answer, after any thinking"),
-    "stream_interval": Known("tokens per event are the server's choice: --stream-interval", (*OFF, 1)),
-    "repetition_detection": Known("nothing looks for repetitions; use repetition_penalty or stop_regex"),
-    "cache_control": Known("prefixes are cached by themselves", None),
-    "betas": Known("what this server has of Anthropic's API needs no beta name", None),
-    "padding": Known("texts of a batch are not padded here", (*OFF, True)),
-    "embed_dtype": Known("numbers are float32", (*OFF, "float32")),
-    "endianness": Known("base64 holds little-endian numbers", (*OFF, "little", "native")),
-    "thinking_token_budget": Known("thinking is not told apart here; /v1/chat/completions has it"),
+    "ebnf_full_assistant": ForeignName("a grammar holds for the answer, after any thinking"),
+    "stream_interval": ForeignName("tokens per event are the server's choice: --stream-interval", (*OFF, 1)),
+    "repetition_detection": ForeignName("nothing looks for repetitions; use repetition_penalty or stop_regex"),
+    "cache_control": ForeignName("prefixes are cached by themselves", None),
+    "betas": ForeignName("what this server has of Anthropic's API needs no beta name", None),
+    "padding": ForeignName("texts of a batch are not padded here", (*OFF, True)),
+    "embed_dtype": ForeignName("numbers are float32", (*OFF, "float32")),
+    "endianness": ForeignName("base64 holds little-endian numbers", (*OFF, "little", "native")),
+    "thinking_token_budget": ForeignName("thinking is not told apart here; /v1/chat/completions has it"),
     **_all(
         "skip_special_tokens spaces_between_special_tokens include_reasoning", "this route shows items", (*OFF, True)
     ),
@@ -118,19 +120,21 @@ FIELDS: dict[str, Known] = {
         "include_stop_str_in_output stop_token_ids ignore_eos structured_outputs",
         "/v1/chat/completions has it",
     ),
-    "tool_choice": Known("it is for generating; send tools", (*OFF, "auto", "none")),
-    "async": Known("a call of the model ends its turn; the client may answer it later, in another request"),
-    "access_programs": Known("this server has one way of answering for everybody", (*OFF, {"cyber": "standard"})),
-    "background_options": Known("background: true answers as soon as it can", (*OFF, {"completion_window": "soonest"})),
-    "image": Known(NOT_A_TEXT, (*OFF, *({"context_compression": how} for how in ("auto", "disabled")))),
-    "personality": Known("say in instructions how the model should write"),
-    "mode": Known("there is one way of reasoning; effort bounds it", (*OFF, "standard")),
-    "score_extraction_token": Known("labels are looked at behind the last token; send an item for each place"),
+    "tool_choice": ForeignName("it is for generating; send tools", (*OFF, "auto", "none")),
+    "async": ForeignName("a call of the model ends its turn; the client may answer it later, in another request"),
+    "access_programs": ForeignName("this server has one way of answering for everybody", (*OFF, {"cyber": "standard"})),
+    "background_options": ForeignName(
+        "background: true answers as soon as it can", (*OFF, {"completion_window": "soonest"})
+    ),
+    "image": ForeignName(NOT_A_TEXT, (*OFF, *({"context_compression": how} for how in ("auto", "disabled")))),
+    "personality": ForeignName("say in instructions how the model should write"),
+    "mode": ForeignName("there is one way of reasoning; effort bounds it", (*OFF, "standard")),
+    "score_extraction_token": ForeignName("labels are looked at behind the last token; send an item for each place"),
     **_all(
         "text_1 text_2 data_1 data_2",
         "it is for models made to compare texts; send query, items and label_token_ids",
     ),
-    "chat_template": Known("a template in a request is not run; use --chat-template FILE"),
+    "chat_template": ForeignName("a template in a request is not run; use --chat-template FILE"),
     **_all("enable_response_messages previous_input_messages", "continue with previous_response_id, or send the items"),
 }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from dovetail_server.peers.known import Known
+from dovetail_server.peers.known import ForeignName
 from dovetail_server.peers.objects import kv_events, speculation
 
 _DATA = json.loads(Path(__file__).with_name("flags.json").read_text("utf-8"))
@@ -24,7 +24,7 @@ OTEL = ("--plugin", "otel")
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(Known):
+class Flag(ForeignName):
     """A flag.
 
     Attributes:

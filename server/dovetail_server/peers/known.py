@@ -10,7 +10,7 @@ OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ForeignName:
     """A name of a peer's that is no name of ours.
 
     Attributes:

@@ -26,7 +26,7 @@ from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.apis.parsing.serve import installed
-from dovetail_server.apis.responses.references import Answer
+from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.watch import WATCH
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
@@ -124,9 +124,9 @@ class PreloadedState:
         send(channel, Begun(pid=os.getpid()))
         has_memory, has_time = set_limits(job, addresses, self._num_threads)
 
-        def ask(question: Question) -> Answer:
+        def ask(question: Question) -> ReferencedItems:
             send(channel, question)
-            return msgspec.msgpack.decode(receive(channel), type=Answer)
+            return msgspec.msgpack.decode(receive(channel), type=ReferencedItems)
 
         left_out = LeftOut(lambda name: None) if job.leaves_out else None
         LEFT_OUT.set(left_out)

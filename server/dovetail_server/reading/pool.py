@@ -22,7 +22,7 @@ from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL
-from dovetail_server.apis.responses.references import Answer
+from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.errors import PLUGIN_FAILED, ServiceError
 from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import LARGE, PARTS, Begun, BodyJob, BodyResult, Question, WorkerStart, too_costly
@@ -40,7 +40,7 @@ SMALL_CPU_S = FULL.seconds
 """Processor time of a small body, which comes here for its template or tokenizer only."""
 DIED = "body_process_died"
 _decode = msgspec.msgpack.Decoder(Begun | Question | BodyResult).decode
-Answering = Callable[[Question], Awaitable[Answer]]
+Answering = Callable[[Question], Awaitable[ReferencedItems]]
 
 
 class BodyPool:

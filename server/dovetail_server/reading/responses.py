@@ -20,7 +20,7 @@ from dovetail_server.apis.responses.items import new_response_id
 from dovetail_server.apis.responses.keeper import ResponseRecorder
 from dovetail_server.apis.responses.last import LAST, Turns
 from dovetail_server.apis.responses.objects import CompactedResponse
-from dovetail_server.apis.responses.references import NO_REPLY, Answer, references_of
+from dovetail_server.apis.responses.references import NO_REPLY, ReferencedItems, references_of
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import RESPONSES as ROUTE
@@ -60,7 +60,7 @@ async def begin(
         ServiceError: What it refers to, or where it must be stored, cannot be reached now.
     """
     entry = BodyEntry(state, owner, adjust)
-    found: Answer | None = None
+    found: ReferencedItems | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, ResponsesRequest, is_line=is_line)
         found = await entry.open(request, references_of(request))
@@ -87,7 +87,7 @@ async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
         ServiceError: See `begin`.
     """
     entry = BodyEntry(state, owner)
-    found: Answer | None = None
+    found: ReferencedItems | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, InputTokensRequest)
         found = await entry.open(responses.as_response(request), references_of(request))
@@ -112,7 +112,7 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
         ServiceError: See `begin`; or the model wrote no summary.
     """
     entry = BodyEntry(state, owner)
-    found: Answer | None = None
+    found: ReferencedItems | None = None
     made: ReadItems | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, CompactRequest)
@@ -137,11 +137,11 @@ def read_items(outcome: BodyResult) -> ReadItems:
     return ReadItems(next(iter(outcome.read_requests()), None), outcome.items)
 
 
-def given(found: Answer) -> Callable[[Question], asyncio.Future[Answer]]:
+def given(found: ReferencedItems) -> Callable[[Question], asyncio.Future[ReferencedItems]]:
     """Return what answers a question with what is known already."""
 
-    def answer(_: Question) -> asyncio.Future[Answer]:
-        known: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def answer(_: Question) -> asyncio.Future[ReferencedItems]:
+        known: asyncio.Future[ReferencedItems] = asyncio.get_running_loop().create_future()
         known.set_result(found)
         return known
 
@@ -163,7 +163,7 @@ class BodyEntry:
         self._last = LAST.get()  # here: what reads a large body asks from a task of its own
         self._turns: Turns | None = None
 
-    async def open(self, request: ResponsesRequest, references: list[tuple[str, int]]) -> Answer:
+    async def open(self, request: ResponsesRequest, references: list[tuple[str, int]]) -> ReferencedItems:
         """Check the request, find the store if it is needed, and fetch what it refers to.
 
         Raises:
@@ -181,28 +181,30 @@ class BodyEntry:
             before = await self._conversations.whole(self.owner, request.conversation.id, "conversation")
             turns = [(before, NO_REPLY)]
         if store is None:
-            return Answer(turns=turns or [])
+            return ReferencedItems(turns=turns or [])
         if request.previous_response_id is not None and turns is None:
             turns = await store.chain(self.owner, request.previous_response_id)
         items = {}
         for identifier, at in references:
             items[identifier] = msgspec.json.encode(await store.item(self.owner, identifier, f"input[{at}].id"))
-        return Answer(turns=turns or [], items=items)
+        return ReferencedItems(turns=turns or [], items=items)
 
-    async def answer(self, question: Question) -> Answer:
+    async def answer(self, question: Question) -> ReferencedItems:
         """As `open`, for a body that is read elsewhere."""
         return await self.open(await read(question.light, ResponsesRequest), question.references)
 
-    def answer_of(self, model: type[InputTokensRequest | CompactRequest]) -> Callable[[Question], Awaitable[Answer]]:
+    def answer_of(
+        self, model: type[InputTokensRequest | CompactRequest]
+    ) -> Callable[[Question], Awaitable[ReferencedItems]]:
         """As `answer`, for a body that is not answered itself."""
 
-        async def answer(question: Question) -> Answer:
+        async def answer(question: Question) -> ReferencedItems:
             request = await read(question.light, model)
             return await self.open(responses.as_response(request), question.references)
 
         return answer
 
-    def job_of(self, found: Answer) -> Job:
+    def job_of(self, found: ReferencedItems) -> Job:
         """Prepare a body that has been read here; CPU work."""
         return self.job(responses.read_prompt(self.state.text, self._request, self.response_id, found))
 

@@ -24,7 +24,7 @@ from dovetail_server.apis.rerank import serve as rerank
 from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
 from dovetail_server.apis.responses import compaction
 from dovetail_server.apis.responses import request as responses
-from dovetail_server.apis.responses.references import Answer, references_of
+from dovetail_server.apis.responses.references import ReferencedItems, references_of
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import BUILT_IN
@@ -55,7 +55,7 @@ class BodyContext(Generic[M]):
     text: Processor
     request: M
     context: str
-    ask: Callable[[list[tuple[str, int]]], Answer]
+    ask: Callable[[list[tuple[str, int]]], ReferencedItems]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class RawTask:
     run: Callable[[bytes, Served], bytes]
 
 
-def no_answer(references: list[tuple[str, int]]) -> Answer:
+def no_answer(references: list[tuple[str, int]]) -> ReferencedItems:
     """Refuse to be asked: for tasks that refer to nothing."""
     raise RuntimeError("this task refers to nothing")
 

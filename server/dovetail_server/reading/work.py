@@ -14,7 +14,7 @@ from dovetail.panics import is_panic
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-from dovetail_server.apis.responses.references import Answer
+from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.reading.parse import check_name, decoded, validated
@@ -23,7 +23,7 @@ from dovetail_server.reading.wire import BodyJob, BodyResult, Question, Refusal,
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.serving.served import Served
 
-Asking = Callable[[Question], Answer]
+Asking = Callable[[Question], ReferencedItems]
 TOKENIZER = Tokenizer.__module__
 
 
@@ -90,7 +90,7 @@ def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served
     beside = task.beside(data)
     del data
 
-    def ask_for(references: list[tuple[str, int]]) -> Answer:
+    def ask_for(references: list[tuple[str, int]]) -> ReferencedItems:
         return ask(Question(light=task.light(beside), references=references))
 
     made = task.run(BodyContext(text=text, request=request, context=job.context, ask=ask_for))

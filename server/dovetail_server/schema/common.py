@@ -35,7 +35,7 @@ from dovetail.processing.bounds import (
     MAX_TOKENS,
     POSITIVE,
 )
-from dovetail_server.peers.dialects import OWN, Translation
+from dovetail_server.peers.dialects import OWN, BodyTranslation
 from dovetail_server.peers.fields import means_nothing
 from dovetail_server.schema.fail_fast import FailFastModel
 from dovetail_server.schema.unknown import left_out
@@ -175,7 +175,7 @@ class SamplingFields(RequestModel):
         known = _field_names(cls)
         if not isinstance(data, dict) or not _is_foreign(data, known):
             return handler(data)
-        translation = Translation(data, known)
+        translation = BodyTranslation(data, known)
         try:
             return handler(translation.fields)
         except ValidationError as error:

@@ -34,7 +34,7 @@ def _change(part: Any) -> None:
         part.update(core_schema.no_info_wrap_validator_function(in_pieces, whole))
 
 
-class Plain:
+class PlainList:
     """Makes of a list of plain values one that is checked as a list of `kind`, and stays as it was sent.
 
     A message is 50 bytes of JSON, 250 as a dictionary and 900 as a model, so models are made of a few at a time, and

@@ -42,7 +42,7 @@ _START, _END = Edge("^"), Edge("$")
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainExpression:
     """What an expression says.
 
     Attributes:
@@ -55,7 +55,7 @@ class Plain:
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> Plain:
+def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> PlainExpression:
     """Return what an expression with look-around says.
 
     Args:
@@ -69,18 +69,18 @@ def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> Pla
         tree = read(pattern)
         parts = _parts(tree) or [tree]
         if in_one and len(parts) > 1:
-            return Plain((writer.of(tree),), writer.work)
+            return PlainExpression((writer.of(tree),), writer.work)
         written = [text for text in dict.fromkeys(map(writer.part, parts)) if text != "^"]
-        return Plain(tuple(written or ["^"]), writer.work)
+        return PlainExpression(tuple(written or ["^"]), writer.work)
     except UnreadableError:
         if not front:
-            return Plain(None, writer.work)
+            return PlainExpression(None, writer.work)
     except (TooLargeError, RecursionError):
-        return Plain(None, writer.work)
+        return PlainExpression(None, writer.work)
     found = [plainly(part, without=without) for part in front]  # the rest as it was given: others may read it
     parts_of = [part for each in found for part in each.parts or ()]
     is_known = all(each.parts for each in found)
-    return Plain((rest, *parts_of) if is_known else None, writer.work + sum(each.work for each in found))
+    return PlainExpression((rest, *parts_of) if is_known else None, writer.work + sum(each.work for each in found))
 
 
 def _split(pattern: str) -> tuple[Row[str], str]:

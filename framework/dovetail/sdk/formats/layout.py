@@ -71,7 +71,7 @@ class Role(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PhaseMarkers:
     """The markers of one phase: those matched by token id, and those matched in the text; `number` is its own.
 
     `bare` are characters that count as a marker where an answer begins with one; they are not in `matcher`, where the
@@ -97,8 +97,8 @@ class FormatLayout:
         marker_text: The markers' text by id.
     """
 
-    by_ids: Mapping[ReplyPhase, View]
-    by_text: Mapping[ReplyPhase, View]
+    by_ids: Mapping[ReplyPhase, PhaseMarkers]
+    by_text: Mapping[ReplyPhase, PhaseMarkers]
     marker_ids: frozenset[int]
     kept: frozenset[int]
     marker_text: Mapping[int, str]
@@ -201,9 +201,9 @@ def make_layout(
     )
 
 
-def _view(markers: Mapping[str, enum.Enum], ids: Mapping[str, int]) -> View:
+def _view(markers: Mapping[str, enum.Enum], ids: Mapping[str, int]) -> PhaseMarkers:
     spelled = {text: role for text, role in markers.items() if text not in ids}
     bare = "".join(text for text, role in spelled.items() if role is Role.TOOL_BARE)
     texts = tuple(text for text in spelled if text not in bare)
     tokens = {ids[text]: role for text, role in markers.items() if text in ids}
-    return View(tokens, spelled, matcher(texts) if texts else None, bare)
+    return PhaseMarkers(tokens, spelled, matcher(texts) if texts else None, bare)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, State, ToolStart
 from dovetail.identity import token_hex
 from dovetail.sdk.formats.detokenizer import Detokenizer, TokenTables
-from dovetail.sdk.formats.layout import FormatLayout, ReplyPhase, View
+from dovetail.sdk.formats.layout import FormatLayout, PhaseMarkers, ReplyPhase
 from dovetail.sdk.formats.place import Place
 from dovetail.sdk.formats.plain import Plain, plain_tables, plain_tokens
 
@@ -292,7 +292,7 @@ class IncrementalParser(ABC):
         """Whether nothing but space has come of an answer that may begin with a bare call."""
         return False
 
-    def _bare_at(self, view: View, text: str, begin: int, *, is_over: bool = False) -> int:
+    def _bare_at(self, view: PhaseMarkers, text: str, begin: int, *, is_over: bool = False) -> int:
         """Return where a bare character begins an answer; -1: nowhere, or a longer marker begins there or before.
 
         Args:
@@ -316,7 +316,7 @@ class IncrementalParser(ABC):
                     return -1
         return at
 
-    def _take_spelled(self, view: View, marker: str, end: int) -> None:
+    def _take_spelled(self, view: PhaseMarkers, marker: str, end: int) -> None:
         """Take a marker found in the text, which ends at offset `end`, or give it out as text."""
         if self._take(view.roles[marker], marker):
             while self._starts and self._starts[0] < end:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.sdk.formats.detokenizer import TokenTables
-from dovetail.sdk.formats.layout import ReplyPhase, View
+from dovetail.sdk.formats.layout import PhaseMarkers, ReplyPhase
 
 MAX_TABLES = 256
 """Tables that are kept for a tokenizer."""
@@ -18,7 +18,7 @@ class Plain(dict[int, str]):
     by all replies of a format.
     """
 
-    def __init__(self, tokenizer: TokenTables, view: View, skipped: frozenset[int], holds: str = "") -> None:
+    def __init__(self, tokenizer: TokenTables, view: PhaseMarkers, skipped: frozenset[int], holds: str = "") -> None:
         """Prepare; `skipped` tokens give no text, and one that holds a character of `holds` is not plain."""
         self._pieces, self._view, self._skipped, self._holds = tokenizer.pieces, view, skipped, holds
 
@@ -35,7 +35,7 @@ class Plain(dict[int, str]):
 
 
 def plain_tables(
-    tokenizer: TokenTables, views: Mapping[ReplyPhase, View], skipped: frozenset[int]
+    tokenizer: TokenTables, views: Mapping[ReplyPhase, PhaseMarkers], skipped: frozenset[int]
 ) -> dict[ReplyPhase, Plain]:
     """Return the tables of all phases; arguments as for `Plain`. Each reply asks for them."""
     found, known = {}, tokenizer.plain
@@ -45,7 +45,7 @@ def plain_tables(
     return found
 
 
-def plain_tokens(tokenizer: TokenTables, view: View, skipped: frozenset[int], holds: str = "") -> Plain:
+def plain_tokens(tokenizer: TokenTables, view: PhaseMarkers, skipped: frozenset[int], holds: str = "") -> Plain:
     """Return the table of a phase; arguments as for `Plain`."""
     tables = tokenizer.plain
     key = view.number, skipped, holds

@@ -28,7 +28,7 @@ from dovetail_server.schema.common import (
     Top,
     Usage,
 )
-from dovetail_server.schema.fail_fast import Plain
+from dovetail_server.schema.fail_fast import PlainList
 
 JsonObject = dict[str, Any]
 Sent = Annotated[JsonObject, Field(max_length=65536)]
@@ -104,7 +104,7 @@ class Message(RequestModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[JsonObject], Plain(ContentPart | Text, most=65536)] | Sent | None = Field(
+    content: Text | Annotated[list[JsonObject], PlainList(ContentPart | Text, most=65536)] | Sent | None = Field(
         None, description="An object as a tool's result only."
     )
     name: Name | None = None
@@ -114,7 +114,7 @@ class Message(RequestModel):
     tool_call_id: Name | None = None
 
 
-Messages = Annotated[list[JsonObject], Plain(Message, least=1, most=65536)]
+Messages = Annotated[list[JsonObject], PlainList(Message, least=1, most=65536)]
 
 
 class FunctionSpec(RequestModel):

@@ -50,7 +50,7 @@ class MessageBatchRequest(RequestModel):
     requests: Annotated[list[MessageBatchEntry], Field(min_length=1, max_length=1 << 20)]
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True):
+class RawBatchEntry(msgspec.Struct, forbid_unknown_fields=True):
     """As `MessageBatchEntry`, read without looking into `params`, which may be large."""
 
     custom_id: str
@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Unread(msgspec.Struct, forbid_unknown_fields=True):
-    """As `Entry`, with a name that may be large, too: decoding one of megabytes would hold others up."""
+    """As `RawBatchEntry`, with a name that may be large, too: decoding one of megabytes would hold others up."""
 
     custom_id: msgspec.Raw
     params: msgspec.Raw
@@ -76,7 +76,7 @@ class ModelOnly(msgspec.Struct):
     model: Any = None
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class BatchCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of a batch; until it has ended, all are processing."""
 
     processing: int
@@ -92,7 +92,7 @@ class MessageBatch(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     type: Literal["message_batch"] = "message_batch"
     processing_status: Literal["in_progress", "canceling", "ended"]
-    request_counts: Counts
+    request_counts: BatchCounts
     created_at: str
     expires_at: str
     ended_at: str | None
@@ -139,13 +139,13 @@ class ResultLine(msgspec.Struct):
     error: Lost | None
 
 
-class Named(msgspec.Struct):
+class BatchLineId(msgspec.Struct):
     """A line of an input file."""
 
     custom_id: str
 
 
-decode_name = msgspec.json.Decoder(Named).decode
+decode_name = msgspec.json.Decoder(BatchLineId).decode
 decode = msgspec.json.Decoder(Incoming).decode
 decode_unread = msgspec.json.Decoder(list[Unread]).decode
 decode_id = msgspec.json.Decoder(str).decode
@@ -170,7 +170,7 @@ def to_lines(raw: bytes, served: Served) -> bytes:
         raise RequestError(f"the body is no batch of messages: {error}", param="requests") from None
 
 
-def _checked_lines(entries: Iterable[Entry], served: Served) -> Iterator[bytes]:
+def _checked_lines(entries: Iterable[RawBatchEntry], served: Served) -> Iterator[bytes]:
     seen: set[str] = set()
     for at, entry in enumerate(entries):
         param = f"requests[{at}].custom_id"
@@ -198,14 +198,14 @@ def count_lines(lines: bytes, most: int) -> int:
     return num
 
 
-def _entries(requests: msgspec.Raw) -> Iterator[Entry]:
+def _entries(requests: msgspec.Raw) -> Iterator[RawBatchEntry]:
     if not bytes(memoryview(requests)[:1]) == b"[":
         raise msgspec.ValidationError("Expected `array` - at `$.requests`")
     for each in decode_unread(requests):
-        yield Entry(decode_id(each.custom_id) if len(each.custom_id) <= MAX_ID else "", each.params)
+        yield RawBatchEntry(decode_id(each.custom_id) if len(each.custom_id) <= MAX_ID else "", each.params)
 
 
-def _check_params(entry: Entry, param: str, served: Served) -> None:
+def _check_params(entry: RawBatchEntry, param: str, served: Served) -> None:
     try:
         model = decode_model(entry.params).model
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -215,7 +215,7 @@ def _check_params(entry: Entry, param: str, served: Served) -> None:
         raise RequestError(text, param=f"{param}.model", code="model_not_found", status=404)
 
 
-def _line(entry: Entry) -> bytes:
+def _line(entry: RawBatchEntry) -> bytes:
     """Write a request as a line, which ends where its JSON may not."""
     params = bytes(entry.params).replace(b"\n", b" ").replace(b"\r", b" ")
     head = b'{"custom_id":%b,"method":"POST","url":"%b","body":' % (encode(entry.custom_id), ENDPOINT.encode())
@@ -244,9 +244,9 @@ def to_message_batch(row: RowMapping, base_url: str) -> MessageBatch:
     has_ended = status in ENDED
     total, done, failed = int(row["num_total"]), int(row["num_completed"]), int(row["num_failed"])
     rest = total - done - failed
-    counts = Counts(processing=total)
+    counts = BatchCounts(processing=total)
     if has_ended:
-        counts = Counts(
+        counts = BatchCounts(
             processing=0,
             succeeded=done,
             errored=failed + (rest if status == "failed" else 0),

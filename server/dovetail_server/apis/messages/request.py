@@ -12,7 +12,13 @@ from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional, renamed, servable
 from dovetail_server.apis.messages.client_tools import CLIENT_TOOLS
 from dovetail_server.apis.messages.errors import NO_THREADS
-from dovetail_server.apis.messages.schema import AnthropicTool, MessagesRequest, PromptFields, Thinking, ToolChoice
+from dovetail_server.apis.messages.schema import (
+    AnthropicTool,
+    MessagesPrompt,
+    MessagesRequest,
+    MessagesThinking,
+    ToolChoice,
+)
 from dovetail_server.apis.messages.turns import chat_messages
 
 RENAMED = {
@@ -55,7 +61,7 @@ def read(body: MessagesRequest) -> Request:
     )
 
 
-def prompt_of(body: PromptFields) -> JsonObject:
+def prompt_of(body: MessagesPrompt) -> JsonObject:
     """Return the fields of a request that make up the prompt, of a body that has been checked.
 
     Raises:
@@ -81,7 +87,7 @@ def prompt_of(body: PromptFields) -> JsonObject:
     return made | thinking_of(body.thinking, body.chat_template_kwargs or {})
 
 
-def thinking_of(thinking: Thinking | None, kwargs: JsonObject) -> JsonObject:
+def thinking_of(thinking: MessagesThinking | None, kwargs: JsonObject) -> JsonObject:
     """Return the template's switches and the budget; `disabled` ends thinking at once where the template cannot."""
     if thinking is None:
         return {"template_kwargs": kwargs}
@@ -93,7 +99,7 @@ def thinking_of(thinking: Thinking | None, kwargs: JsonObject) -> JsonObject:
     }
 
 
-def tools_of(body: PromptFields) -> tuple[Tools | None, list[Dropped], JsonObject]:
+def tools_of(body: MessagesPrompt) -> tuple[Tools | None, list[Dropped], JsonObject]:
     """Return the tools that the model may call, those that are left out, and how refusals name the former's places.
 
     Raises:
@@ -110,7 +116,7 @@ def tools_of(body: PromptFields) -> tuple[Tools | None, list[Dropped], JsonObjec
     return Tools(tools=tools, choice=chosen, parallel=parallel), dropped, renamed(served)
 
 
-def check(body: PromptFields) -> None:
+def check(body: MessagesPrompt) -> None:
     """Refuse what would change the output and is not implemented, and what contradicts itself.
 
     Raises:

@@ -20,7 +20,7 @@ from dovetail_server.schema.common import (
     Text,
     TokenId,
 )
-from dovetail_server.schema.fail_fast import Plain
+from dovetail_server.schema.fail_fast import PlainList
 
 BLOCK_TYPES = ("text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result")
 Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are cached by themselves.")]
@@ -191,7 +191,7 @@ class ToolChoice(RequestModel):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(RequestModel):
+class MessagesThinking(RequestModel):
     """Whether the model thinks."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -221,15 +221,15 @@ class AnthropicMetadata(RequestModel):
     user_id: Name | None = None
 
 
-class PromptFields(RequestModel):
+class MessagesPrompt(RequestModel):
     """What a prompt is made of."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
-    messages: Annotated[list[dict[str, Any]], Plain(AnthropicMessage, least=1, most=65536)]
+    messages: Annotated[list[dict[str, Any]], PlainList(AnthropicMessage, least=1, most=65536)]
     system: Text | TextBlocks | None = None
     tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: MessagesThinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Cached = None
     speed: Literal["standard"] | None = None
@@ -241,11 +241,11 @@ class PromptFields(RequestModel):
     thread: FreeForm | None = Field(None, description="Not supported, and told so that clients send the history.")
 
 
-class CountTokensRequest(PromptFields):
+class CountTokensRequest(MessagesPrompt):
     """Body of `POST /v1/messages/count_tokens`."""
 
 
-class MessagesRequest(PromptFields):
+class MessagesRequest(MessagesPrompt):
     """Body of `POST /v1/messages`."""
 
     max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="As much as the context allows, if that is less.")
@@ -289,7 +289,7 @@ class ThinkingOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinki
     signature: str
 
 
-class Caller(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
+class DirectCaller(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
     """Who makes a call: the model itself."""
 
 
@@ -299,7 +299,7 @@ class ToolUseOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_us
     id: str
     name: str
     input: Json
-    caller: Caller = msgspec.field(default_factory=Caller)
+    caller: DirectCaller = msgspec.field(default_factory=DirectCaller)
 
 
 class ThinkingTokens(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from dovetail_server.apis.messages.schema import (
     AnthropicMessage,
     ContentSource,
     DocumentBlock,
-    PromptFields,
+    MessagesPrompt,
     RedactedThinkingBlock,
     SearchResultBlock,
     TextBlock,
@@ -27,9 +27,9 @@ Readable = TextBlock | DocumentBlock | SearchResultBlock
 AnyBlock = Readable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-def chat_messages(request: PromptFields) -> list[dict[str, Any]]:
+def chat_messages(request: MessagesPrompt) -> list[dict[str, Any]]:
     """Return the conversation as chat messages."""
-    conversation = Conversation()
+    conversation = TurnMerger()
     if isinstance(request.system, str):
         conversation.add("system", [request.system])
     elif request.system:
@@ -74,7 +74,7 @@ class Turn:
         return message
 
 
-class Conversation:
+class TurnMerger:
     """Turns of a Messages request: results of tools are turns of their own, what one role says in a row is one."""
 
     def __init__(self) -> None:

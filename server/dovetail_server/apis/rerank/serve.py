@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class RerankJob:
     """A prepared request, and its prompts."""
 
     request: PooledFields
@@ -137,7 +137,7 @@ def read_classify(text: Processor, request: ClassifyRequest) -> Prompts:
 
 def prepare(
     state: ServingContext, request: RerankRequest | ScoreRequest | ClassifyRequest, model: str, made: Prompts | None
-) -> Job:
+) -> RerankJob:
     """Check and tokenize; CPU work, called in a worker thread.
 
     Args:
@@ -161,16 +161,16 @@ def prepare(
         made, prefix, what = made or read_score(text, request), "score", "text_2"
     pool, params = (state.info.pool, POOLING) if what == "input" else asked_for(text, state.info)
     generation = generation_of(state, request, made.prompts, prefix, pool=pool, params=params, what=what)
-    return Job(request=request, model=model, generation=generation, made=made)
+    return RerankJob(request=request, model=model, generation=generation, made=made)
 
 
-async def reply(job: Job) -> bytes:
+async def reply(job: RerankJob) -> bytes:
     """Run and return the scores."""
     rows = await last_rows(job.generation)
     return await asyncio.to_thread(_written, job, rows)
 
 
-def _written(job: Job, rows: dict[int, TokenLogprob]) -> bytes:
+def _written(job: RerankJob, rows: dict[int, TokenLogprob]) -> bytes:
     """Build the reply; CPU work."""
     head: dict[str, Any] = {"id": job.generation.request_id, "model": job.model, "usage": job.usage}
     request = job.request
@@ -184,7 +184,7 @@ def _written(job: Job, rows: dict[int, TokenLogprob]) -> bytes:
     return msgspec.json.encode(PairScores(created=int(time.time()), data=data, **head))
 
 
-def _ranked(job: Job, request: RerankRequest, scores: Sequence[float]) -> list[Ranked]:
+def _ranked(job: RerankJob, request: RerankRequest, scores: Sequence[float]) -> list[Ranked]:
     """Order documents by their scores, equal ones as they were sent."""
     shown = job.made.prompts[len(job.made.prompts) - len(scores) :]
     hides = request.return_documents is False
@@ -198,14 +198,14 @@ def _ranked(job: Job, request: RerankRequest, scores: Sequence[float]) -> list[R
     ]
 
 
-def _class(job: Job, choice: Choice) -> Classified:
+def _class(job: RerankJob, choice: Choice) -> Classified:
     """Name the best of an input's labels."""
     reranker, is_plain = job.generation.state.text.reranker, job.request.use_activation is False
     label, probs = classified(reranker, PairResult(choice.pooled), is_plain=is_plain)
     return Classified(index=choice.index, label=label, probs=probs, num_classes=len(probs))
 
 
-def _scores(job: Job, rows: dict[int, TokenLogprob]) -> list[float]:
+def _scores(job: RerankJob, rows: dict[int, TokenLogprob]) -> list[float]:
     """Return the score of each pair, in order."""
     text, choices = job.generation.state.text, job.generation.choices
     answers = [PairResult(choice.pooled, rows.get(choice.index)) for choice in choices]

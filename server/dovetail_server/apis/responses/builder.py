@@ -197,7 +197,7 @@ class OutputBuilder:
             else:
                 told.append(ro.PartAdded(**where, part=ro.ReasoningText(text="")))
         opened.pieces.append(text)
-        kind = ro.SummaryDelta if self.summarises else ro.ReasoningDelta
+        kind = ro.SummaryDelta if self.summarises else ro.ReasoningTextDelta
         told.append(kind(**opened.where, delta=text))
 
     def _close_reasoning(self, opened: OpenItem, item: ro.ReasoningOutput, told: list[ro.StreamEvent]) -> None:

@@ -28,7 +28,7 @@ from dovetail_server.serving.job import make_generation
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
-    from dovetail_server.apis.responses.references import Answer
+    from dovetail_server.apis.responses.references import ReferencedItems
     from dovetail_server.serving.context import ServingContext
 
 encode = msgspec.json.encode
@@ -40,7 +40,7 @@ ASK = (
 )
 
 
-def read_prompt(text: Processor, body: CompactRequest, compacted_id: str, found: Answer) -> ReadItems:
+def read_prompt(text: Processor, body: CompactRequest, compacted_id: str, found: ReferencedItems) -> ReadItems:
     """Make the prompt that asks for the summary; CPU work.
 
     Args:

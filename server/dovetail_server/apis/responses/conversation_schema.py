@@ -9,11 +9,11 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses.item_schema import Item
 from dovetail_server.schema.common import Metadata, RequestModel
-from dovetail_server.schema.fail_fast import Plain
+from dovetail_server.schema.fail_fast import PlainList
 
 MAX_AT_ONCE = 20
 """Items of a request, as at OpenAI."""
-NewItems = Annotated[list[dict[str, Any]], Plain(Item, most=MAX_AT_ONCE)]
+NewItems = Annotated[list[dict[str, Any]], PlainList(Item, most=MAX_AT_ONCE)]
 
 
 class ConversationRequest(RequestModel):

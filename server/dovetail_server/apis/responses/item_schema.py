@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from dovetail.processing.bounds import MAX_TOKENS
 from dovetail_server.apis.responses.tool_schema import AnyTool
 from dovetail_server.schema.common import FreeForm, Name, RequestModel, SentBack, Text
-from dovetail_server.schema.fail_fast import Plain
+from dovetail_server.schema.fail_fast import PlainList
 
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -233,7 +233,7 @@ Item = Annotated[
 ]
 
 
-Items = Annotated[list[dict[str, Any]], Plain(Item, most=65536)]
+Items = Annotated[list[dict[str, Any]], PlainList(Item, most=65536)]
 item_model = TypeAdapter(Item).validate_python
 
 

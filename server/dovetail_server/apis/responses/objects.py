@@ -264,7 +264,7 @@ class TextDone(ItemEvent, kw_only=True, tag="response.output_text.done"):
     logprobs: list[TokenInfo] = []
 
 
-class ReasoningDelta(ItemEvent, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningTextDelta(ItemEvent, kw_only=True, tag="response.reasoning_text.delta"):
     """More reasoning."""
 
     content_index: int = 0

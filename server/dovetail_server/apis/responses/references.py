@@ -18,7 +18,7 @@ MAX_REFERENCES = 1024
 """Each is looked up in the database."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ReferencedItems(msgspec.Struct, frozen=True, kw_only=True):
     """What a response refers to, as JSON.
 
     Attributes:
@@ -50,13 +50,13 @@ def references_of(request: ResponsePrompt | CompactRequest) -> list[tuple[str, i
     return found
 
 
-def items_of(given: str | list[dict[str, Any]] | None, response_id: str, found: Answer) -> Iterator[Item]:
+def items_of(given: str | list[dict[str, Any]] | None, response_id: str, found: ReferencedItems) -> Iterator[Item]:
     """Yield the items of a request's input, references resolved."""
     for item in () if given is None else input_items(given, response_id):
         yield decode_item(found.items[item["id"]]) if item["type"] == "item_reference" else item
 
 
-def items_before(found: Answer) -> Iterator[Item]:
+def items_before(found: ReferencedItems) -> Iterator[Item]:
     """Yield the items of what a request continues."""
     for turn in found.turns:
         yield from turn_items(*turn)

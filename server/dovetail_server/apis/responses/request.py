@@ -17,14 +17,14 @@ from dovetail_server import errors
 from dovetail_server.apis.fields import same_field
 from dovetail_server.apis.responses.items import Item, messages_of
 from dovetail_server.apis.responses.objects import InputTokens
-from dovetail_server.apis.responses.references import Answer, items_before, items_of
+from dovetail_server.apis.responses.references import ReferencedItems, items_before, items_of
 from dovetail_server.apis.responses.schema import (
     CompactRequest,
     InputTokensRequest,
     ResponsesRequest,
     TextFormat,
 )
-from dovetail_server.apis.responses.tool_schema import HostedTool
+from dovetail_server.apis.responses.tool_schema import ResponsesHostedTool
 from dovetail_server.apis.responses.tools import chat_choice, read_tools, tool_echo, tools_told
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ SAMPLED = (
 )
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-NOTHING = Answer()
+NOTHING = ReferencedItems()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ReadItems:
     items: bytes
 
 
-def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found: Answer) -> ReadItems:
+def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found: ReferencedItems) -> ReadItems:
     """Check, translate, render and tokenize a conversation; CPU work.
 
     Args:
@@ -77,7 +77,7 @@ def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found
     return ReadItems(Preparation(text, request).rendered(), bytes(rows))
 
 
-def count(text: Processor, body: InputTokensRequest, response_id: str, found: Answer) -> bytes:
+def count(text: Processor, body: InputTokensRequest, response_id: str, found: ReferencedItems) -> bytes:
     """Count the tokens of a response's prompt, nothing left out, and return the reply; CPU work.
 
     Args:
@@ -102,7 +102,7 @@ def as_response(request: InputTokensRequest | CompactRequest) -> ResponsesReques
 
 
 def read(
-    body: ResponsesRequest, response_id: str = "", found: Answer = NOTHING, rows: bytearray | None = None
+    body: ResponsesRequest, response_id: str = "", found: ReferencedItems = NOTHING, rows: bytearray | None = None
 ) -> Request:
     """Return the request that a body makes.
 
@@ -268,7 +268,7 @@ def echo(request: ResponsesRequest) -> JsonObject:
         "safety_identifier": request.safety_identifier,
         "text": text_config(request),
         "tool_choice": request.tool_choice if request.tool_choice is not None else "auto",
-        "tools": [tool_echo(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)],
+        "tools": [tool_echo(tool) for tool in request.tools or () if not isinstance(tool, ResponsesHostedTool)],
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
     }

@@ -39,7 +39,7 @@ encode = msgspec.json.Encoder().encode
 decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
 
 
-class Head(msgspec.Struct):
+class ResponseColumns(msgspec.Struct):
     """What columns have of a response."""
 
     id: str
@@ -48,11 +48,11 @@ class Head(msgspec.Struct):
     background: bool
 
 
-decode_head = msgspec.json.Decoder(Head).decode
+decode_head = msgspec.json.Decoder(ResponseColumns).decode
 
 
 @dataclass(slots=True)
-class Held:
+class StoredSize:
     """About how much is stored for an owner: a bit more where something was deleted since the last count."""
 
     num: int = 0
@@ -73,7 +73,7 @@ class ResponseStore:
         self.max_num = settings.max_stored_responses
         self.max_bytes = settings.max_stored_response_bytes
         self.ttl_s = settings.stored_response_ttl
-        self._held: dict[str, Held] = defaultdict(Held)
+        self._held: dict[str, StoredSize] = defaultdict(StoredSize)
         self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._missing: set[str] = set()
@@ -234,7 +234,7 @@ class ResponseStore:
                     gone = sa.delete(table).where(table.c.id.in_(beyond), sa.not_(is_open))
                     num += (await db.execute(gone)).rowcount
                 rows = (await db.execute(count)).all()
-        self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})
+        self._held = defaultdict(StoredSize, {str(row[0]): StoredSize(int(row[1]), int(row[2])) for row in rows})
         return int(num)
 
     async def fail_orphans(self, process: str) -> None:

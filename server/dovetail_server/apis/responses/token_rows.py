@@ -15,7 +15,7 @@ from dovetail.messages import TokenLogprob
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingToken:
     """A token that waits: how many of its bytes do, and whether its row was handed out with the others."""
 
     row: TokenLogprob
@@ -28,7 +28,7 @@ class TokenRows:
     """The log probabilities of a choice's tokens, handed out with the text that they make up."""
 
     tokenizer: TokenizerView
-    _tokens: deque[Waiting] = field(default_factory=deque)
+    _tokens: deque[PendingToken] = field(default_factory=deque)
     _bytes: bytearray = field(default_factory=bytearray)
 
     def add(self, rows: Sequence[TokenLogprob]) -> None:
@@ -36,7 +36,7 @@ class TokenRows:
         for row in rows:
             data = self.tokenizer.token_bytes(row.token_id)
             self._bytes += data
-            self._tokens.append(Waiting(row, len(data)))
+            self._tokens.append(PendingToken(row, len(data)))
 
     def take(self, text: str) -> list[TokenLogprob]:
         """Return the rows of the tokens that `text` is made of, and forget those before it.

@@ -43,7 +43,7 @@ class ToolGrammar(RequestModel):
     definition: Text
 
 
-class CustomTool(RequestModel):
+class ResponsesCustomTool(RequestModel):
     """A tool that is given a text."""
 
     type: Literal["custom"]
@@ -60,7 +60,7 @@ class ClientTool(RequestModel):
     environment: FreeForm | None = Field(None, description="Where the client runs it; the model is not told.")
 
 
-class HostedTool(UnservableTool):
+class ResponsesHostedTool(UnservableTool):
     """A tool that OpenAI's servers run. It is left out, or with `--unservable-tools refuse` a 400."""
 
     type: Literal[HOSTED]  # type: ignore[valid-type]
@@ -83,7 +83,7 @@ class NamespaceTool(RequestModel):
     tools: Annotated[
         list[
             Annotated[
-                Annotated[ResponseTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+                Annotated[ResponseTool, Tag("function")] | Annotated[ResponsesCustomTool, Tag("custom")],
                 Discriminator(
                     _tool_kind,
                     custom_error_type="tool_type",
@@ -98,10 +98,10 @@ class NamespaceTool(RequestModel):
 TOOL_TYPES = ("function", "custom", "namespace", *CLIENT_RUN, *HOSTED)
 AnyTool = Annotated[
     Annotated[ResponseTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[ResponsesCustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
     | Annotated[ClientTool, Tag("client")]
-    | Annotated[HostedTool, Tag("hosted")],
+    | Annotated[ResponsesHostedTool, Tag("hosted")],
     Discriminator(
         _tool_kind,
         custom_error_type="tool_type",

@@ -19,9 +19,9 @@ from dovetail_server.apis.dropped import check_optional
 from dovetail_server.apis.responses import calls
 from dovetail_server.apis.responses.tool_schema import (
     CLIENT_RUN,
-    CustomTool,
-    HostedTool,
     NamespaceTool,
+    ResponsesCustomTool,
+    ResponsesHostedTool,
     ResponseTool,
     ToolGrammar,
     tool_model,
@@ -110,12 +110,12 @@ def read_tools(tools: Sequence[tuple[str, Any]]) -> ReadTools:
     if num > MAX_TOOLS:
         raise wrong(f"tools and those in namespaces may be {MAX_TOOLS} together (given: {num})", "tools")
     for place, tool in tools:
-        if isinstance(tool, HostedTool):
+        if isinstance(tool, ResponsesHostedTool):
             made.dropped.append(Dropped(param=f"{place}.type", what=tool.type))
         elif isinstance(tool, NamespaceTool):
             for k, inner in enumerate(tool.tools):
                 _add(made, inner, f"{place}.tools[{k}]", tool.name)
-        elif isinstance(tool, ResponseTool | CustomTool):
+        elif isinstance(tool, ResponseTool | ResponsesCustomTool):
             _add(made, tool, place, None)
         else:
             about, properties, required = CLIENT_TOOLS[tool.type]
@@ -136,14 +136,14 @@ def _check_names(made: ReadTools) -> None:
         seen.add(name)
 
 
-def _add(made: ReadTools, tool: ResponseTool | CustomTool, place: str, namespace: str | None) -> None:
+def _add(made: ReadTools, tool: ResponseTool | ResponsesCustomTool, place: str, namespace: str | None) -> None:
     if tool.name is None:
         raise RequestError(f"{place}.name is required", param=f"{place}.name", code="missing_required_parameter")
     if tool.defer_loading:
         raise unsupported(f"{place}.defer_loading", "all tools stand in the prompt; leave it out")
     name = function_name(tool.name, namespace)
     call: JsonObject = {} if namespace is None else {"namespace": namespace, "name": tool.name}
-    if isinstance(tool, CustomTool):
+    if isinstance(tool, ResponsesCustomTool):
         given = tool.format
         grammar = (given.syntax, given.definition) if isinstance(given, ToolGrammar) else None
         function = made.as_function(name, tool.description or "", grammar, f"{place}.format")
