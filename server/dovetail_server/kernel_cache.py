@@ -1,48 +1,37 @@
-"""The folder in which Triton keeps compiled kernels: what is in it, and what a start found there."""
+"""Compiled kernels that are kept for later starts: what a start found."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
-from dovetail.runtime.kernels import spare
-
-
-def cache_folder() -> Path | None:
-    """Return where Triton keeps compiled kernels; None without Triton."""
-    return None if find_spec("triton") is None else spare.cache_folder()
-
-
-def kernels_in(folder: Path) -> dict[str, int]:
-    """Return the compiled kernels of a cache: their files' names below it, and the bytes of each."""
-    found = {}
-    for root, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith((".cubin", ".hsaco", ".o")):
-                path = os.path.join(root, name)
-                found[os.path.relpath(path, folder)] = os.path.getsize(path)
-    return found
+from dovetail.contracts.compiler import AheadCompiler
+from dovetail.plugins.plan import AUTO
+from dovetail.plugins.registry import Registry
+from dovetail.runtime.device.devices import best, installed
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLook:
-    """A cache as it was before a server was started."""
+    """A cache as it was before a server was started.
 
-    folder: Path | None
+    Attributes:
+        compiler: Whose cache; None: the device keeps no kernels.
+        before: The kernels in it.
+    """
+
+    compiler: type[AheadCompiler] | None
     before: frozenset[str]
 
     @classmethod
     def now(cls) -> CacheLook:
-        """Look at the cache that a process started from here will use."""
-        folder = cache_folder()
-        return cls(folder, frozenset(kernels_in(folder) if folder is not None else ()))
+        """Look at the cache that a server will use which takes the best device, without importing torch."""
+        compiler = best(each for _, each in installed(Registry.scan(), AUTO)).compiler()
+        return cls(compiler, frozenset(compiler.kept() if compiler is not None else ()))
 
     @property
     def num_new(self) -> int:
         """Kernels that were compiled since."""
-        return len(kernels_in(self.folder).keys() - self.before) if self.folder is not None else 0
+        return len(self.compiler.kept().keys() - self.before) if self.compiler is not None else 0
 
     def state(self) -> str:
         """Say what a server met that was started then: `empty`, `full`, or how much was missing so far."""

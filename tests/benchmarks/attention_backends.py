@@ -28,6 +28,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Forwa
 from dovetail.contracts.config import ModelConfig
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.attention.grouped import attended_groups, of_group
+from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.ahead import CompiledAhead
 from dovetail_testing.conformance.attention_world import Case
 
@@ -206,7 +207,7 @@ def main() -> int:
     classes = [find(name) for name in args.backends]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     rehearsals = [rehearsal(load, backend) for backend in classes for load in args.loads]
-    CompiledAhead([__file__, args.backends, args.loads]).compile(rehearsals)
+    CompiledAhead(device_of(torch.device("cuda")), [__file__, args.backends, args.loads]).compile(rehearsals)
     print(f"compiled in {time.perf_counter() - began:.1f} s", flush=True)
     table, left_out = Table(args.backends), []
     for each in args.loads:

@@ -12,19 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.runtime.kernels import ahead, compiler
-from dovetail.runtime.kernels.collect import Kernel
-from dovetail.runtime.kernels.compiler import KernelCompiler
-from dovetail.runtime.kernels.worker import CompileWorker
+from dovetail.runtime.kernels.ahead import CompiledAhead
+from dovetail_backends.devices.cuda import CudaDevice
+from dovetail_backends.kernels.ahead import jobs
+from dovetail_backends.kernels.ahead.collect import Kernel
+from dovetail_backends.kernels.ahead.jobs import CompileJobs
+from dovetail_backends.kernels.ahead.worker import CompileWorker
 
 PROGRAM = """
 import json, logging, os, sys
 import torch, triton
 import triton.language as tl
-from dovetail.runtime.kernels.collect import collecting, current_target
-from dovetail.runtime.kernels.compiler import KernelCompiler
-from dovetail.runtime.kernels.worker import CompileWorker
-from dovetail.runtime.kernels.worker import use_target
+from dovetail_backends.kernels.ahead.collect import collecting, current_target
+from dovetail_backends.kernels.ahead.jobs import CompileJobs
+from dovetail_backends.kernels.ahead.worker import CompileWorker
+from dovetail_backends.kernels.ahead.worker import use_target
 import probe_kernels
 
 use_target("cuda", 90, 32)
@@ -34,7 +36,7 @@ with collecting(found.append):
     for _ in range(3):
         results = probe_kernels.launch()
 result = {"found": sorted((kernel.module, kernel.name) for kernel in found), "zeros": results}
-compiler = KernelCompiler()
+compiler = CompileJobs()
 compiler.set_target(current_target())
 for kernel in found:
     compiler.add(kernel)
@@ -111,7 +113,7 @@ def test_collected_kernels_are_compiled_for_whoever_launches_them(tmp_path: Path
 
 def test_a_compiler_that_dies_costs_nothing_but_its_kernels() -> None:
     """What a dead worker was sent, before and after its death, counts as not compiled; nothing raises or waits."""
-    started = KernelCompiler()
+    started = CompileJobs()
     first, *others = (Kernel("no.such.module", f"kernel_{i}", "{}") for i in range(4))
     started.add(first)
     started._process.kill()
@@ -125,7 +127,7 @@ def test_a_compiler_that_dies_costs_nothing_but_its_kernels() -> None:
 
 def test_an_operators_undefined_tensors_are_empty_ones_in_a_rehearsal() -> None:
     """In a list they are None, which torch does not take back from a mode: FlashAttention-3 returns such a list."""
-    from dovetail.runtime.kernels.collect import _Zeros
+    from dovetail_backends.kernels.ahead.collect import _Zeros
 
     mode, given = _Zeros(), torch.ones(2)  # type: ignore[no-untyped-call]
     assert mode.__torch_dispatch__(lambda *_: None, ()) is None
@@ -136,7 +138,7 @@ def test_an_operators_undefined_tensors_are_empty_ones_in_a_rehearsal() -> None:
 
 def test_a_kernel_that_two_rehearsals_collect_is_compiled_once() -> None:
     """Another variant of it is another kernel."""
-    started = KernelCompiler()
+    started = CompileJobs()
     for specialization in ("{}", "{}", "[]", "{}"):
         started.add(Kernel("no.such.module", "kernel", specialization))
     assert [kernel.specialization for kernel in started.kernels] == ["{}", "[]"]
@@ -159,11 +161,11 @@ def test_without_a_process_kernels_are_compiled_at_first_use(
     def fail() -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(compiler, "start_worker", fail)
-    monkeypatch.setattr(ahead, "_digest", lambda fingerprint: "0" * 32)
+    monkeypatch.setattr(jobs, "start_worker", fail)
+    monkeypatch.setattr(CudaDevice, "model", "a card")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     rehearsed: list[bool] = []
-    ahead.CompiledAhead("engine").compile([lambda: rehearsed.append(True)])
+    CompiledAhead(CudaDevice(torch.device("cuda")), "engine").compile([lambda: rehearsed.append(True)])
     assert "at first use" in caplog.text
     assert not rehearsed
     assert not list(tmp_path.iterdir())
@@ -171,7 +173,7 @@ def test_without_a_process_kernels_are_compiled_at_first_use(
 
 KEYS = """
 import sys
-from dovetail.runtime.kernels.stable_keys import make_keys_stable
+from dovetail_backends.kernels.ahead.stable_keys import make_keys_stable
 make_keys_stable()
 make_keys_stable()
 import probe_keys

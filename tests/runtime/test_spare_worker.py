@@ -7,13 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dovetail.runtime.kernels import spare as module
-from dovetail.runtime.kernels.spare import Spare, cache_folder, records
-from dovetail.settings import EngineSettings
+from dovetail_backends.kernels.ahead import spare as module
+from dovetail_backends.kernels.ahead.spare import Spare, cache_folder, records
 
 
 @pytest.fixture
@@ -32,15 +30,10 @@ def waiting() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def settings(**changes: Any) -> EngineSettings:
-    """Of an engine."""
-    return EngineSettings.model_validate({"model_path": "/nowhere", **changes})
-
-
 def test_it_is_started_once_and_taken_once(made: Spare) -> None:
     """Who compiles first has it."""
-    made.start(settings())
-    made.start(settings())
+    made.start()
+    made.start()
     worker = made.take()
     assert worker is not None
     assert worker.poll() is None
@@ -50,7 +43,7 @@ def test_it_is_started_once_and_taken_once(made: Spare) -> None:
 
 def test_one_that_nobody_took_is_ended(made: Spare) -> None:
     """Also when that is said twice."""
-    made.start(settings(device="cuda"))
+    made.start()
     worker = made._worker
     assert worker is not None
     made.close()
@@ -58,22 +51,16 @@ def test_one_that_nobody_took_is_ended(made: Spare) -> None:
     assert worker.poll() is not None
 
 
-def test_an_engine_that_does_not_compile_has_none(made: Spare) -> None:
-    """Where it is turned off."""
-    made.start(settings(disable_compile_ahead=True))
-    assert made.take() is None
-
-
 def test_where_something_was_compiled_it_waits_to_be_needed(made: Spare) -> None:
     """Figures of attention backends lie there, too, and say nothing of kernels."""
     records().mkdir(parents=True)
     (records() / f"attention-{32 * 'a'}.json").touch()
-    made.start(settings())
+    made.start()
     worker = made.take()
     assert worker is not None
     worker.communicate()
     (records() / f"{32 * 'a'}.json").touch()
-    made.start(settings())
+    made.start()
     assert made.take() is None
 
 
@@ -84,7 +71,7 @@ def test_a_worker_that_cannot_be_started_is_no_error(made: Spare, monkeypatch: p
         raise OSError("no more processes")
 
     monkeypatch.setattr(module, "start_worker", fail)
-    made.start(settings())
+    made.start()
     assert made.take() is None
 
 

@@ -62,12 +62,11 @@ def test_on_cpu_it_says_that_there_is_nothing(is_asked: bool, tmp_path: Path, ca
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_the_key_of_the_cache_is_the_same(is_asked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Who waits finds the kernels of who does not: the setting is no fact of theirs."""
-    ahead = pytest.importorskip("dovetail.runtime.kernels.ahead")
     made = Mock()
-    monkeypatch.setattr(ahead, "CompiledAhead", made)
+    monkeypatch.setattr(check, "CompiledAhead", made)
     settings = EngineSettings(model_path=str(tmp_path), wait_for_kernels=is_asked)
     plugins = Mock()
     plugins.states.return_value = []
     check._compiled_ahead(torch.device("cuda"), settings, Mock(config={}), plugins)
-    assert "wait_for_kernels" not in made.call_args.args[0][0]
-    assert "dtype" in made.call_args.args[0][0]
+    assert "wait_for_kernels" not in made.call_args.args[1][0]
+    assert "dtype" in made.call_args.args[1][0]

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
 from dovetail.messages import EngineInfo
+from dovetail_backends.devices.cuda import CudaDevice
 from dovetail_server import kernel_cache
 from dovetail_server.bench.drive import Seen, num_workers
 from dovetail_server.bench.engine import Round
@@ -247,7 +249,8 @@ def test_sampling_is_told_with_what_the_server_adds() -> None:
 
 def test_a_kernel_cache_is_empty_full_or_lacks_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told of what it held before the start, and of what was compiled since."""
-    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kernel_cache, "best", lambda found: CudaDevice)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     empty = kernel_cache.CacheLook.now()
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.cubin").write_bytes(b"1")
@@ -256,7 +259,7 @@ def test_a_kernel_cache_is_empty_full_or_lacks_some(tmp_path: Path, monkeypatch:
     assert (full.state(), full.num_new) == ("full", 0)
     (tmp_path / "a" / "y.cubin").write_bytes(b"1")
     assert full.state() == "1 kernels there, 1 missing"
-    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: None)
+    monkeypatch.setattr(kernel_cache, "best", lambda found: Device)
     assert kernel_cache.CacheLook.now().state() == "empty"
 
 

@@ -11,7 +11,6 @@ import torch
 
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.device import devices
-from dovetail.runtime.kernels import ahead
 from dovetail.runtime.start import check
 from dovetail.settings import EngineSettings
 from dovetail_backends.devices.cuda import CudaDevice
@@ -50,7 +49,7 @@ def test_it_starts_the_engine_and_counts_what_is_new(
         return info
 
     monkeypatch.setattr(warm, "start_once", compiles)
-    monkeypatch.setattr(warm, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for done in ("1 kernel compiled", "nothing was left to compile"):
         assert main(["warm", "--log-level", "error"]) == 0
         first, second = capsys.readouterr().out.splitlines()
@@ -85,7 +84,7 @@ def test_help_names_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
 
 def fingerprint(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
     found: list[Any] = []
-    monkeypatch.setattr(ahead, "CompiledAhead", found.append)
+    monkeypatch.setattr(check, "CompiledAhead", lambda device, of: found.append(of))
     given = EngineSettings(**settings)
     folder = ModelFolder.read(given.folder, weights=False)
     check._compiled_ahead(torch.device("cuda"), given, folder, SimpleNamespace(states=list))  # type: ignore[arg-type]

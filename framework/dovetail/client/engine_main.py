@@ -22,7 +22,6 @@ from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.runtime.device.devices import likely_device
-from dovetail.runtime.kernels.spare import spare
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
@@ -72,15 +71,17 @@ def serve(transport: SocketTransport, start: Start) -> None:
     settings = EngineSettings.model_validate(start.settings)
     device = likely_device(start.plan)
     device.wake(uses_first=settings.devices is None and settings.tensor_parallel_size == 1)
-    if device.compiles:
-        spare.start(settings)
+    compiler = None if settings.disable_compile_ahead else device.compiler()
+    if compiler is not None:
+        compiler.wake()
     with imports.for_good():
         plugins = load(start.plan, "engine")
         from dovetail.client.launch import make_engine  # imports torch: after the plan, which fails sooner
     with running_hooks(plugins):
         with StartSigns(transport), naming_plugin(plugins):
             core = make_engine(settings, plugins, start.hang_s)
-            spare.close()
+            if compiler is not None:
+                compiler.release()
             if start.num_hangs:
                 core.recovery.hung(start.num_hangs)
             if core.grammars is not None:

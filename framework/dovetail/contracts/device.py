@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
+from dovetail.contracts.compiler import AheadCompiler
 from dovetail.contracts.options import Configurable
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ class Device(Configurable):
         Args:
             uses_first: The engine will use the first device, and no other.
         """
+
+    @classmethod
+    def compiler(cls) -> type[AheadCompiler] | None:
+        """Return what compiles its kernels before requests wait for them; None: each is compiled at first use.
+
+        It does not import torch.
+        """
+        return None
 
     @classmethod
     def absent(cls) -> str | None:

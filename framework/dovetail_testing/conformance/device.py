@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import uuid
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class DeviceConformance(Conformance):
         cls, _ = self.plugin(), self._child()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {cls.__module__} import {cls.__qualname__} as cls; "
-            "cls.surely_absent(); sys.exit('torch' in sys.modules)"
+            "cls.surely_absent(); (ahead := cls.compiler()) and ahead.kept(); sys.exit('torch' in sys.modules)"
         )
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         check(found.returncode == 0, f"{cls.__module__} imports torch; import it where the device is used")
@@ -145,6 +146,25 @@ class DeviceConformance(Conformance):
                 self._wait(device)
                 check(result.data_ptr() == address, "a replay moved its results")
                 check(bool((host == factor * value).all()), f"a replay gave {host[0].item():g}, not {factor * value}")
+
+    def test_what_is_compiled_ahead_is_known_then(self) -> None:
+        """An engine that never was is not known; once its kernels are compiled, one like it is."""
+        compiler = self.device().compiler()
+        if compiler is None:
+            pytest.skip("nothing compiles its kernels ahead")
+        fingerprint = uuid.uuid4().hex
+        ahead = compiler(fingerprint)
+        check(not ahead.is_known, "is_known is true of an engine that never was")
+        with ahead.collecting():
+            pass
+        found = ahead.compile()
+        ahead.close()
+        ahead.close()
+        check(found == (0, 0), f"compile() returned {found} where nothing was collected")
+        again = compiler(fingerprint)
+        is_known = again.is_known
+        again.close()
+        check(is_known, "is_known stays false for an engine whose kernels are compiled: each start compiles them again")
 
     def _wait(self, device: Device) -> None:
         if (event := device.mark()) is not None:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import dovetail
 from dovetail.contracts.errors import ConfigError
+from dovetail.runtime.device.devices import HOST
 from dovetail.sdk.config import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
@@ -49,7 +50,7 @@ class ServeStart:
 
     def kernel_cache(self, target: BenchTarget) -> str | None:
         """Say what the server found of its kernels; None on a device that needs none."""
-        return self.cache.state() if target.device == "cuda" else None
+        return None if target.device == HOST or self.cache.compiler is None else self.cache.state()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

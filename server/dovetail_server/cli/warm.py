@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from dovetail import log
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
-from dovetail_server.kernel_cache import cache_folder, kernels_in
 
 if TYPE_CHECKING:
     from dovetail.messages import EngineInfo
@@ -66,17 +65,18 @@ def warm(settings: ServeSettings) -> int:
     log.setup(settings.log_level, form=settings.log_format)
     prepared = prepare(preflight.with_model(settings), text=False)
     settings = prepared.settings
-    if not choose(installed(prepared.registry, settings.device)).compiles:
+    device = choose(installed(prepared.registry, settings.device))
+    if not device.compiles:
         print("Nothing to compile: this device launches no kernels. Run it where the GPU is.")
         return 0
     if settings.disable_compile_ahead:
         raise ConfigError("--disable-compile-ahead: then a server compiles at first use; leave it out to warm a cache")
-    folder = cache_folder()
-    if folder is None:
-        raise ConfigError("triton is not installed, which compiles the kernels; `pip install triton`")
-    before, started = kernels_in(folder), time.perf_counter()
+    compiler = device.compiler()
+    if compiler is None:
+        raise ConfigError(f"device {device.kind}: nothing installed compiles its kernels ahead; for cuda, triton does")
+    before, started = compiler.kept(), time.perf_counter()
     info = asyncio.run(start_once(settings.model_copy(update={"wait_for_kernels": True}), prepared.plan))
-    print(told(info, before, kernels_in(folder), folder, time.perf_counter() - started))
+    print(told(info, before, compiler.kept(), compiler.folder(), time.perf_counter() - started))
     return 0
 
 

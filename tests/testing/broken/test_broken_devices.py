@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from dovetail.contracts.compiler import AheadCompiler
 from dovetail.contracts.device import Device
 from dovetail_testing.conformance.device import DeviceConformance
 from dovetail_testing.late_device import LateDevice, LateEvent
@@ -110,6 +113,82 @@ class Counting(Device):
         return 1, 2
 
 
+class Compiler(AheadCompiler):
+    """Has no kernels, and knows the engines that it was asked for."""
+
+    known: ClassVar[set[str]] = set()
+    seen = 0
+
+    @classmethod
+    def folder(cls) -> Path:
+        return Path()
+
+    @classmethod
+    def kept(cls) -> dict[str, int]:
+        return {}
+
+    @classmethod
+    def report_late(cls, report: Callable[[str, float], None]) -> None:
+        """Nothing is compiled."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+
+    @property
+    def is_known(self) -> bool:
+        return self._fingerprint in self.known
+
+    def collecting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def compile(self) -> tuple[int, int]:
+        self.known.add(self._fingerprint)
+        return self.seen, 0
+
+    def close(self) -> None:
+        """Nothing was begun."""
+
+
+class Forgetful(Compiler):
+    is_known = False  # type: ignore[assignment]
+
+
+class Presuming(Compiler):
+    is_known = True  # type: ignore[assignment]
+
+
+class Inventive(Compiler):
+    seen = 3
+
+
+class CompiledAhead(LateDevice):
+    """Its kernels are compiled before requests wait for them."""
+
+    ahead: ClassVar[type[AheadCompiler]] = Compiler
+
+    @classmethod
+    def compiler(cls) -> type[AheadCompiler]:
+        return cls.ahead
+
+
+class CompiledAgain(CompiledAhead):
+    ahead = Forgetful
+
+
+class NeverCompiled(CompiledAhead):
+    ahead = Presuming
+
+
+class MoreCompiled(CompiledAhead):
+    ahead = Inventive
+
+
+class TestCompiledAhead(DeviceConformance):
+    """One that compiles passes."""
+
+    plugin_class = CompiledAhead
+
+
 FAULTS = [
     (Aliases, "test_a_copy_is_of_what_was_there", "other numbers came"),
     (Eager, "test_events_pass_when_what_is_before_them_is_done", "has passed before copy 0"),
@@ -121,6 +200,9 @@ FAULTS = [
     (Boundless, "test_memory_is_bytes", r"memory\(\) is \(2, 1\)"),
     (Frozen, "test_a_replay_reads_its_inputs_anew", "a replay gave 2, not 10"),
     (Wrong, "test_what_is_surely_absent_is_absent", "finds the device"),
+    (CompiledAgain, "test_what_is_compiled_ahead_is_known_then", "is_known stays false"),
+    (NeverCompiled, "test_what_is_compiled_ahead_is_known_then", "never was"),
+    (MoreCompiled, "test_what_is_compiled_ahead_is_known_then", r"returned \(3, 0\)"),
     (Counting, "test_facts_go_together", "of a host is None"),
 ]
 

@@ -36,7 +36,7 @@ from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.device.devices import device_of
-from dovetail.runtime.kernels.spare import records
+from dovetail.runtime.kernels.ahead import CompiledAhead, records
 from dovetail.sdk.layers.attention import attend, attend_qkv
 
 logger = logging.getLogger(__name__)
@@ -352,13 +352,13 @@ def _file(folder: Path, digest: str) -> Path:
 
 def measuring_on(device: torch.device, kernels: Kernels, *, compiles_ahead: bool) -> Measuring:
     """Return how backends are measured on a device that compiles kernels."""
-    from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
+    on = device_of(device)
 
     def compile_all(digest: str, rehearsals: Sequence[Callable[[], None]]) -> None:
         if compiles_ahead:
-            CompiledAhead(["attention", digest]).compile(rehearsals)
+            CompiledAhead(on, ["attention", digest]).compile(rehearsals)
 
     def seconds(run: Run, is_captured: bool) -> float:
-        return device_of(device).seconds(run, is_captured=is_captured)
+        return on.seconds(run, is_captured=is_captured)
 
-    return Measuring(seconds, records(), compile_all, kernels)
+    return Measuring(seconds, records(on), compile_all, kernels)

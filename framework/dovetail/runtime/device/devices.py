@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.device import Device
@@ -54,7 +55,11 @@ def check_device(registry: Registry, name: str) -> str:
 
 def likely_device(plan: PluginPlan) -> type[Device]:
     """Return what a start probably takes, before torch is there: the best that is not surely absent."""
-    found = [import_planned(planned) for planned in plan.of_kind(KIND)]
+    return best(import_planned(planned) for planned in plan.of_kind(KIND))
+
+
+def best(found: Iterable[type[Device]]) -> type[Device]:
+    """Return the best of the classes that is not surely absent, without torch."""
     return max((each for each in found if each.surely_absent() is None), key=_preference, default=Device)
 
 

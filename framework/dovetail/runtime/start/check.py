@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,13 +28,11 @@ from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantiz
 from dovetail.runtime.device.devices import device_of, find_device
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
+from dovetail.runtime.kernels.ahead import CompiledAhead
 from dovetail.runtime.kernels.binding import KernelBinder, load_sets
 from dovetail.runtime.memory.plan import context_len
 from dovetail.runtime.ranks import Rank
 from dovetail.settings import EngineSettings
-
-if TYPE_CHECKING:
-    from dovetail.runtime.kernels.ahead import CompiledAhead
 
 logger = logging.getLogger(__name__)
 
@@ -126,15 +123,14 @@ def _compiled_ahead(
     device: torch.device, settings: EngineSettings, folder: ModelFolder, plugins: LoadedPlugins
 ) -> CompiledAhead | None:
     """Begin to prepare the kernels that this engine will launch, where it has any."""
-    if not device_of(device).compiles or settings.disable_compile_ahead:
+    on = device_of(device)
+    if on.compiler() is None or settings.disable_compile_ahead:
         return None
-    from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
-
     told = {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
     if not quant_method(folder.config) and settings.quantization in (None, "auto"):
         told.add("load_format")  # plain weights and dummies launch the same
     loaded = [state for state in plugins.states() if state[0] != KIND]  # `load_format` says what counts of these
-    return CompiledAhead([settings.model_dump(mode="json", exclude=told), folder.config, loaded])
+    return CompiledAhead(on, [settings.model_dump(mode="json", exclude=told), folder.config, loaded])
 
 
 def _choose_attention(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dovetail.contracts.compiler import AheadCompiler
 from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph, DeviceView, is_interpreted
 from dovetail_backends.devices import cuda_driver
 
@@ -40,6 +42,15 @@ class CudaDevice(Device):
     def wake(cls, uses_first: bool) -> None:
         """See `Device`."""
         cuda_driver.wake(uses_first)
+
+    @classmethod
+    def compiler(cls) -> type[AheadCompiler] | None:
+        """See `Device`. Triton has no wheels for some platforms."""
+        if find_spec("triton") is None:
+            return None
+        from dovetail_backends.kernels.ahead.compiler import TritonCompiler
+
+        return TritonCompiler
 
     @classmethod
     def absent(cls) -> str | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-from dovetail.settings import EngineSettings
+from dovetail.contracts.compiler import ASIDE
 
 DIGEST_LEN = 32
 """Letters of a record's name, by which it is told from what else is kept there."""
@@ -32,7 +31,7 @@ def records() -> Path:
 def start_worker() -> subprocess.Popen[bytes]:
     """Start a worker, which ends when nobody holds its standard input any more."""
     return subprocess.Popen(
-        [sys.executable, "-m", "dovetail.runtime.kernels.worker"],
+        [*ASIDE, "compiler", "dovetail_backends.kernels.ahead.worker:main"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -45,10 +44,8 @@ class Spare:
     def __init__(self) -> None:
         self._worker: subprocess.Popen[bytes] | None = None
 
-    def start(self, settings: EngineSettings) -> None:
-        """Start it for an engine whose device has kernels, where no record says that anything was compiled."""
-        if settings.disable_compile_ahead:
-            return
+    def start(self) -> None:
+        """Start it where no record says that anything was compiled."""
         if self._worker is None and not any(len(path.stem) == DIGEST_LEN for path in records().glob("*.json")):
             with contextlib.suppress(OSError):  # who needs one starts it, and says what is wrong
                 self._worker = start_worker()

@@ -1,6 +1,6 @@
-"""`python -m dovetail.runtime.kernels.worker`: compiles kernels into Triton's cache, several at once.
+"""Compiles kernels into Triton's cache, several at once.
 
-Started by `KernelCompiler`. Standard input: a line that describes the device, then one line a kernel, all JSON;
+Started by `CompileJobs`. Standard input: a line that describes the device, then one line a kernel, all JSON;
 standard output: one line for each that is done. The end of the input ends it once all is done. Each kernel is compiled
 in a fork of this process, which has Triton and the kernels' modules loaded: a compiler that crashes takes nothing with
 it. No CUDA context is made: compiling needs none, and it would take memory of the device.
@@ -18,8 +18,6 @@ import sys
 import time
 from importlib.metadata import entry_points
 from typing import Any
-
-from dovetail import log
 
 MAX_ERROR_LEN = 500
 REPLIES = 3
@@ -156,13 +154,12 @@ class _NoDriver:
 
 def main() -> None:
     """Read the device's line, then serve."""
-    log.follow("compiler")
     os.dup2(1, REPLIES)
     os.dup2(2, 1)
     num_jobs = max(1, len(os.sched_getaffinity(0)) - 1)
     os.nice(5)  # whoever loads weights meanwhile goes first
     import_early()
-    from dovetail.runtime.kernels.stable_keys import make_keys_stable
+    from dovetail_backends.kernels.ahead.stable_keys import make_keys_stable
 
     make_keys_stable()
     line = b""
@@ -173,7 +170,3 @@ def main() -> None:
         line += piece
     use_target(*json.loads(line))
     CompileWorker(num_jobs).run()
-
-
-if __name__ == "__main__":
-    main()

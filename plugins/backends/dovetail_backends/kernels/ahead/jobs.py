@@ -10,33 +10,45 @@ import os
 import selectors
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from dovetail.runtime.kernels.collect import Kernel
-from dovetail.runtime.kernels.spare import spare, start_worker
+from dovetail_backends.kernels.ahead.spare import spare, start_worker
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from dovetail_backends.kernels.ahead.collect import Kernel
+
+logger = logging.getLogger("dovetail.kernels")
 
 PIPE_BYTES = 1 << 20
 SILENCE_S = 120.0
 """A worker from which nothing comes for so long hangs: it is ended, and what is left is compiled where it is used."""
 
 
-class KernelCompiler:
+class CompileJobs:
     """Sends kernels to a worker process. What it cannot compile, for whatever reason, Triton compiles at first use."""
 
     def __init__(self) -> None:
         """Take the worker that was started early, or start it; it loads Triton while this process goes on."""
         self._process = spare.take() or start_worker()
         self.kernels: list[Kernel] = []
+        self._target: str | None = None
         self._sent: set[Kernel] = set()
         with contextlib.suppress(OSError):  # so that sending waits for nobody
             fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[arg-type]
 
     def set_target(self, target: str) -> None:
-        """Say what to compile for; before anything is added. `target`: see `collect.current_target`."""
-        self._send(target.encode() + b"\n")
+        """Say what to compile for; before anything is added. `target`: see `collect.current_target`.
+
+        Raises:
+            RuntimeError: Another one was named before.
+        """
+        if self._target is None:
+            self._send(target.encode() + b"\n")
+            self._target = target
+        elif self._target != target:
+            raise RuntimeError(f"kernels are collected for {target}, and were for {self._target}")
 
     def add(self, kernel: Kernel) -> None:
         """Have a kernel compiled, once however often it is added: each rehearsal collects what it launches."""

@@ -1,0 +1,1 @@
+"""Triton's kernels, whosever they are, compiled before requests wait for them: see `compiler`."""
