@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -62,9 +63,7 @@ class CompiledAhead:
     def report_late(self) -> None:
         """From now on, log each kernel that is compiled: whoever is being served waits for it."""
         if self._cls is not None:
-            self._cls.report_late(
-                lambda name, s: logger.warning("Compiled the kernel %s while serving: %.2f s.", name, s)
-            )
+            self._cls.report_late(partial(logger.warning, "Compiled the kernel %s while serving: %.2f s."))
 
 
 def _begun(cls: type[AheadCompiler], fingerprint: str) -> AheadCompiler | None:
