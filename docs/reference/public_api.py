@@ -32,6 +32,7 @@ OWNERS = {
     "cache": "model",
     "checkpoint": "checkpoint",
     "config": "model",
+    "compiler": "device",
     "device": "device",
     "errors": ALL_OWNER,
     "grammar": "grammar_backend",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
     from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeader
+    from dovetail.contracts.compiler import AheadCompiler
     from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
     from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph, DeviceView
     from dovetail.contracts.errors import (
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.tools import ToolParser
 
 __all__ = [
+    "AheadCompiler",
     "Api",
     "Ask",
     "AttentionBackend",
@@ -279,6 +281,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "AheadCompiler": "compiler",
     "Proposal": "hooks",
     "CliCommand": "hooks",
     "UnsupportedError": "errors",
