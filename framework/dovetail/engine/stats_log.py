@@ -13,24 +13,48 @@ logger = logging.getLogger(__name__)
 
 
 PAUSE_S = 1.0
-"""Time between two steps from which on there was no work: no rate counts it."""
+"""Minimum time between two steps that counts as idle; no rate includes it."""
+
+WINDOW_S = 1.0
+"""Minimum time over which `StatsLog.throughput` is measured."""
+
+
+class TokenRate:
+    """Tokens per second since it was last taken, idle time excluded."""
+
+    def __init__(self) -> None:
+        self.since = time.perf_counter()
+        self.num_tokens = 0
+
+    def take(self) -> float:
+        """Return the rate, in tokens per second, and begin anew."""
+        now = time.perf_counter()
+        rate = self.num_tokens / (now - self.since) if now > self.since else 0.0
+        self.num_tokens, self.since = 0, now
+        return rate
 
 
 class StatsLog:
-    """Logs prefill steps, and every `interval`-th decode step with the throughput since the last such line."""
+    """Logs prefill steps, and every `interval`-th decode step with the throughput since the last such line.
+
+    Attributes:
+        throughput: Generated tokens per second over the last second of work. The line's own figure would be too old for
+            a gauge: on a slow device its steps take many seconds.
+    """
 
     def __init__(self, interval: int) -> None:
         self.throughput = 0.0
         self._interval = interval
         self._num_decode_steps = 0
-        self._num_tokens = 0
-        self._since = self._last_end = time.perf_counter()
+        self._logged, self._recent = TokenRate(), TokenRate()
+        self._last_end = time.perf_counter()
 
     def planned(self, plan: StepPlan, scheduler: Scheduler, pages: KVCacheManager) -> None:
         """Log a step with prefill that is about to run."""
         pause_s = time.perf_counter() - self._last_end
         if pause_s > PAUSE_S:
-            self._since += pause_s
+            self._logged.since += pause_s
+            self._recent.since += pause_s
         if plan.has_prefill:
             logger.info(
                 "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
@@ -45,13 +69,15 @@ class StatsLog:
 
     def finished(self, plan: StepPlan, num_tokens: int, scheduler: Scheduler, pages: KVCacheManager) -> None:
         """Count the step's tokens, and log a decode step in its turn."""
-        self._num_tokens += num_tokens
         self._last_end = time.perf_counter()
+        for rate in (self._logged, self._recent):
+            rate.num_tokens += num_tokens
+        if self._last_end - self._recent.since >= WINDOW_S:
+            self.throughput = self._recent.take()
         if plan.has_prefill:
             return
         self._num_decode_steps += 1
         if self._num_decode_steps % self._interval == 0:
-            self._measure()
             logger.info(
                 "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
                 "gen throughput (token/s): %.2f, #queue-req: %d,",
@@ -59,11 +85,6 @@ class StatsLog:
                 sum(len(r.ids) for r in plan.requests),
                 pages.usage,
                 plan.has_graphs,
-                self.throughput,
+                self._logged.take(),
                 len(scheduler.waiting),
             )
-
-    def _measure(self) -> None:
-        now = time.perf_counter()
-        self.throughput = self._num_tokens / (now - self._since) if now > self._since else 0.0
-        self._num_tokens, self._since = 0, now
