@@ -23,6 +23,14 @@ def axe() -> str:
     return (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 
 
+def expect(locator: Locator) -> Any:
+    """Return assertions that look again until they hold; a page is drawn a moment after what changes it."""
+    from playwright.sync_api import expect as playwright_expect  # not everybody who runs the other tests has it
+
+    playwright_expect.set_options(timeout=TIMEOUT_MS)
+    return playwright_expect(locator)
+
+
 def stream(*chunks: dict[str, Any], ends: bool = True) -> str:
     """A stream as the server sends it."""
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
@@ -133,6 +141,13 @@ class Screen:
         }"""
         found: list[Any] = json.loads(json.dumps(self.page.evaluate(script)))
         return found
+
+    def stores(self, *sizes: int) -> None:
+        """Wait until the conversations that the browser keeps have these numbers of messages, in ascending order."""
+        deadline = time.monotonic() + TIMEOUT_MS / 1000
+        while (found := sorted(len(one["nodes"]) for one in self.stored())) != list(sizes):
+            assert time.monotonic() < deadline, found
+            self.page.wait_for_timeout(30)
 
     def kept(self) -> Screen:
         """Wait until the browser has stored the replies as they stand; a page that is left earlier may lose them."""

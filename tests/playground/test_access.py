@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from screen import LOOKS, Screen
+from screen import LOOKS, Screen, expect
 
 from dovetail_server.testing import ScriptedServer
 
@@ -59,10 +59,11 @@ def test_chat_has_no_obstacles(
     screen.last().get_by_label("Show code").click()
     page.locator("dialog pre").wait_for()
     assert screen.obstacles() == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    screen.until("document.documentElement.scrollWidth <= innerWidth")
     page.keyboard.press("Escape")
     page.get_by_label("Dark" if scheme == "light" else "Light").click()
-    assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if scheme == "light" else "light")
+    expected = "dark" if scheme == "light" else "light"
+    screen.until(f"document.documentElement.dataset.theme === '{expected}'")
 
 
 @pytest.mark.full
@@ -85,10 +86,10 @@ def test_the_keyboard_is_enough(screen: Screen, server: ScriptedServer) -> None:
         assert name in names, (name, names)
     screen.reach("Dark")
     keys.press("Enter")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    screen.until("document.documentElement.dataset.theme === 'dark'")
     screen.reach("Temperature")
     keys.type("0.5")
-    assert page.get_by_label("Temperature").input_value() == "0.5"
+    expect(page.get_by_label("Temperature")).to_have_value("0.5")
     screen.reach("Try again")
     keys.press("Enter")
     page.get_by_text("2 of 2").last.wait_for()
@@ -113,4 +114,4 @@ def test_a_screen_reader_is_told(screen: Screen, server: ScriptedServer) -> None
     """A region that is read aloud says that a reply is being written, and then what it is; not each token."""
     screen.ask("Hello")
     screen.until("document.querySelector('.unseen[role=status]').textContent.includes('Hello, world')")
-    assert screen.page.locator("[aria-live] .markdown, [role=log] .markdown").count() == 0
+    expect(screen.page.locator("[aria-live] .markdown, [role=log] .markdown")).to_have_count(0)

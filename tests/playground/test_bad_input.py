@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from screen import Screen, piece, stream
+from screen import Screen, expect, piece, stream
 
 from dovetail_server.testing import ScriptedServer
 
@@ -31,21 +32,21 @@ def test_markup_in_a_reply_is_text(screen: Screen, server: ScriptedServer) -> No
     screen.ask("<img src=x onerror='window.hit=1'>")
     page, reply = screen.page, screen.last()
     assert page.evaluate("window.hit") is None
-    assert "<script>window.hit = 1</script>" in reply.inner_text()
-    assert page.locator(".messages img, .messages svg[onload], .messages script").count() == 0
+    expect(reply).to_contain_text("<script>window.hit = 1</script>")
+    expect(page.locator(".messages img, .messages svg[onload], .messages script")).to_have_count(0)
     targets = reply.locator("a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
     assert [one for one in targets if not one.startswith("https://example.org")] == []
-    assert page.locator("h1").inner_text().startswith("<img")
+    expect(page.locator("h1")).to_have_text(re.compile("^<img"))
 
 
 def test_text_that_reorders_what_follows(screen: Screen, server: ScriptedServer) -> None:
     """Characters that turn the order of others are shown by name, in code too."""
     server.reply = OVERRIDE
     screen.ask("a \u202eb")
-    assert screen.last().locator(".mark").all_inner_texts() == ["U+202E", "U+202C", "U+202E", "U+2066"]
-    assert screen.page.locator(".bubble .mark").count() == 1
+    expect(screen.last().locator(".mark")).to_have_text(["U+202E", "U+202C", "U+202E", "U+2066"])
+    expect(screen.page.locator(".bubble .mark")).to_have_count(1)
     screen.until("document.querySelectorAll('.list .mark').length === 1")  # the list is drawn a moment later
-    assert "\u202e" not in screen.page.inner_text("#app")
+    expect(screen.page.locator("#app")).not_to_contain_text("\u202e")
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,11 @@ def test_two_megabytes(screen: Screen, replying: Callable[[str], None], unit: st
     parts = [text[i : i + 100_000] for i in range(0, len(text), 100_000)]
     replying(stream(*(piece(content=part) for part in parts)))
     screen.ask("Long")
-    assert "too long to be laid out" in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("too long to be laid out")
     shown = "[...document.querySelectorAll('.reply .piece')].reduce((sum, one) => sum + one.textContent.length, 0)"
-    assert screen.page.evaluate(shown) == 2_000_000
+    screen.until(f"{shown} === 2_000_000")
     screen.page.fill("#composer", "still here")
-    assert len(screen.stored()[0]["nodes"]) == 2
+    screen.stores(2)
 
 
 SLOW = (">" * 20_000 + "x", "_a" * 50_000, "[" * 50_000, "`a" * 50_000, "- " * 2000 + "x", "|" * 9000 + "\n|-|\n")
@@ -92,9 +93,9 @@ def test_a_tool_call_that_is_not_json(screen: Screen, replying: Callable[[str], 
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"city": <b>'}}
     replying(stream(piece(role="assistant", content=""), piece(tool_calls=[call])))
     screen.ask("Look it up")
-    assert '{"city": <b>' in screen.last().locator("pre").inner_text()
-    assert "These arguments are not JSON" in screen.last().inner_text()
-    assert page.get_by_label("Result of lookup").count() == 1
+    expect(screen.last().locator("pre")).to_contain_text('{"city": <b>')
+    expect(screen.last()).to_contain_text("These arguments are not JSON")
+    expect(page.get_by_label("Result of lookup")).to_have_count(1)
 
 
 def test_a_server_that_dies_while_it_replies(
@@ -107,36 +108,36 @@ def test_a_server_that_dies_while_it_replies(
     server.engine.die_after = 60
     screen.ask("Go on")
     page = screen.page
-    assert "word word" in screen.last().inner_text()
-    assert screen.last().locator(".problem").inner_text() != ""
-    assert page.locator(".bubble").inner_text() == "Go on"
+    expect(screen.last()).to_contain_text("word word")
+    expect(screen.last().locator(".problem")).to_have_text(re.compile("."))
+    expect(page.locator(".bubble")).to_have_text("Go on")
     screen.shot("chat-died")
     server.close()
     page.get_by_label("Try again").click()
     page.get_by_text("The server does not answer. Is it still running").wait_for()
     page.get_by_label("Previous version").click()
     page.wait_for_selector(".reply >> text=word word")
-    assert len(screen.stored()[0]["nodes"]) == 3
+    screen.stores(3)
 
 
 def test_a_connection_that_breaks(screen: Screen, replying: Callable[[str], None]) -> None:
     """A stream that ends without its end is told from a reply that is finished."""
     replying(stream(piece(content="Half a")))
     screen.ask("One")
-    assert screen.last().locator(".problem").count() == 0
+    expect(screen.last().locator(".problem")).to_have_count(0)
     screen.page.unroute_all()
     replying(stream(piece(content="Half a"), ends=False))
     screen.ask("Two")
-    assert "The connection broke before the reply was finished" in screen.last().inner_text()
-    assert "Half a" in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("The connection broke before the reply was finished")
+    expect(screen.last()).to_contain_text("Half a")
     screen.page.unroute_all()
     replying(stream(piece(content="Half a"), {"error": {"message": "the engine died", "code": "engine_dead"}}))
     screen.ask("Three")
-    assert "The engine died." in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("The engine died.")
     screen.page.unroute_all()
     replying("data: {broken\n\n")
     screen.ask("Four")
-    assert screen.last().locator(".problem").count() == 1
+    expect(screen.last().locator(".problem")).to_have_count(1)
 
 
 def test_a_key_that_is_no_longer_right(
@@ -159,7 +160,7 @@ def test_a_key_that_is_no_longer_right(
     dialog.get_by_text("The server does not accept this key.").wait_for()
     dialog.get_by_label("Close").click()
     screen.done()
-    assert "The API key is not valid" in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("The API key is not valid")
     page.get_by_label("Try again").click()
     dialog.get_by_label("Key").fill("right")
     page.keyboard.press("Enter")
@@ -172,7 +173,7 @@ def test_a_conversation_that_is_gone(screen: Screen, new_screen: Callable[..., S
     page.fill("#composer", "typed already")
     page.evaluate("location.hash = '#/chat/nowhere'")
     page.get_by_text("This conversation is not in this browser any more.").wait_for()
-    assert page.input_value("#composer") == "typed already"
+    expect(page.locator("#composer")).to_have_value("typed already")
     page.keyboard.press("Enter")
     page.wait_for_selector(".reply footer")
     assert "nowhere" not in page.url
@@ -190,7 +191,7 @@ def test_a_window_closed_in_the_middle(screen: Screen, server: ScriptedServer) -
     screen.until(f"({script})().then((count) => count === 2)")
     page.reload()
     page.get_by_text("This window was closed before the reply was finished.").wait_for()
-    assert page.locator(".bubble").inner_text() == "Go on"
+    expect(page.locator(".bubble")).to_have_text("Go on")
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from screen import Screen, piece, stream
+from screen import Screen, expect, piece, stream
 
 from dovetail_server.testing import ScriptedServer
 
@@ -36,9 +36,9 @@ def test_compared_replies_are_text(screen: Screen, server: ScriptedServer, reply
     sides = page.locator(".sides .card")
     page.get_by_text("window.hit = 1").first.wait_for()
     assert page.evaluate("window.hit") is None
-    assert page.locator("main script, main img, main a[href^='javascript']").count() == 0
-    assert page.locator("main .mark").count() >= 2
-    assert "\u202e" not in page.inner_text("main")
+    expect(page.locator("main script, main img, main a[href^='javascript']")).to_have_count(0)
+    page.locator("main .mark").nth(1).wait_for()
+    expect(page.locator("main")).not_to_contain_text("\u202e")
     broken = [{"index": 0, "id": "c", "type": "function", "function": {"name": "look", "arguments": "{<b>not json"}}]
     replying(stream(piece(tool_calls=broken), piece(finish="tool_calls")))
     ask_both(screen)
@@ -52,8 +52,8 @@ def test_compared_replies_are_text(screen: Screen, server: ScriptedServer, reply
     replying(stream(piece(content="Half a"), ends=False))
     ask_both(screen)
     page.get_by_text("The connection broke before the reply was finished").first.wait_for()
-    assert "Half a" in sides.first.inner_text()
-    assert page.get_by_label("Question").input_value() == "Which?"
+    expect(sides.first).to_contain_text("Half a")
+    expect(page.get_by_label("Question")).to_have_value("Which?")
 
 
 def test_a_file_of_markup_is_refused_as_text(screen: Screen, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_file_of_markup_is_refused_as_text(screen: Screen, tmp_path: Path) -> 
     page.get_by_role("button", name="Start").click()
     page.locator(".state.failed, main > .broad > .problem").first.wait_for()
     assert page.evaluate("window.hit") is None
-    assert page.locator("main script, main img").count() == 0
+    expect(page.locator("main script, main img")).to_have_count(0)
 
 
 def test_a_server_that_is_gone(new_server: Callable[..., ScriptedServer], new_screen: Callable[..., Screen]) -> None:
@@ -86,13 +86,13 @@ def test_a_server_that_is_gone(new_server: Callable[..., ScriptedServer], new_sc
         go(screen, "compare")
         go(screen, name)
         page.locator("main .problem").first.wait_for()
-        assert "The server does not answer" in page.locator("main .problem").first.inner_text(), name
+        expect(page.locator("main .problem").first).to_contain_text("The server does not answer")
     go(screen, "live")
     page.get_by_text("this page could not be loaded").wait_for()
     go(screen, "compare")
     page.get_by_role("button", name="Ask both").click()
     page.locator(".sides .problem").first.wait_for()
-    assert page.get_by_label("Question").input_value() == "typed already"
+    expect(page.get_by_label("Question")).to_have_value("typed already")
 
 
 def test_live_goes_on_when_the_server_is_back(screen: Screen) -> None:
@@ -102,7 +102,7 @@ def test_live_goes_on_when_the_server_is_back(screen: Screen) -> None:
     page.locator(".charts figure").first.wait_for()
     page.route("**/metrics", lambda route: route.abort())
     page.locator("main .problem").wait_for()
-    assert page.locator(".charts figure").count() > 3
+    page.locator(".charts figure").nth(3).wait_for()
     page.unroute_all()
     page.locator("main .problem").wait_for(state="detached")
 

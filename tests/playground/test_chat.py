@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from screen import Screen, piece, stream
+from screen import Screen, expect, piece, stream
 
 from dovetail_server.testing import ScriptedServer
 
@@ -44,24 +44,25 @@ def test_a_conversation(screen: Screen, server: ScriptedServer) -> None:
     server.reply = RICH
     screen.ask("Two countries?")
     page, reply = screen.page, screen.last()
-    assert reply.locator("ol li").all_inner_texts() == ["France, Paris", "Peru"]
-    assert reply.locator("td").all_inner_texts() == ["France", "Paris"]
-    assert reply.locator("pre").inner_text() == "def f(x):\n    return x + 1"
+    expect(reply.locator("ol li")).to_have_text(["France, Paris", "Peru"])
+    expect(reply.locator("td")).to_have_text(["France", "Paris"])
     page.wait_for_selector("pre .c-keyword")
-    assert reply.locator("a").all_inner_texts() == ["link", "image: image"]
-    assert reply.locator("img").count() == 0
-    assert "and & an" in reply.inner_text()
+    assert reply.locator("pre").inner_text() == "def f(x):\n    return x + 1"
+    expect(reply.locator("a")).to_have_text(["link", "image: image"])
+    expect(reply.locator("img")).to_have_count(0)
+    expect(reply).to_contain_text("and & an")
     summary = reply.locator(".reasoning summary")
-    assert re.fullmatch(r"Thought for \d+(\.\d)? m?s", summary.inner_text())
-    assert not reply.locator(".reasoning strong").is_visible()
+    expect(summary).to_have_text(re.compile(r"^Thought for \d+(\.\d)? m?s$"))
+    expect(reply.locator(".reasoning strong")).to_be_hidden()
     summary.click()
-    assert reply.locator(".reasoning strong").inner_text() == "think"
-    assert re.search(r"\d+ tokens · first token after .* · [\d.]+ tokens/s", reply.locator(".figures").inner_text())
+    expect(reply.locator(".reasoning strong")).to_have_text("think")
+    figures = re.compile(r"\d+ tokens · first token after .* · [\d.]+ tokens/s")
+    expect(reply.locator(".figures")).to_have_text(figures)
     screen.shot("chat")
     screen.kept().page.reload()
     page.wait_for_selector(".reply ol")
-    assert page.locator(".list li").count() == 1
-    assert page.locator("h1").inner_text() == "Two countries?"
+    expect(page.locator(".list li")).to_have_count(1)
+    expect(page.locator("h1")).to_have_text("Two countries?")
 
 
 def test_text_appears_while_it_is_written_and_stops(screen: Screen, server: ScriptedServer) -> None:
@@ -71,11 +72,11 @@ def test_text_appears_while_it_is_written_and_stops(screen: Screen, server: Scri
     screen.ask("Go on", wait=False)
     page = screen.page
     screen.until("document.querySelector('.reply .markdown')?.textContent.includes('word word')")
-    assert screen.last().get_attribute("aria-busy") == "true"
+    expect(screen.last()).to_have_attribute("aria-busy", "true")
     screen.shot("chat-writing")
     page.keyboard.press("Escape")
     screen.done()
-    assert "Stopped." in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("Stopped.")
     deadline = time.monotonic() + 10
     while server.engine.live and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -83,7 +84,7 @@ def test_text_appears_while_it_is_written_and_stops(screen: Screen, server: Scri
     assert len(server.engine.aborted) >= 1
     server.engine.delay_s, server.reply = 0, "And more."
     screen.ask("Go on")
-    assert page.locator(".reply").count() == 2
+    expect(page.locator(".reply")).to_have_count(2)
 
 
 def test_edit_retry_and_branches(screen: Screen, server: ScriptedServer) -> None:
@@ -95,10 +96,10 @@ def test_edit_retry_and_branches(screen: Screen, server: ScriptedServer) -> None
     page.get_by_label("Try again").click()
     page.get_by_text("2 of 2").wait_for()
     screen.done()
-    assert "Second." in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("Second.")
     page.get_by_label("Previous version").click()
     page.get_by_text("1 of 2").wait_for()
-    assert "First." in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("First.")
     page.locator(".asked").hover()
     page.get_by_label("Edit", exact=True).click()
     page.get_by_label("Edit what you asked").fill("Question two")
@@ -106,13 +107,13 @@ def test_edit_retry_and_branches(screen: Screen, server: ScriptedServer) -> None
     page.keyboard.press("Enter")
     page.wait_for_selector(".reply >> text=Third.")
     screen.done()
-    assert page.locator(".bubble").inner_text() == "Question two"
+    expect(page.locator(".bubble")).to_have_text("Question two")
     page.locator(".asked").get_by_label("Previous version").click()
     page.wait_for_selector(".reply >> text=First.")
     page.get_by_label("Branch into a new conversation").click()
     screen.until("document.querySelectorAll('.list li').length === 2")
-    assert page.locator(".bubble").inner_text() == "Question one"
-    assert sorted(len(one["nodes"]) for one in screen.stored()) == [2, 5]
+    expect(page.locator(".bubble")).to_have_text("Question one")
+    screen.stores(2, 5)
 
 
 def test_the_whole_conversation_is_sent(screen: Screen, server: ScriptedServer) -> None:
@@ -139,12 +140,29 @@ def test_bad_settings_are_named_and_nothing_is_lost(screen: Screen, server: Scri
     page.fill("#composer", "Hello?")
     page.keyboard.press("Enter")
     page.get_by_text("Not sent. What else to send is not JSON").wait_for()
-    assert page.input_value("#composer") == "Hello?"
+    expect(page.locator("#composer")).to_have_value("Hello?")
     assert server.engine.submits == []
     screen.set("JSON object, added to the request", '{"nonsense": 1}')
     page.keyboard.press("Tab")
     screen.ask("Hello?")
-    assert "nonsense" in screen.last().locator(".problem").inner_text()
+    expect(screen.last().locator(".problem")).to_contain_text("nonsense")
+
+
+def test_a_setting_acts_at_once(screen: Screen) -> None:
+    """Enter in the moment after a setting was mended sends, before the page is drawn again."""
+    page = screen.page
+    screen.set("Temperature", "9")
+    page.get_by_text("Temperature is more than 2.").wait_for()
+    page.fill("#composer", "Hello?")
+    at_once = """(field) => {
+      field.value = "1";
+      field.dispatchEvent(new Event("input", {bubbles: true}));
+      const enter = new KeyboardEvent("keydown", {key: "Enter", bubbles: true, cancelable: true});
+      document.getElementById("composer").dispatchEvent(enter);
+    }"""
+    page.get_by_label("Temperature").evaluate(at_once)
+    screen.last().wait_for()
+    assert screen.bodies[-1]["temperature"] == 1
 
 
 def test_a_tool_is_called_and_answered(screen: Screen, server: ScriptedServer) -> None:
@@ -154,7 +172,7 @@ def test_a_tool_is_called_and_answered(screen: Screen, server: ScriptedServer) -
     screen.set("Functions, as a JSON list", TOOL)
     server.reply = CALL
     screen.ask("How is the weather in Paris?")
-    assert screen.last().locator(".call h2").inner_text().strip() == "get_weather"
+    expect(screen.last().locator(".call h2")).to_have_text("get_weather")
     assert json.loads(screen.last().locator(".call pre").inner_text()) == {"city": "Paris"}
     screen.shot("chat-tool")
     page.get_by_label("Result of get_weather").fill('{"temperature": 21}')
@@ -165,7 +183,7 @@ def test_a_tool_is_called_and_answered(screen: Screen, server: ScriptedServer) -
     called, result = screen.bodies[-1]["messages"][-2:]
     assert called["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     assert result == {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": '{"temperature": 21}'}
-    assert page.get_by_label("Result of get_weather").count() == 0
+    expect(page.get_by_label("Result of get_weather")).to_have_count(0)
 
 
 def test_structured_output_and_its_report(screen: Screen, replying: Callable[[str], None]) -> None:
@@ -184,9 +202,9 @@ def test_structured_output_and_its_report(screen: Screen, replying: Callable[[st
     screen.ask("An object")
     assert screen.bodies[-1]["response_format"]["json_schema"]["schema"]["properties"] == {"a": {"type": "integer"}}
     report = screen.last().locator(".report")
-    assert "Structured output: full" in report.inner_text()
+    expect(report).to_contain_text("Structured output: full")
     report.locator("summary").click()
-    assert "llguidance" in report.inner_text()
+    report.get_by_text("llguidance").wait_for()
     screen.shot("chat-schema")
 
 
@@ -201,16 +219,16 @@ def test_tokens_with_probabilities(screen: Screen, server: ScriptedServer) -> No
     tokens.nth(2).wait_for()
     assert "".join(tokens.all_inner_texts()[:-1]).replace("·", " ").startswith("Hi there"[:3])
     rows = page.locator(".alternatives tr")
-    assert rows.count() == 5
+    expect(rows).to_have_count(5)
     first = rows.first.inner_text()
     tokens.nth(2).hover()
     screen.until("document.querySelector('.alternatives tr').innerText !== " + json.dumps(first))
     tokens.nth(2).focus()
     page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.dataset.at") == "3"
+    screen.until("document.activeElement.dataset.at === '3'")
     page.keyboard.press("Home")
-    assert page.evaluate("document.activeElement.dataset.at") == "0"
-    assert "%" in str(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    screen.until("document.activeElement.dataset.at === '0'")
+    screen.until("document.activeElement.getAttribute('aria-label').includes('%')")
     screen.shot("chat-tokens")
 
 
@@ -235,7 +253,7 @@ def test_the_same_request_as_a_program(screen: Screen, server: ScriptedServer) -
     assert "extra_body={'repetition_penalty': 1.1}" in ast.unparse(program)
     dialog.get_by_role("button", name="JavaScript").click()
     dialog.get_by_label("Code, JavaScript").wait_for()
-    assert server.base in dialog.locator("pre").inner_text()
+    expect(dialog.locator("pre")).to_contain_text(server.base)
     dialog.get_by_label("Copy code").click()
     dialog.get_by_label("Copied").wait_for()
     assert "await fetch" in str(page.evaluate("navigator.clipboard.readText()"))
@@ -285,7 +303,7 @@ def test_removing_a_conversation(screen: Screen) -> None:
     page.locator(".list li").hover()
     page.get_by_label("Remove Short-lived").click()
     screen.until("document.querySelectorAll('.list li').length === 0")
-    assert screen.stored() == []
+    screen.stores()
     page.locator(".reply").wait_for(state="detached")
 
 
@@ -303,9 +321,9 @@ def test_a_key_is_typed_once(new_server: Callable[..., ScriptedServer], new_scre
     page.keyboard.press("Enter")
     screen.ready()
     screen.ask("Hello")
-    assert "Hello, world" in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("Hello, world")
     screen.kept().page.reload()
     page.wait_for_selector(".reply")
-    assert dialog.count() == 0
+    expect(dialog).to_have_count(0)
     assert "right" not in json.dumps(screen.stored())
     assert page.evaluate("Object.values(localStorage).join()").find("right") == -1

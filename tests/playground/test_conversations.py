@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from screen import LOOKS, Screen, piece, stream
+from screen import LOOKS, Screen, expect, piece, stream
 
 from dovetail_server.testing import ScriptedServer
 
@@ -31,17 +31,18 @@ def test_files_go_along_as_text(screen: Screen, server: ScriptedServer, tmp_path
     page.get_by_label("Text files", exact=True).set_input_files([tmp_path / name for name in names])
     page.get_by_text("archive.bin is not a text file (UTF-8) and was left out. large.txt has more than").wait_for()
     page.get_by_label("Remove other.csv").click()
-    assert page.locator(".files li").count() == 1
+    expect(page.locator(".files li")).to_have_count(1)
     screen.ask("What do they say?")
     (body,) = screen.bodies
     text = "What do they say?\n\nnotes.md:\n````\nSome notes\n```\ncode\n```\n````"
     assert body["messages"] == [{"role": "user", "content": text}]
-    assert page.locator(".files").count() == 0
-    assert page.inner_text("h1") == "What do they say?"
+    expect(page.locator(".files")).to_have_count(0)
+    expect(page.locator("h1")).to_have_text("What do they say?")
     (tmp_path / "notes.md").write_text("A line\n" * 2_000)
     page.get_by_label("Text files", exact=True).set_input_files(tmp_path / "notes.md")
     screen.ask("And now?")
-    assert page.locator(".bubble").last.evaluate("e => e.clientHeight < e.scrollHeight && e.clientHeight < 400")
+    last = "[...document.querySelectorAll('.bubble')].at(-1)"
+    screen.until(f"{last}.clientHeight < {last}.scrollHeight && {last}.clientHeight < 400")
     assert screen.obstacles() == []
 
 
@@ -50,7 +51,8 @@ def test_titles_are_changed_and_seen_in_full(screen: Screen, server: ScriptedSer
     page = screen.page
     screen.ask(LONG_TITLE)
     link = page.locator(".list a").first
-    assert link.get_attribute("title") == page.locator("h1").get_attribute("title") == LONG_TITLE
+    for each in (link, page.locator("h1")):
+        expect(each).to_have_attribute("title", LONG_TITLE)
     page.once("dialog", lambda dialog: dialog.accept("Short"))
     page.get_by_label(f"Rename {LONG_TITLE}").click()
     page.locator("h1", has_text="Short").wait_for()
@@ -92,8 +94,8 @@ def test_an_export_comes_back_in_another_browser(
         other.page.get_by_label("File of conversations").set_input_files(file)
         other.page.get_by_text(notice).wait_for()
     other.page.locator(".list a", has_text="To be exported").click()
-    assert other.page.locator(".reply .markdown").last.inner_text() == "An answer"
-    assert "Thought for" in other.page.locator(".reasoning summary").inner_text()
+    expect(other.page.locator(".reply .markdown").last).to_have_text("An answer")
+    expect(other.page.locator(".reasoning summary")).to_contain_text("Thought for")
 
 
 def export(**node: Any) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def test_a_file_that_lies_is_refused(screen: Screen, tmp_path: Path, text: str, 
     file.write_text(text)
     screen.page.get_by_label("File of conversations").set_input_files(file)
     screen.page.get_by_text(notice).wait_for()
-    assert screen.page.locator(".list a").count() == 0
+    expect(screen.page.locator(".list a")).to_have_count(0)
 
 
 def test_a_file_with_wrong_types_is_shown_without_them(screen: Screen, tmp_path: Path) -> None:
@@ -142,7 +144,9 @@ def test_a_stopped_reply_goes_on(screen: Screen, server: ScriptedServer) -> None
     page.locator(".reply .markdown", has_text="The beginning").wait_for()
     page.keyboard.press("Escape")
     screen.done()
-    came = page.locator(".reply .markdown").inner_text()
+    (stopped,) = screen.kept().stored()
+    came = next(node["content"] for node in stopped["nodes"].values() if node["role"] == "assistant")
+    expect(page.locator(".reply .markdown")).to_have_text(came)
     server.engine.delay_s, server.reply = 0.0, "And the end."
     page.get_by_label("Continue").click()
     page.locator(".reply .markdown", has_text="And the end.").wait_for()
@@ -151,9 +155,9 @@ def test_a_stopped_reply_goes_on(screen: Screen, server: ScriptedServer) -> None
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     assert body["messages"][-1]["role"] == "assistant"
     assert body["messages"][-1]["content"].strip() == came.strip()
-    assert page.locator(".reply").count() == 1
-    assert "continued" in page.locator(".figures").inner_text()
-    assert page.get_by_label("Continue").count() == 0
+    expect(page.locator(".reply")).to_have_count(1)
+    expect(page.locator(".figures")).to_contain_text("continued")
+    expect(page.get_by_label("Continue")).to_have_count(0)
 
 
 def test_a_reply_at_its_limit_may_go_on(screen: Screen, replying: Callable[[str], None]) -> None:
@@ -161,7 +165,7 @@ def test_a_reply_at_its_limit_may_go_on(screen: Screen, replying: Callable[[str]
     replying(stream(piece(content="Part"), piece(finish="length")))
     screen.ask("Tell me")
     screen.page.get_by_label("Continue").wait_for()
-    assert "The response reached its token limit." in screen.last().inner_text()
+    expect(screen.last()).to_contain_text("The response reached its token limit.")
 
 
 def test_the_system_prompt_acts_on_the_open_conversation(screen: Screen, server: ScriptedServer) -> None:
@@ -191,7 +195,7 @@ def test_a_text_goes_on(new_screen: Callable[..., Screen], server: ScriptedServe
     page.get_by_label("Max tokens").fill("50")
     page.get_by_role("button", name="Complete").click()
     page.get_by_text("tokens/s").wait_for()
-    assert page.get_by_label("Text", exact=True).input_value() == "Once upon a time there was a page."
+    expect(page.get_by_label("Text", exact=True)).to_have_value("Once upon a time there was a page.")
     assert prompt_of(server) == "Once upon a time"
     screen.shot(f"complete-{width}-{scheme}")
     assert screen.obstacles() == []

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from screen import LOOKS, Screen
+from screen import LOOKS, Screen, expect
 
 from dovetail_server.testing import ScriptedServer
-
-sync_api = pytest.importorskip("playwright.sync_api")
 
 FORMULAS = r"""Inline \(a^2 + b^2 = c^2\), $x_1*y_1$ and $$e^{i\pi}$$, **bold \(a*b\)** and \(c*d\).
 
@@ -44,14 +42,14 @@ def test_formulas_are_typeset(server: ScriptedServer, screen: Screen) -> None:
     server.reply = FORMULAS
     screen.ask("Formulas, please")
     # Not by `wait_for_function`: from its second look on it evaluates text, which the page's policy forbids.
-    sync_api.expect(screen.page.locator(".katex")).to_have_count(10)
+    expect(screen.page.locator(".katex")).to_have_count(10)
     found = screen.page.locator(".reply annotation").all_text_contents()
     assert found[0] == "a^2 + b^2 = c^2"
     assert r"\int_0^1 x^2\,dx" in found[5]
-    assert screen.page.locator(".reply .formula.display").count() == 5
-    assert screen.page.locator(".reply strong .katex").count() == 1
-    assert screen.page.locator(".reply em").count() == 0
-    assert screen.page.evaluate("document.fonts.check('16px KaTeX_Main')")
+    expect(screen.page.locator(".reply .formula.display")).to_have_count(5)
+    expect(screen.page.locator(".reply strong .katex")).to_have_count(1)
+    expect(screen.page.locator(".reply em")).to_have_count(0)
+    screen.until("document.fonts.check('16px KaTeX_Main')")
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -59,8 +57,7 @@ def test_what_is_no_formula_stays_as_it_is(server: ScriptedServer, screen: Scree
     """Prices, code, TeX without marks, and what cannot be read."""
     server.reply = text
     screen.ask("Text, please")
-    shown = screen.last().locator(".markdown").inner_text()
-    assert shown.replace("\n", " ").strip() == text.replace("`", "")
+    expect(screen.last().locator(".markdown")).to_have_text(text.replace("`", ""))
 
 
 @pytest.mark.first(1)
@@ -76,11 +73,8 @@ def test_wide_formulas_and_tables_scroll(
     screen.ask("Wide, please")
     screen.page.locator(".katex").first.wait_for()
     for part in (".scrolls", ".formula.display"):
-        inside, outside = screen.page.evaluate(
-            f"(() => {{ const e = document.querySelector('{part}'); return [e.scrollWidth, e.clientWidth]; }})()"
-        )
-        assert inside > outside, part
-    assert screen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        screen.until(f"(({{scrollWidth, clientWidth}}) => scrollWidth > clientWidth)(document.querySelector('{part}'))")
+    screen.until("document.documentElement.scrollWidth <= innerWidth")
     heights = screen.page.evaluate("[...document.querySelectorAll('td')].map((cell) => cell.clientHeight)")
     assert max(heights) < 90  # words are not broken into letters
     screen.shot(f"formulas-{width}-{scheme}")

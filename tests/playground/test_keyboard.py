@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from screen import Screen
+from screen import Screen, expect
 
 from dovetail_server.testing import ScriptedServer
 
@@ -146,7 +146,7 @@ def test_batches(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None
     screen.reach("Route")
     keys.press("ArrowUp")
     keys.press("ArrowDown")
-    assert page.locator("select").input_value() == "/v1/completions"
+    expect(page.locator("select")).to_have_value("/v1/completions")
     screen.reach("Start")
     keys.press("Enter")
     page.locator(".state.completed").wait_for()

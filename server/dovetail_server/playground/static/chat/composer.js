@@ -43,7 +43,7 @@ export function Composer({ draft, setDraft, files, setFiles, isRunning, canSend,
     event?.preventDefault();
     setNotice("");
     const text = area.current.value; // a key may come before what was typed has been laid out
-    if (!isRunning && (text.trim() || files.length) && canSend) onSend(withFiles(text, files), text.trim() || files[0].name);
+    if ((text.trim() || files.length) && canSend) onSend(withFiles(text, files), text.trim() || files[0].name);
   };
   const key = (event) => {
     if (event.isComposing) return;

@@ -42,10 +42,11 @@ export function ChatPage({ id }) {
 
   const path = conversation.path();
   const runs = isRunning(conversation);
-  const problem = Object.values(requestOf(conversation, []).problems)[0];
 
   /** Begin something that ends in a reply; false where the settings do not allow it. */
   const begin = (work) => {
+    // Looked up now: a key may come before the settings that were just typed have been drawn.
+    const problem = Object.values(requestOf(conversation, []).problems)[0];
     if (problem) {
       setNotice(`Not sent. ${problem}`);
       setHasSettings(true);
@@ -80,7 +81,8 @@ export function ChatPage({ id }) {
     redraw();
   };
   const onSend = (text, words) => {
-    if (!begin(() => send(conversation, text, path.at(-1)?.id ?? "", words))) return;
+    if (isRunning(conversation)) return;
+    if (!begin(() => send(conversation, text, conversation.path().at(-1)?.id ?? "", words))) return;
     setDraft("");
     setFiles([]);
   };
