@@ -11,13 +11,14 @@ import contextlib
 import importlib
 import inspect
 import io
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MAX_SENTENCE, MAX_PARAGRAPH, MAX_PAGE = 40, 85, 2500
+MAX_SENTENCE, MAX_PARAGRAPH, MAX_PAGE = 30, 80, 2500
 LISTED = {
     r"turned away": "rejected",
     r"requests that (run|wait)": "running / queued requests",
@@ -49,7 +50,9 @@ LISTED = {
 }
 """Words of the glossary to avoid that have one meaning in these pages, and what to write."""
 EXCEPTIONS: dict[str, str] = {
-    "gateway --help": "one of its sentences is the list of the flags of `serve` that it shares"
+    "gateway --help": "one of its sentences is the list of the flags of `serve` that it shares",
+    "plan --help": "one of its sentences is the list of the flags of `serve` that it shares",
+    "docs/design/paths.md": "its sentences are chains of files in the order in which they act",
 }
 """At most ten pages, flags or names that may break a rule, each with its reason."""
 LONG = {"docs/api.md": "the reference of the HTTP API"}
@@ -63,18 +66,18 @@ BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=#)|\n(?=\|)|\n(?=    
 
 def plain(text: str) -> str:
     """Return text without links' targets and with code as one word."""
-    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"\]\([^)]*\)|</?[a-z][^>]*>", "]", text)
     return re.sub(r"``.+?``|`[^`]*`", "CODE", text, flags=re.DOTALL)
 
 
-def check(text: str, *, lengths: bool = True) -> Iterator[str]:
-    """Yield what is wrong with a text: listed words, and, with `lengths`, long sentences and paragraphs."""
+def check(text: str) -> Iterator[str]:
+    """Yield what is wrong with a text: listed words, long sentences and paragraphs."""
     for block in BLOCK.split(NOT_PROSE.sub("\n\n", text)):
         prose = " ".join(plain(block).split())
         for pattern, instead in LISTED.items():
             if found := re.search(rf"\b(?:{pattern})", prose, re.IGNORECASE):
                 yield f"{found[0]!r}: write {instead}"
-        if not lengths or prose.startswith(("|", "#", "!")) or block.startswith("    "):
+        if prose.startswith(("|", "#", "!")) or block.startswith("    "):
             continue
         if (num := len(WORD.findall(prose))) > MAX_PARAGRAPH:
             yield f"a paragraph of {num} words: {prose[:50]!r}"
@@ -109,26 +112,38 @@ def helps() -> Iterator[tuple[str, str]]:
             yield f"{name} --help", re.sub(r"\n  -", "\n\n  -", out.getvalue())
 
 
+def public_modules() -> Iterator[str]:
+    """Yield the modules whose names plugin authors import: `dovetail`, the contracts and the SDK's packages."""
+    yield from ("dovetail", "dovetail.contracts")
+    sdk = importlib.import_module("dovetail.sdk")
+    for found in pkgutil.walk_packages(sdk.__path__, "dovetail.sdk."):
+        if "._" not in found.name:
+            yield found.name
+
+
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the docstring of every public class and function of the contracts and of `dovetail`."""
-    for module in ("dovetail", "dovetail.contracts"):
+    """Yield the docstring of every public class, method, property and function, once each."""
+    seen: set[int] = set()
+    for module in public_modules():
         home = importlib.import_module(module)
-        for name in sorted(home.__all__):
+        for name in getattr(home, "__all__", ()):
             value = getattr(home, name)
-            if callable(value):
-                yield f"{module}.{name}", inspect.getdoc(value) or ""
-                for inner, method in vars(value).items() if inspect.isclass(value) else ():
-                    if not inner.startswith("_") and inspect.isfunction(method):
-                        yield f"{module}.{name}.{inner}", inspect.getdoc(method) or ""
+            if not callable(value) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            yield f"{module}.{name}", inspect.getdoc(value) or ""
+            for inner, method in vars(value).items() if inspect.isclass(value) else ():
+                if not inner.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
+                    yield f"{module}.{name}.{inner}", inspect.getdoc(method) or ""
 
 
 def findings() -> Iterator[str]:
     """Yield what is wrong anywhere."""
-    for source, lengths in ((pages, True), (helps, True), (docstrings, False)):
+    for source in (pages, helps, docstrings):
         for name, text in source():
             if name in EXCEPTIONS:
                 continue
-            yield from (f"{name}: {problem}" for problem in check(text, lengths=lengths))
+            yield from (f"{name}: {problem}" for problem in check(text))
             words = len(WORD.findall(NOT_PROSE.sub("", text)))
             if source is pages and words > MAX_PAGE and name not in LONG:
                 yield f"{name}: {words:,} words, more than {MAX_PAGE:,}"

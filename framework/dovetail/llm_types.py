@@ -22,13 +22,14 @@ OPTIONAL = frozenset(("max_tokens", "seed", "logprobs", "prompt_logprobs", "thin
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens; names and meanings as in the HTTP API.
+    """Sampling parameters and constraints of a request; names and meanings are the HTTP API's.
 
-    `max_tokens` None means: up to the context length, where a reply ends in any case. `n` replies are made for each
-    prompt; with a seed, each has one of its own derived from it. What constrains the text (at most one of
-    `response_format`, `regex`, `ebnf`, `json_schema`, `structural_tag`, `structured_outputs`, `output_type`) is as in
-    the HTTP API; `output_type` is a type of `outlines.types`, a pydantic model, or a type of Python's that these stand
-    for. `grammar_backend` is one of the loaded ones, for this request. `thinking_budget` is for `chat`.
+    `max_tokens` None means up to the context length, which limits every response. Each prompt gets `n` responses; with
+    a `seed`, each has its own seed derived from it.
+
+    At most one of `response_format`, `regex`, `ebnf`, `json_schema`, `structural_tag`, `structured_outputs` and
+    `output_type` constrains the text. `output_type` is a type of `outlines.types`, a pydantic model or a Python type.
+    `grammar_backend` selects a loaded backend for this request. `thinking_budget` applies to `chat` only.
     """
 
     max_tokens: int | None = 128

@@ -41,12 +41,15 @@ class Phase(enum.Enum):
 class AttentionLayer:
     """One attention layer of the model as a backend sees it: a `LayerSpec` with its tensors and this rank's heads.
 
-    Scores are multiplied by `scale`, and become `soft_cap * tanh(score / soft_cap)` if it is not None.
-    `sliding_window` counts the tokens that a query sees, itself included; with `chunk_size` it sees those of its own
-    chunk of that many tokens, counted from the beginning of its request; `sinks` is `[Hq]` float32 or None. `qk_dim`
-    is D, `v_dim` is Dv. Of a `latent` layer the pool has one row `[D]` a token: the one key, and its first Dv numbers
-    are the value. A layer that is not `causal` has no cache: a query sees its whole prompt, or with `sliding_window` n
-    the n - 1 tokens on either side of it.
+    Scores are multiplied by `scale`, and become `soft_cap * tanh(score / soft_cap)` if it is not None. `sinks` is
+    `[Hq]` float32 or None. `qk_dim` is D, `v_dim` is Dv.
+
+    `sliding_window` is the number of tokens that a query attends to, itself included. With `chunk_size` it attends to
+    its own chunk of that many tokens, counted from the start of its request.
+
+    The pool of a `latent` layer has one row `[D]` per token: the key, whose first Dv values are also the value. A layer
+    that is not `causal` has no cache: a query attends to its whole prompt, or with `sliding_window` n to the n - 1
+    tokens on either side of it.
     """
 
     index: int
@@ -312,9 +315,9 @@ class AttentionBackend(Configurable, ABC):
     ) -> bool:
         """Serve a batch of decode rows straight from the layer's projection, or decline.
 
-        Offered where keys and values are equally wide and the layer has a cache of its own, before the single steps,
-        which are: norm and rotation of queries and keys, `write_kv`, `forward_decode`. A backend that has one kernel
-        for all of them saves the launches.
+        Called where keys and values are equally wide and the layer has a cache of its own, before the single steps:
+        norm and rotation of queries and keys, `write_kv`, `forward_decode`. A backend that has one kernel for all of
+        them saves the launches.
 
         Args:
             qkv: `[B, Hq + 2 Hk, D]`: query, key and value heads of each row's token.

@@ -143,7 +143,7 @@ class Device(Configurable):
 
     @property
     def view(self) -> DeviceView:
-        """What kernel sets are told of it."""
+        """The facts about the device that kernel sets receive."""
         return DeviceView(self.kind, is_interpreted=is_interpreted())
 
     def memory(self) -> tuple[int, int] | None:

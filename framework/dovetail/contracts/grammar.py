@@ -235,11 +235,12 @@ class GrammarBackend(Configurable, ABC):
     def supports(self, spec: GrammarSpec) -> Support:
         """Say how faithfully `spec` would be enforced: a cheap walk over the source, no compilation, no exception.
 
-        A keyword that would be ignored must be named: text must never be under-constrained without a word. Schemas come
-        in the form of `dovetail.grammar.spec.normal`: keywords of draft 2020-12, references within the schema; `title`,
-        `description`, `default` and `examples` may stand in it and say nothing. It may be asked in the engine, too,
-        where a backend that is liked more has failed. What this walk does not see may still fail in `compile`: then
-        the core finds the keywords that have to be left out.
+        Name every keyword that would be ignored: a response must never be under-constrained silently. Schemas come
+        in the form of `dovetail.grammar.spec.normal`: keywords of draft 2020-12, references within the schema.
+        `title`, `description`, `default` and `examples` may occur and constrain nothing.
+
+        The engine calls this too, when a preferred backend has failed. A schema that passes may still fail in
+        `compile`: then the core finds the keywords to drop.
         """
 
     @abstractmethod

@@ -163,7 +163,7 @@ class ChoiceView(Protocol):
 
     @property
     def abort_message(self) -> str | None:
-        """Why it was given up."""
+        """Why the choice was aborted."""
         ...
 
     @property

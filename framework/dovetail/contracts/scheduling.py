@@ -54,7 +54,7 @@ class WaitingRequest(Protocol):
 
     @property
     def deadline(self) -> float:
-        """When its client gives up and the request is aborted, as `time.monotonic` counts; infinity if it waits on."""
+        """Time of `time.monotonic` at which the request is aborted because its client stops waiting, or infinity."""
         ...
 
 

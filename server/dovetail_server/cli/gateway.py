@@ -33,8 +33,8 @@ FIELDS = frozenset(
 """Settings of `dovetail serve` that are about the address, not about the model behind it."""
 USAGE = """usage: dovetail gateway --worker URL --worker URL … [options]
 
-Put one address in front of several servers of one model: requests that share a prompt's beginning go to the server that
-has it cached, and a server that stops or fails gets none.
+Put one address in front of several servers of one model. Requests that share the beginning of their prompts go to the
+server that has it cached. A server that stops or fails gets none.
 
   --worker URL              where a `dovetail serve` listens, such as http://10.0.0.5:30000; once for each
 

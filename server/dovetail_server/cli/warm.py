@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 USAGE = """usage: dovetail warm [MODEL] [options]
 
-Compile every kernel that `dovetail serve` would launch for MODEL on this machine's GPU, and leave them in the kernel
-cache: a server that starts with that cache, the same options, GPU and packages compiles nothing. Starts the engine,
+Compile every kernel that `dovetail serve` would launch for MODEL on this machine's GPU, and store them in the kernel
+cache. A server that starts with that cache, the same options, GPU and packages compiles nothing. Starts the engine,
 waits until all graphs are captured, and ends it; no request is served. On a CPU there is nothing to compile.
 
   --load-format dummy       where config.json is there and the weights are not, as in an image without them

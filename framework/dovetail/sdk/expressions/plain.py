@@ -56,12 +56,12 @@ class PlainExpression:
 
 @lru_cache(maxsize=MAX_KEPT)
 def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> PlainExpression:
-    """Return what an expression with look-around says.
+    """Return an expression with look-around as one or several without.
 
     Args:
         pattern: The expression.
         in_one: In one expression.
-        without: Characters that texts which match need not have: nobody writes them.
+        without: Characters that matching texts need not contain, because they are never written.
     """
     writer = _Writer(without)
     front, rest = ((), pattern) if in_one else _split(pattern)
@@ -104,10 +104,10 @@ def _levels(text: str) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=MAX_KEPT)
 def complement(pattern: str) -> tuple[str | None, int]:
-    """Return an expression of the texts in which another one is not found; None where none is known.
+    """Return an expression of the texts that do not contain a match of another, and the work it took, in terms.
 
-    Also what finding out took, in terms: as much where the answer was kept, so that whoever adds it up comes to the
-    same sum each time.
+    The expression is None where none is known. A cached answer reports the same work, so that sums of it are equal
+    each time.
     """
     writer = _Writer(())
     try:
