@@ -126,8 +126,11 @@ def docstrings() -> Iterator[tuple[str, str]]:
     seen: set[int] = set()
     for module in public_modules():
         home = importlib.import_module(module)
-        for name in getattr(home, "__all__", ()):
+        own = (name for name, value in vars(home).items() if getattr(value, "__module__", "") == module)
+        for name in getattr(home, "__all__", own):
             value = getattr(home, name)
+            if name.startswith("_"):
+                continue
             if not callable(value) or id(value) in seen:
                 continue
             seen.add(id(value))

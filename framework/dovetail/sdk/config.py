@@ -117,7 +117,7 @@ def layer_types(hf: Mapping[str, Any]) -> list[str] | None:
     """Return the type of each layer, None if the config does not say.
 
     Raises:
-        ModelError: They are not as many as layers, or one is not attention.
+        ModelError: Their number is not the number of layers, or one is not attention.
     """
     types = hf.get("layer_types")
     if types is None:

@@ -28,7 +28,7 @@ PACKED = 2 + 2 * MAX_TOP
 
 
 class RowTable(NamedTuple):
-    """How the tokens of each device row are drawn, beside masks and counts.
+    """Sampling parameters of each device row, beside masks and counts.
 
     Attributes:
         floats: `[F, S]` float32, by `FLOATS`.
@@ -53,8 +53,8 @@ class RowTable(NamedTuple):
 class DrawParams:
     """Parameters by row.
 
-    `temperature` (0: the best token), `top_p` and `min_p` are `[R]` float32, `top_k` is `[R]` int64 (below 1: off),
-    `seeds` and `positions` are `[R]` int64: what the draws of this step are keyed by.
+    `temperature` (0: the best token), `top_p` and `min_p` are `[R]` float32, `top_k` is `[R]` int64 (below 1: off).
+    `seeds` and `positions` are `[R]` int64: the keys of this step's random numbers.
     """
 
     temperature: Tensor

@@ -22,7 +22,7 @@ def mask_logits(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
     """Add -inf to the logits of tokens that are not allowed, in place.
 
     So NaN stays NaN and infinity becomes NaN, for the sampler to find: a model whose output is not finite is at fault
-    also where nobody wants the token.
+    also where no row allows the token.
 
     Args:
         logits: `[T, V]` float32.
@@ -72,8 +72,8 @@ def finish_step(
         spare: The row of padding.
 
     Returns:
-        Tokens `[T]` int64, the lowest id among equals, and `[T]` bool: rows whose best logit is not finite. What is the
-        best token of these, nobody knows.
+        Tokens `[T]` int64, the lowest id among equals, and `[T]` bool: rows whose best logit is not finite. Their
+        best token is undefined.
     """
     best, ids = logits.max(dim=-1)
     is_spare = rows == spare
@@ -86,7 +86,7 @@ def check_finite(hidden: Tensor, starts: Tensor, non_finite: Tensor) -> None:
     """Note in `non_finite` which requests have a token whose final hidden state is not finite.
 
     Args:
-        hidden: `[T, H]`; tokens from the last entry of `starts` on belong to nobody.
+        hidden: `[T, H]`; tokens from the last entry of `starts` on are padding.
         starts: `[B + 1]` int32, first token of each request.
         non_finite: `[B]` bool, changed: what is set stays set.
     """

@@ -63,7 +63,7 @@ def classes(sets: Iterable[Chars]) -> list[Chars]:
 
 @lru_cache(maxsize=1024)
 def usual(chars: Chars, without: Chars) -> Chars:
-    """Return a set without what nobody writes, unless it has all that JSON writes with an escape."""
+    """Return a set without rarely written characters, unless it has all that JSON writes with an escape."""
     return chars if both(chars, _ESCAPED) == _ESCAPED else both(chars, others(without))
 
 

@@ -118,7 +118,7 @@ class Terms:
         return form[1] if form[0] == "not" else self._term(("not", term), nullable=not self._nullable[term])
 
     def repeat(self, term: int, least: int, most: float) -> int:
-        """Return the texts of a set, so many times."""
+        """Return the texts of a set, repeated `least` to `most` times."""
         if term in (self.nothing, self.empty):
             return self.empty if least == 0 or term == self.empty else self.nothing
         if most == 0:

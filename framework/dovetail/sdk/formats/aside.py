@@ -49,7 +49,7 @@ class Aside:
             self._events += self._reader.feed((), text)
 
     def calls(self, reason: str) -> list[Event] | None:
-        """Return the calls, and what else stands beside them, as the reply is over; None: they were thought about.
+        """Return the calls and the text beside them, at the end of the response; None: they belong to the reasoning.
 
         Calls that were cut short count only behind one that is whole. Where the thinking was closed behind them, they
         count as nothing follows.

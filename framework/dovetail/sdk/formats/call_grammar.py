@@ -123,7 +123,7 @@ def tagged_arguments(
     Args:
         tool: The tool.
         tags: The format's.
-        key: Writes a key between its tags, told whether its value is a string; the key alone if not given.
+        key: Writes a key between its tags, given whether its value is a string. Default: the key alone.
         behind_key: What stands between the key's tags and the value's, where the value has an opening tag.
         behind_value: What stands behind the value's closing tag.
         section_end: What stands behind all calls.

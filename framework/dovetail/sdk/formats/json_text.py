@@ -56,7 +56,7 @@ class Quotes:
             self._num_read += len(text)
 
     def note(self, num_behind: int) -> None:
-        """Keep the place so many characters behind what was read, if it is the first in the string."""
+        """Keep the position `num_behind` characters behind the text read, if it is the first in the string."""
         if self.first is None:
             self.first = self._num_read + num_behind
 

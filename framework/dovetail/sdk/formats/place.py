@@ -64,7 +64,7 @@ class Place:
     """Follows a text from its beginning.
 
     Attributes:
-        last: The end of the text, at least a character. Whoever leaves out text without `SIGNS` sets it.
+        last: The end of the text, at least a character. A caller that skips text without `SIGNS` sets it.
     """
 
     __slots__ = (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def packed(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> PackedWeight | None:
     """Return a matrix `[N, …]`, or those of experts `[E, N, …]`, for the kernels; None where there are none for it.
 
-    Numbers of 8 bits are kept as they are; others are packed anew, expert by expert.
+    Numbers of 8 bits stay unchanged; others are repacked, expert by expert.
 
     Args:
         form: How the matrix is stored.

@@ -56,7 +56,7 @@ class Embedding(Layer):
 
 
 class VocabRows:
-    """Which rows of a table of V tokens this rank has: so many on every rank, the last ones of which may be nobody's.
+    """This rank's rows of a table of V tokens: the same number on every rank, the last ones perhaps padding.
 
     Attributes:
         first: The first one's token.
@@ -73,7 +73,7 @@ class VocabRows:
         return {Slot("weight"): (self.vocab_size, *weight.shape[1:])}
 
     def place(self, weight: Tensor, tensor: Tensor) -> Tensor | None:
-        """See `Layer.place`; rows that are nobody's become zero."""
+        """See `Layer.place`; padding rows become zero."""
         there = max(0, min(self.num, self.vocab_size - self.first))
         weight[there:].zero_()
         return weight[:there].copy_(tensor[self.first : self.first + there]) if there else None

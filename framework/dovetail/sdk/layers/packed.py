@@ -87,7 +87,7 @@ class PackedLinear(Matrix):
                 setattr(self, name, nn.Parameter(tensor.clone(), requires_grad=False))
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """Return this rank's weight `[out, in]`: the reference; not to be had where a product has packed it anew."""
+        """Return this rank's weight `[out, in]`: the reference; unavailable where a kernel has repacked it."""
         return self.form.dequantise({name: self.get_parameter(name) for name in self._names}, dtype)
 
     def forward(
@@ -120,7 +120,7 @@ class PackedLinear(Matrix):
 
 
 def drop(matrix: Matrix, names: Sequence[str]) -> None:
-    """Let go of parameters of which a product has what it needs."""
+    """Free parameters that a kernel has repacked."""
     for name in names:
         setattr(matrix, name, None)
 
@@ -218,7 +218,7 @@ class PackedExperts(GatedExperts):
     def of_integers(
         self, x: Tensor, given: Integers, ids: Tensor, weights: Tensor, *, add: Stream | None = None
     ) -> Tensor | Stream:
-        """As a call, for tokens of the shape and dtype of `x` that somebody made integers of, as `words` says."""
+        """Compute as a call does, for tokens like `x` that are integers already, as `words` says."""
         from dovetail.sdk.layers.ops.packed_slots import of_slots, slot_tiles  # imports Triton
 
         of, residual = self._weights(), self._residual(add)

@@ -24,7 +24,7 @@ def frequencies(rope: RopeConfig, dim: int, max_position: int, context_len: int 
         dim: D.
         max_position: `max_position_embeddings`.
         context_len: Longest request that is served, which chooses between `longrope`'s factors and stretches
-            `dynamic`; None: `max_position`. Transformers chooses by each request's length and computes it anew when
+            `dynamic`; None: `max_position`. Transformers chooses by each request's length and recomputes it when
             it grows past the limit; with a cache of keys one choice holds for all.
 
     Returns:

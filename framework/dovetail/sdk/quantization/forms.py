@@ -65,7 +65,7 @@ class Form(ABC):
         """Return dtype and inputs a column of each tensor."""
 
     def fits(self, in_features: int) -> bool:
-        """Whether a checkpoint's matrix of so many inputs stays packed."""
+        """Whether a checkpoint's matrix of `in_features` inputs stays packed."""
         return True
 
     @abstractmethod
@@ -197,7 +197,7 @@ def nonzero(scale: Tensor) -> Tensor:
 
 
 def spread(scale: Tensor, group: int, width: int) -> Tensor:
-    """Return scales `[…, N, ceil(K / group)]` for numbers `[…, N, K]`, of which some groups are no whole ones."""
+    """Return scales `[…, N, ceil(K / group)]` for numbers `[…, N, K]`, whose last groups may be shorter."""
     return scale.repeat_interleave(group, dim=-1)[..., :width]
 
 

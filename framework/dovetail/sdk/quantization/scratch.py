@@ -16,10 +16,10 @@ from torch import Tensor
 
 
 class Scratch(threading.local):
-    """Each thread has its own; what it holds of one that ended is gone.
+    """Reusable memory of one thread; it ends with its thread.
 
     Attributes:
-        awaited: Names of tensors in it that somebody will ask for: until then nothing of it is given out again.
+        awaited: Names of tensors in it that a caller still needs: until then no memory is reused.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class Scratch(threading.local):
         return torch.cat(list(pieces), out=out)
 
     def reuse(self) -> None:
-        """Let all that was given out be given out again: nobody reads it any more."""
+        """Make all lent memory available again: no caller reads it any more."""
         if not self.awaited:
             self._free += self._lent
             self._lent.clear()
 
     def clear(self) -> None:
-        """Let go of this thread's memory."""
+        """Free this thread's memory."""
         self.awaited.clear()
         self._free.clear()
         self._lent.clear()

@@ -83,7 +83,7 @@ def exchange(words: Tensor, axis: int, bits: int) -> None:
 
 
 def slices(num: int, width: int, device: torch.device, unit: int = 1) -> Iterator[slice]:
-    """Yield slices of `num` rows of `width` words each, on CPU of as many as are computed at a time.
+    """Yield slices of `num` rows of `width` words each; on CPU each slice has the rows that are computed at a time.
 
     Args:
         num: Of all rows.

@@ -155,7 +155,7 @@ def linear(
     Args:
         x: `[M, K]`.
         weight: Of N outputs, of 2 N with `act`.
-        bias: As many as the weight has outputs, or None.
+        bias: One per output of the weight, or None.
         norm: An RMS norm before the product.
         act: Made of gate and up, which the product is side by side.
         residual: `[M, N]`.

@@ -128,7 +128,7 @@ def _expert_kernel(
 def expert_tiles(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtype = torch.bfloat16) -> ExpertTiles:
     """Return tiles by how many rows an expert has if choices are even: as a rule, all of them are in one tile.
 
-    Every tile of rows reads an expert, and takes its numbers apart, once more. By arithmetic and what compiled kernels
+    Every tile of rows reads and unpacks its expert again. By arithmetic and what compiled kernels
     consist of (`tests/benchmarks/quant_compiled.py`), not measured but for the first.
     """
     if dtype == torch.float32:  # which no tensor core multiplies: what matters is that it fits into shared memory
@@ -169,7 +169,7 @@ def packed_gated_experts(
             not given.
         is_few: Whether choices are not sorted, which not all weights and dtypes have kernels for; by their number if
             not given.
-        is_written: Whether experts are written out before; by the number of choices if not given.
+        is_written: Whether experts are dequantized first. Default: by the number of choices.
     """
     num_slots = ids.numel()
     if not num_slots:

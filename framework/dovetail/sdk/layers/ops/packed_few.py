@@ -80,7 +80,7 @@ def few(
     Args:
         x: `[M, K]`, rows contiguous in K.
         weight: Of N outputs, or 2 N with `act`.
-        bias: As many as the weight has outputs, or None.
+        bias: One per output of the weight, or None.
         tile: BLOCK_M, and the rest as for `skinny`. With `norm` or `act`, K is not split.
         norm: `[K]`, weight of an RMS norm of the rows of `x` before the product, or None.
         eps: Of the norm.

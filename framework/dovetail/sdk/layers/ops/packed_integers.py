@@ -149,7 +149,7 @@ def _integers_kernel(
 
 
 def room_for(rows: int, k: int, device: torch.device, *, is_halved: bool) -> Integers:
-    """Return what `write_integers` fills for so many rows of `k` numbers."""
+    """Return the buffers that `write_integers` fills for `rows` rows of `k` numbers."""
     blocks = triton.cdiv(k, BLOCK)
     return Integers(
         torch.empty(rows, 4, blocks * 8, dtype=torch.int32, device=device),

@@ -286,7 +286,7 @@ def most_slots(weights: PackedExpertWeights) -> int:
 
 
 def wanted_words(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtype) -> Words | None:
-    """Return how tokens with so many choices are multiplied as integers by `of_slots`, None where they are not."""
+    """Return how `of_slots` multiplies tokens with `num_slots` choices as integers, None where it does not."""
     if _are_bytes(weights) or not 0 < num_slots <= most_slots(weights) or not fits_slots(weights, dtype):
         return None
     return Words(weights.gate_up.kind, is_halved(weights.gate_up))
@@ -331,7 +331,7 @@ def of_slots(
         weights: See there.
         residual: See there.
         tiles: Of both kernels.
-        given: The tokens as integers, where words are multiplied and somebody made them already.
+        given: The tokens as integers, where words are multiplied and a caller has made them already.
     """
     if _are_bytes(weights):
         return _of_bytes(x, ids, shares, weights, residual, tiles)

@@ -142,7 +142,7 @@ def wide(
     Args:
         x: `[M, K]`, rows contiguous in K.
         weight: Of N outputs.
-        bias: As many as the weight has outputs, or None.
+        bias: One per output of the weight, or None.
         tile: BLOCK_M, then BLOCK_N, BLOCK_K, warps, stages, splits of K. BLOCK_K is a multiple of 64 that divides
             groups of numbers of 8 bits.
         residual: `[M, N]`, rows contiguous, added to the product, or None.
