@@ -17,6 +17,7 @@ from dovetail.sdk.layers.decoder import ParallelLayer
 from dovetail.sdk.layers.embedding import Embedding, LMHead
 from dovetail.sdk.layers.norm import LayerNorm
 from dovetail.sdk.rope_config import interleaved
+from dovetail_models.absent import with_absent
 from dovetail_models.llama import DenseDecoder, Llama
 
 
@@ -45,7 +46,7 @@ class Cohere2(Llama):
         types = alternating(int(hf.get("num_hidden_layers", 0)), pattern)
         bias = bool(hf.get("attention_bias", False))
         config = dense_config(
-            with_missing(hf, layer_types=types, tie_word_embeddings=True),
+            with_missing(with_absent(hf, cls.architectures[0]), layer_types=types, tie_word_embeddings=True),
             norm_eps="layer_norm_eps",
             qkv_bias=bias,
             out_bias=bias,

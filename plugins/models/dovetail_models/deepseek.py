@@ -25,6 +25,7 @@ from dovetail.sdk.config import dense_config, with_missing
 from dovetail.sdk.layers.latent import LatentAttention
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.rope_config import interleaved
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.glm4_moe import sigmoid_routing
 from dovetail_models.llama import LAYER
@@ -46,7 +47,7 @@ def latent_config(hf: Mapping[str, Any]) -> ModelConfig:
     check_choice(hf, "qk_head_dim", nope + turned)
     rank, q_rank = needed(hf, "kv_lora_rank"), hf.get("q_lora_rank")
     latent = {"nope": nope, "v_dim": v_dim, "q_rank": q_rank, "bias": bool(hf.get("attention_bias", False))}
-    config = dense_config(hf, latent=latent)
+    config = dense_config(hf, has_windows=False, latent=latent)
     scale = (nope + turned) ** -0.5 * yarn_scale(config) ** 2
     row: dict[str, Any] = {"mixer": "latent", "num_kv_heads": 1, "qk_dim": rank + turned, "v_dim": rank}
     heads, hidden = config.layers[0].num_qo_heads, config.hidden_size
@@ -102,6 +103,7 @@ class DeepseekV3(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        hf = with_absent(hf, cls.architectures[0])
         config = latent_config(hf)
         config = interleaved(config) if hf.get("rope_interleave", True) else config
         check_choice(hf, "scoring_func", "sigmoid")

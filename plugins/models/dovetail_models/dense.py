@@ -63,11 +63,14 @@ class Qwen3Facts(LlamaFacts):
         return dense_config(hf, has_windows=_has_windows(hf), qk_norm=True, qkv_bias=bias, out_bias=bias)
 
 
-def llama_config(hf: Mapping[str, Any], *, rotates_parts: bool = False) -> ModelConfig:
-    """Translate the config of Llama, or of a relative that reads `partial_rotary_factor`."""
+def llama_config(
+    hf: Mapping[str, Any], *, rotates_parts: bool = False, has_windows: bool | None = False
+) -> ModelConfig:
+    """Translate the config of Llama, or of a relative that reads `partial_rotary_factor` or `sliding_window`."""
     bias = bool(hf.get("attention_bias", False))
     mlp_bias = bool(hf.get("mlp_bias", False))
-    return dense_config(hf, rotates_parts=rotates_parts, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+    windows, parts = has_windows, rotates_parts
+    return dense_config(hf, has_windows=windows, rotates_parts=parts, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
 def _has_windows(hf: Mapping[str, Any]) -> bool:

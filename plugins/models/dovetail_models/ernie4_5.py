@@ -15,6 +15,7 @@ from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import dense_config, with_missing
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.rope_config import interleaved
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import AT, MOE, ExpertModel, needed, with_experts
 from dovetail_models.llama import Llama
 
@@ -26,7 +27,7 @@ def ernie_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Translate what both have in common."""
     bias = bool(hf.get("use_bias", False))
     given = with_missing(hf, rope_theta=500000.0, tie_word_embeddings=True)
-    return interleaved(dense_config(given, qkv_bias=bias, out_bias=bias, mlp_bias=bias))
+    return interleaved(dense_config(given, has_windows=False, qkv_bias=bias, out_bias=bias, mlp_bias=bias))
 
 
 class Ernie45(Llama):
@@ -36,7 +37,7 @@ class Ernie45(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        return ernie_config(hf)
+        return ernie_config(with_absent(hf, cls.architectures[0]))
 
 
 class Ernie45Moe(ExpertModel):
@@ -46,7 +47,7 @@ class Ernie45Moe(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config = ernie_config(hf)
+        config = ernie_config(with_absent(hf, cls.architectures[0]))
         if float(hf.get("moe_norm_min") or 0) > SMALL:
             raise ModelError(f"config.json: moe_norm_min {hf['moe_norm_min']} is not supported; at most {SMALL}")
         inner, num = needed(hf, "moe_intermediate_size"), config.num_layers

@@ -12,6 +12,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import alternating, dense_config, with_missing, without_rope
 from dovetail.sdk.layers.decoder import PostNormLayer
+from dovetail_models.absent import with_absent
 from dovetail_models.llama import DenseDecoder, Llama
 from dovetail_models.olmo3 import POST_NORMS
 
@@ -30,6 +31,7 @@ class Exaone4(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        hf = with_absent(hf, cls.architectures[0])
         num, pattern = int(hf.get("num_hidden_layers", 0)), hf.get("sliding_window_pattern") or 4
         # A pattern is a number, or a letter a layer of a repeated group: L windowed, G full.
         every = len(pattern) if isinstance(pattern, str) else int(pattern)

@@ -19,6 +19,7 @@ from dovetail.sdk.layers.decoder import SandwichLayer
 from dovetail.sdk.layers.embedding import Embedding, LMHead
 from dovetail.sdk.layers.norm import ZeroCenteredRMSNorm
 from dovetail.sdk.layers.transformer import SelfAttention
+from dovetail_models.absent import with_absent
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 SANDWICH = (
@@ -73,7 +74,7 @@ class Gemma2(Llama):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         types = alternating(int(hf.get("num_hidden_layers", 0)), 2)
-        return gemma_config(with_missing(hf, layer_types=types), qk_norm=False)
+        return gemma_config(with_missing(with_absent(hf, cls.architectures[0]), layer_types=types), qk_norm=False)
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:

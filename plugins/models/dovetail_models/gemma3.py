@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.config import ModelConfig
 from dovetail.sdk.config import alternating, with_missing
 from dovetail.sdk.rope_config import with_window_ropes
+from dovetail_models.absent import with_absent
 from dovetail_models.gemma2 import Gemma2, gemma_config
 
 
@@ -24,7 +25,7 @@ class Gemma3(Gemma2):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         pattern = int(hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 6)
         types = alternating(int(hf.get("num_hidden_layers", 0)), pattern)
-        given = with_missing(hf, layer_types=types)
+        given = with_missing(with_absent(hf, cls.architectures[0]), layer_types=types)
         local = float(hf.get("rope_local_base_freq") or 10000.0)
         if hf.get("rope_parameters") is None:
             given = with_missing(given, rope_theta=1e6)

@@ -13,6 +13,7 @@ from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import dense_config, with_missing
 from dovetail.sdk.layers.decoder import SandwichLayer
 from dovetail.sdk.rope_config import interleaved
+from dovetail_models.absent import with_absent
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 SANDWICH = (
@@ -35,8 +36,10 @@ class Glm4(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        given = with_missing(hf, partial_rotary_factor=0.5)
-        return interleaved(dense_config(given, rotates_parts=True, qkv_bias=bool(hf.get("attention_bias", True))))
+        given = with_missing(with_absent(hf, cls.architectures[0]), partial_rotary_factor=0.5)
+        return interleaved(
+            dense_config(given, has_windows=False, rotates_parts=True, qkv_bias=bool(hf.get("attention_bias", True)))
+        )
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.config import ModelConfig
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.routing import Routing
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import ExpertModel, needed, num_experts, with_experts
 
 
@@ -36,9 +37,10 @@ class Glm4Moe(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        hf = with_absent(hf, cls.architectures[0])
         qk_norm = bool(hf.get("use_qk_norm", False))
         bias = bool(hf.get("attention_bias", False))
-        config = dense_config(hf, rotates_parts=True, qkv_bias=bias, qk_norm=qk_norm)
+        config = dense_config(hf, has_windows=False, rotates_parts=True, qkv_bias=bias, qk_norm=qk_norm)
         first, inner = int(hf.get("first_k_dense_replace", 0)), needed(hf, "moe_intermediate_size")
         return with_experts(
             config,

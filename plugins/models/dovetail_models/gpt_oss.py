@@ -17,6 +17,7 @@ from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import alternating, dense_config, with_missing
 from dovetail.sdk.layers.moe import MixtureOfExperts
 from dovetail.sdk.layers.routing import Routing
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import AT, EXPERTS, ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 
@@ -45,6 +46,7 @@ class GptOss(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        hf = with_absent(hf, cls.architectures[0])
         types = alternating(int(hf.get("num_hidden_layers", 0)), 2)
         bias = bool(hf.get("attention_bias", True))
         config = dense_config(with_missing(hf, layer_types=types), sinks=True, qkv_bias=bias, out_bias=bias)

@@ -57,6 +57,7 @@ def granite_config(hf: Mapping[str, Any]) -> ModelConfig:
         raise ModelError("config.json: logits_scaling is 0, and logits are divided by it")
     return dense_config(
         hf,
+        has_windows=False,
         scale=float(hf.get("attention_multiplier", 1.0)),
         qkv_bias=bias,
         out_bias=bias,

@@ -18,6 +18,7 @@ from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.ops.reference import rms_norm
 from dovetail.sdk.layers.transformer import LateAttention
+from dovetail_models.absent import with_absent
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 NORMS = (
@@ -49,7 +50,9 @@ class HunYuanDense(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config = dense_config(hf, bias=bool(hf.get("attention_bias", False)))
+        config = dense_config(
+            with_absent(hf, cls.architectures[0]), has_windows=False, bias=bool(hf.get("attention_bias", False))
+        )
         given = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
         if config.rope.kind != "dynamic" or not given.get("alpha"):
             return config

@@ -19,6 +19,7 @@ from dovetail.sdk.layers.embedding import Embedding, LMHead
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.rotary import Rotaries
 from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
+from dovetail_models.absent import with_absent
 from dovetail_models.dense import llama_config
 
 LAYER = r"model\.layers\.(\d+)\."
@@ -107,11 +108,13 @@ class Llama(ModelPlugin):
     batch_invariant = True
     decoder: ClassVar[type[DenseDecoder]] = DenseDecoder
     rotates_parts: ClassVar[bool] = False
-    """See `dense_config`."""
+    has_windows: ClassVar[bool | None] = False
+    """Both: see `dense_config`."""
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        return llama_config(hf, rotates_parts=cls.rotates_parts)
+        given = with_absent(hf, cls.architectures[0])
+        return llama_config(given, rotates_parts=cls.rotates_parts, has_windows=cls.has_windows)
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:

@@ -24,6 +24,7 @@ from dovetail.sdk.layers.moe import MixtureOfExperts
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.layers.transformer import GatedMLP, LateAttention
 from dovetail.sdk.rope_config import interleaved
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 
@@ -82,6 +83,7 @@ class Llama4(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        hf = with_absent(hf, cls.architectures[0])
         num, every = needed(hf, "num_hidden_layers"), int(hf.get("no_rope_layer_interval") or 4)
         rotated = hf.get("no_rope_layers") or [(index + 1) % every != 0 for index in range(num)]
         types = hf.get("layer_types") or ["chunked_attention" if rotates else "full_attention" for rotates in rotated]
@@ -95,6 +97,7 @@ class Llama4(ExpertModel):
         dense = {"layer_types": None, "intermediate_size": needed(hf, "intermediate_size_mlp")}
         config = dense_config(
             ChainMap(dense, hf),  # type: ignore[arg-type]
+            has_windows=False,
             bias=bool(hf.get("attention_bias", False)),
             has_norm=bool(hf.get("use_qk_norm", True)),
             query_growth=growth if hf.get("attn_temperature_tuning", True) else 0.0,

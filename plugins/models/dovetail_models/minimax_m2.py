@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.config import ModelConfig
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.routing import Routing
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import needed, num_experts, with_experts
 from dovetail_models.olmoe import Olmoe
 
@@ -23,7 +24,7 @@ class MiniMaxM2(Olmoe):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config = dense_config(hf, rotates_parts=True, bias=False)
+        config = dense_config(with_absent(hf, cls.architectures[0]), has_windows=False, rotates_parts=True, bias=False)
         if hf.get("rotary_dim") is not None:
             share = int(hf["rotary_dim"]) / config.layers[0].qk_dim
             config = replace(config, rope=replace(config.rope, partial=share))

@@ -17,6 +17,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.transformer import LateAttention
+from dovetail_models.absent import with_absent
 from dovetail_models.llama import DenseDecoder, Llama
 
 
@@ -54,4 +55,6 @@ class Ministral3(Llama):
             raise ModelError(
                 "config.json: rope_parameters needs llama_4_scaling_beta and original_max_position_embeddings"
             )
-        return dense_config(hf, query_beta=float(beta), query_original=float(original))
+        return dense_config(
+            with_absent(hf, cls.architectures[0]), query_beta=float(beta), query_original=float(original)
+        )

@@ -16,3 +16,4 @@ class Mistral(Llama):
 
     architectures: ClassVar[Sequence[str]] = ("MistralForCausalLM",)
     batch_invariant = True
+    has_windows = None

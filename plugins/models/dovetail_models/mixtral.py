@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.config import ModelConfig
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.routing import Routing
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import ExpertModel, needed, num_experts, with_experts
 
 
@@ -22,7 +23,7 @@ class Mixtral(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config = dense_config(hf)
+        config = dense_config(with_absent(hf, cls.architectures[0]))
         return with_experts(
             config, Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok")), config.intermediate_size
         )

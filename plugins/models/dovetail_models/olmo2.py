@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.sdk.config import dense_config
+from dovetail_models.absent import with_absent
 from dovetail_models.olmo3 import Olmo3
 
 
@@ -20,4 +21,6 @@ class Olmo2(Olmo3):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        return dense_config(hf, has_windows=False, bias=bool(hf.get("attention_bias", False)))
+        return dense_config(
+            with_absent(hf, cls.architectures[0]), has_windows=False, bias=bool(hf.get("attention_bias", False))
+        )

@@ -18,6 +18,7 @@ from dovetail.sdk.config import alternating, dense_config, with_missing
 from dovetail.sdk.layers.decoder import PostNormLayer
 from dovetail.sdk.layers.transformer import WholeNormAttention
 from dovetail.sdk.rope_config import with_window_ropes
+from dovetail_models.absent import with_absent
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 from dovetail_models.olmoe import WHOLE_NORM
 
@@ -45,6 +46,7 @@ class Olmo3(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        hf = with_absent(hf, cls.architectures[0])
         given = with_missing(hf, layer_types=alternating(int(hf.get("num_hidden_layers", 0)), 4), rope_theta=500000.0)
         config = dense_config(given, bias=bool(hf.get("attention_bias", False)))
         return with_window_ropes(config, theta=float(given["rope_theta"]))

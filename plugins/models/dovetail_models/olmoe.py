@@ -16,6 +16,7 @@ from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.layers.transformer import WholeNormAttention
+from dovetail_models.absent import with_absent
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 
@@ -38,7 +39,9 @@ class Olmoe(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config = dense_config(hf, bias=bool(hf.get("attention_bias", False)))
+        config = dense_config(
+            with_absent(hf, cls.architectures[0]), has_windows=False, bias=bool(hf.get("attention_bias", False))
+        )
         normalise = bool(hf.get("norm_topk_prob", False))
         routing = Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok"), normalise=normalise)
         return with_experts(config, routing, config.intermediate_size)

@@ -17,6 +17,7 @@ class Phi3(Llama):
 
     architectures: ClassVar[Sequence[str]] = ("Phi3ForCausalLM",)
     rotates_parts = True
+    has_windows = None
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

@@ -22,6 +22,7 @@ class SeedOss(Llama):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         return dense_config(
             hf if "head_dim" in hf else with_missing(hf, head_dim=128),
+            has_windows=False,
             qkv_bias=bool(hf.get("attention_bias", True)),
             out_bias=bool(hf.get("attention_out_bias", False)),
             mlp_bias=bool(hf.get("mlp_bias", False)),

@@ -18,6 +18,7 @@ class SmolLM3(Llama):
     """Serves `SmolLM3ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("SmolLM3ForCausalLM",)
+    has_windows = None
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

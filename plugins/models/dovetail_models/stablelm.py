@@ -43,6 +43,7 @@ class StableLm(Llama):
             raise ModelError("config.json: qk_layernorm is not supported; use --model-impl transformers")
         return dense_config(
             with_missing(hf, partial_rotary_factor=0.25),
+            has_windows=False,
             norm_eps="layer_norm_eps",
             rotates_parts=True,
             qkv_bias=bool(hf.get("use_qkv_bias", False)),

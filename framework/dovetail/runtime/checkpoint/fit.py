@@ -11,6 +11,9 @@ from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.errors import ModelError
 from dovetail.sdk.config import some
 
+MOST_NAMED = 3
+"""Tensors of each kind of fault that one line names."""
+
 
 @dataclass(slots=True)
 class Account:
@@ -29,7 +32,7 @@ class Account:
         """
         kinds = {"missing": self.missing, "unexpected": self.unexpected, "wrong shape or type": self.misshapen}
         kinds["there twice"] = self.twice
-        parts = [f"{what}: {some(names)}" for what, names in kinds.items() if names]
+        parts = [f"{what}: {some(names, MOST_NAMED)}" for what, names in kinds.items() if names]
         if parts:
             raise ModelError(
                 f"{folder}: the weights do not fit the model; {'; '.join(parts)}; does config.json belong to this "

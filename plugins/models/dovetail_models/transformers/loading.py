@@ -22,12 +22,21 @@ EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 """A tensor of one expert."""
 
 
+WHOLE = "model.safetensors"
+"""What transformers reads first."""
+MOST_NAMED = 3
+"""Tensors of each kind of fault that one line names."""
+
+
 def load(folder: Path, headers: Sequence[TensorHeader], config: Any, ctx: BuildContext, attention: str) -> Any:
     """Return transformers' model with the folder's weights, on the context's device.
 
     Raises:
-        ModelError: Weights are missing, surplus, misshapen or not finite; all are named, with their files.
+        ModelError: Weights are missing, surplus, misshapen or not finite: they are named, with their files; or two sets
+            of weights stand there, of which transformers would read another than the index names.
     """
+    if (folder / WHOLE).is_file() and all(header.file.name != WHOLE for header in headers):
+        raise ModelError(f"{folder}: {WHOLE} stands beside an index that names other files; remove the older weights")
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -50,7 +59,7 @@ def load(folder: Path, headers: Sequence[TensorHeader], config: Any, ctx: BuildC
         "unexpected": with_files(sorted(info["unexpected_keys"]), files),
         "wrong shape or type": with_files([str(key[0]) for key in sorted(info["mismatched_keys"])], files),
     }
-    if parts := [f"{what}: {some(names)}" for what, names in faults.items() if names]:
+    if parts := [f"{what}: {some(names, MOST_NAMED)}" for what, names in faults.items() if names]:
         if odd := odd_ones(headers):
             parts.append(odd)
         hint = "does config.json belong to this checkpoint?"

@@ -13,6 +13,11 @@ from dovetail.sdk.config import checkpoint_dtype
 from dovetail.sdk.layers.plain import PLAIN
 
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+OUTPUTS = frozenset(
+    {"return_dict", "use_return_dict", "torchscript", "output_attentions", "output_hidden_states"}
+    | {"output_router_logits"}
+)
+"""Keys that say what a call of the model returns: what is read here is always there."""
 
 
 class TransformersModel(ModelPlugin):
@@ -90,12 +95,20 @@ def config_of(hf: Mapping[str, Any]) -> Any:
     if not cls.sub_configs and (missing := missing_key(cls, hf)) is not None:
         raise ModelError(f"config.json: the key {missing!r} is missing")  # or a default would stand for it
     try:
-        config = cls.from_dict(dict(hf))
+        config = cls.from_dict(_without_outputs(hf))
     except Exception as error:  # each config class has its own checks and errors
         raise refusal(hf, f"it refuses config.json: {' '.join(str(error).split())}") from None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal(hf, f"it has no causal language model of the type {kind!r}")
     return config
+
+
+def _without_outputs(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what a call is to return beside hidden states, of the model and of its text part."""
+    parts = {
+        key: _without_outputs(value) for key, value in hf.items() if key == "text_config" and isinstance(value, dict)
+    }
+    return {key: value for key, value in hf.items() if key not in OUTPUTS} | parts
 
 
 def missing_key(cls: Any, hf: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,53 @@
+"""What a key means that `config.json` does not have: transformers' default, where it differs from the common one.
+
+Only of keys that no tensor's shape gives away: a wrong one of these would be a wrong answer. Files that transformers
+writes have all keys; such as people shorten by hand do not. Does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
+from typing import Any, cast
+
+EPS: dict[str, Any] = {"rms_norm_eps": 1e-5}
+WINDOW: dict[str, Any] = {"sliding_window": 4096}
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+YARN |= {"original_max_position_embeddings": 4096, "rope_theta": 150000.0}
+GROUPS: dict[str, Any] = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+
+ABSENT: dict[str, dict[str, Any]] = {
+    "Cohere2ForCausalLM": WINDOW,
+    "DeepseekV3ForCausalLM": GROUPS,
+    "DeepseekV32ForCausalLM": GROUPS,
+    "Ernie4_5ForCausalLM": EPS,
+    "Ernie4_5_MoeForCausalLM": EPS,
+    "Exaone4ForCausalLM": EPS | WINDOW,
+    "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **WINDOW},
+    "Gemma3ForCausalLM": WINDOW,
+    "Glm4ForCausalLM": {"rms_norm_eps": 1.5625e-07},
+    "Glm4MoeForCausalLM": EPS | {"partial_rotary_factor": 0.5},
+    "Glm4MoeLiteForCausalLM": EPS | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
+    "GptOssForCausalLM": EPS | {"sliding_window": 128, "rope_parameters": YARN},
+    "HunYuanDenseV1ForCausalLM": EPS,
+    "Llama4ForCausalLM": EPS | {"attention_chunk_size": 8192, "rope_theta": 500000.0},
+    "MiniMaxM2ForCausalLM": {"rope_theta": 5000000.0},
+    "Ministral3ForCausalLM": EPS,
+    "MistralForCausalLM": WINDOW,
+    "MixtralForCausalLM": EPS | {"rope_theta": 1000000.0},
+    "Olmo2ForCausalLM": EPS,
+    "Olmo3ForCausalLM": EPS | WINDOW,
+    "OlmoeForCausalLM": EPS,
+    "Phi3ForCausalLM": EPS,
+}
+
+
+def with_absent(hf: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
+    """Return a config with an architecture's values for keys that it does not have; one that is null has it.
+
+    Ropes have two spellings: where `rope_scaling` is there, `rope_parameters` is not absent.
+    """
+    absent = {key: value for key, value in ABSENT.get(architecture, {}).items() if key not in hf}
+    if "rope_scaling" in hf:
+        absent.pop("rope_parameters", None)
+    return ChainMap(absent, cast("MutableMapping[str, Any]", hf)) if absent else hf
