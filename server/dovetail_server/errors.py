@@ -184,8 +184,16 @@ def to_reply(error: BaseException, *, is_admin: bool = False) -> Response:
 
 ALMOST = 0.85
 """Likeness of an unknown name to a field's from which on it is a slip of the pen, and no name of something else."""
+OPPOSITES = ({"min", "max"}, {"enable", "disable"}, {"include", "exclude"}, {"first", "last"}, {"start", "end"})
+"""Words of names that are alike and mean the contrary."""
 MAX_NAMED = 128
 """Characters of a client's name that an error repeats."""
+
+
+def opposite(name: str, other: str) -> bool:
+    """Tell whether two names differ in words that mean the contrary of each other."""
+    differing = set(name.split("_")) ^ set(other.split("_"))
+    return any(words <= differing for words in OPPOSITES)
 
 
 def shortened(name: str) -> str:
@@ -256,7 +264,10 @@ class ValidationReport:
         why = refusal(path.rsplit(".", 1)[-1])
         if why is not None:
             return unsupported(path, why)
-        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], self.known, n=1, cutoff=ALMOST)
+        name = path.rsplit(".", 1)[-1]
+        near = [
+            other for other in difflib.get_close_matches(name, self.known, cutoff=ALMOST) if not opposite(name, other)
+        ]
         hint = f"did you mean {near[0]!r}?" if near else ELSEWHERE.get(path, "GET /openapi.json lists the fields")
         return RequestError(f"unknown field {path!r}; {hint}", param=path, code="unknown_parameter")
 

@@ -119,6 +119,9 @@ def _thinking(value: Any) -> Fields:
         return {"thinking": value}
     rest = dict(value)
     budget, effort, clears = (rest.pop(name, None) for name in ("budget_tokens", "reasoning_effort", "clear_thinking"))
+    budget = rest.pop("token_budget", budget)  # Cohere's
+    if rest.pop("keep", None) is not None:
+        raise ValueError("has keep: the chat template decides which reasoning the model sees")
     made: Fields = {} if rest.get("type") in ("auto", "adaptive") or not rest else {"thinking": rest}
     named = {"thinking_budget": budget, "reasoning_effort": effort}
     made |= {name: part for name, part in named.items() if part is not None}
@@ -128,6 +131,14 @@ def _thinking(value: Any) -> Fields:
 def _think(value: Any) -> Fields:
     """Ollama's: a switch, or how much."""
     return _thinks(value) if isinstance(value, bool) else {"reasoning_effort": value}
+
+
+def _effort(value: Any) -> Fields:
+    """LiteLLM's may be an object, Fireworks' a switch."""
+    if isinstance(value, bool):
+        return {} if value else {"reasoning_effort": "none"}
+    given = _parts("effort", "summary")(value).get("effort") if isinstance(value, dict) else value
+    return {} if given in (None, "default") else {"reasoning_effort": given}
 
 
 def _grammar(value: Any) -> Fields:
@@ -250,6 +261,18 @@ SAID: dict[str, Meaning] = {
     "disable_reasoning": _switch(_thinks(False), {}),
     "min_new_tokens": _integer("min_tokens"),
     "num_return_sequences": _integer("n"),
+    **dict.fromkeys(("candidate_count", "num_generations", "numResults"), _integer("n")),
+    **dict.fromkeys(("stop_words", "stop_strings", "end_sequences"), _as("stop")),
+    **dict.fromkeys(("return_reasoning", "include_thinking"), _as("include_reasoning")),
+    "decoding_method": _one_of({"greedy": {"temperature": 0}, "sample": {}}),
+    "min_completion_tokens": _integer("min_tokens"),
+    # TensorRT-LLM, LMDeploy, Baidu, TabbyAPI, Writer
+    "request_output_len": _limit("max_tokens"),
+    "penalty_score": _as("repetition_penalty"),
+    **dict.fromkeys(("bad", "banned_strings"), _as("bad_words")),
+    "regex_pattern": _as("regex"),
+    "grammar_string": _grammar,
+    "include_stop_sequence": _as("include_stop_str_in_output"),
     # KoboldCpp and text-generation-webui
     "rep_pen": _as("repetition_penalty"),
     "sampler_seed": lambda value: {} if value == -1 else {"seed": _whole(value)},
@@ -261,7 +284,8 @@ SAID: dict[str, Meaning] = {
 OWN: dict[str, Meaning] = {
     "max_tokens": _limit("max_tokens", -1),
     "max_completion_tokens": _limit("max_completion_tokens", -1),
-    "reasoning_effort": lambda value: {} if value == "default" else {"reasoning_effort": value},
+    "reasoning_effort": _effort,
+    "structured_outputs": lambda value: {} if isinstance(value, bool) else {"structured_outputs": value},
     "thinking": _thinking,
     **{name: _integer(name) for name in ("n", "seed", "top_k", "top_logprobs")},
 }

@@ -17,6 +17,12 @@ ROUTED = "it is for the router of another project"
 SAMPLED = "no such sampler is here; see temperature, top_p, top_k and min_p"
 MODEL = "how the model is loaded is said at the start of the server"
 OF_DRY = "it says how another field's sampler works"
+ADAPTERS = "adapters are not served; merge the adapter into the weights"
+DRAFTS = "drafts change no reply; --speculator chooses them"
+BIASED = "send logit_bias, or bad_words for texts"
+BEAMS = "it belongs to beam search, which is not implemented"
+BESIDE = "its fields go beside the messages: temperature, top_p, max_tokens"
+RAW = (*OFF, "raw", "raw_logprobs")
 
 SENT: dict[str, ForeignName] = {
     # OpenRouter, Cline, LiteLLM
@@ -47,7 +53,7 @@ SENT: dict[str, ForeignName] = {
     "n_keep": ForeignName("a prompt is never cut in its middle; see truncate_prompt_tokens", (*OFF, -1)),
     "n_discard": ForeignName("a prompt is never cut in its middle; see truncate_prompt_tokens"),
     "t_max_predict_ms": ForeignName("send the header x-request-timeout", (*OFF, -1)),
-    "lora": ForeignName("adapters are not served; merge the adapter into the weights"),
+    "lora": ForeignName(ADAPTERS),
     "parse_tool_calls": ForeignName("calls are read where tools are offered; leave tools out", (*OFF, True)),
     # Ollama and Open WebUI
     **_all("num_ctx", "the context is the server's: --max-model-len", None),
@@ -60,10 +66,10 @@ SENT: dict[str, ForeignName] = {
     "template": ForeignName("a template in a request is not run; use --chat-template FILE"),
     "system": ForeignName("send it as the first message, with the role system"),
     # LM Studio
-    "draft_model": ForeignName("drafts change no reply; --speculator chooses them", None),
+    "draft_model": ForeignName(DRAFTS, None),
     # vLLM and transformers
     "best_of": ForeignName("/v1/completions has it", (*OFF, 1)),
-    "early_stopping": ForeignName("it belongs to beam search, which is not implemented"),
+    "early_stopping": ForeignName(BEAMS),
     "num_beams": ForeignName("beam search is not implemented; n samples several replies", (*OFF, 1)),
     "no_repeat_ngram_size": ForeignName('send logits_processors: {"no-repeat-ngram": {"size": …}}'),
     "guidance_scale": ForeignName("there is no guidance by a second prompt", (*OFF, 1, 1.0)),
@@ -82,7 +88,7 @@ SENT: dict[str, ForeignName] = {
     "disable_search": ForeignName("nothing is searched anyway", None),
     **_all("data_sources connectors", "this server reads no data of others; put it into the messages"),
     "cached_content": ForeignName("prefixes are cached by themselves; send the whole prompt"),
-    "generationConfig": ForeignName("its fields go beside the messages: temperature, top_p, max_tokens"),
+    "generationConfig": ForeignName(BESIDE),
     # DashScope, GLM, MiniMax
     "tool_stream": ForeignName("arguments of calls are streamed as they come", None),
     "incremental_output": ForeignName("chunks carry what is new", (*OFF, True)),
@@ -111,8 +117,8 @@ SENT: dict[str, ForeignName] = {
     **_all("image_config media_response", "this server writes text only"),
     **_all("safety_model compliance", "this server judges no content"),
     **_all("mirostat_lr mirostat_target", OF_DRY, None),
-    "speculation": ForeignName("drafts change no reply; --speculator chooses them", None),
-    "rewrite_speculation": ForeignName("drafts change no reply; --speculator chooses them", None),
+    "speculation": ForeignName(DRAFTS, None),
+    "rewrite_speculation": ForeignName(DRAFTS, None),
     "reasoning_history": ForeignName("the chat template decides which reasoning the model sees"),
     "sampling_mask": ForeignName("replies carry text, token ids and log probabilities only"),
     "prompt_cache_isolation_key": ForeignName("send cache_salt"),
@@ -142,7 +148,7 @@ SENT: dict[str, ForeignName] = {
     **_all("dataSources enhancements", "this server reads no data of others; put it into the messages"),
     "user_security_context": ForeignName(TRACED, None),
     "toolConfig": ForeignName("send tools and tool_choice"),
-    "generation_config": ForeignName("its fields go beside the messages: temperature, top_p, max_tokens"),
+    "generation_config": ForeignName(BESIDE),
     **_all("anthropic_version anthropic_beta", "what this server has of Anthropic's API needs no beta name", None),
     # llama.cpp, Ollama, LM Studio
     **_all("speculative.n_max speculative.n_min speculative.p_min speculative_decoding", OF_DRY, None),
@@ -162,9 +168,9 @@ SENT: dict[str, ForeignName] = {
     "chat_template_content_format": ForeignName("the server finds out what the template reads", (*OFF, "auto")),
     "detokenize": ForeignName("replies are text; /generate has output_ids", (*OFF, True)),
     "top_n_tokens": ForeignName("send logprobs, and how many in top_logprobs"),
-    "adapter_id": ForeignName("adapters are not served; merge the adapter into the weights"),
+    "adapter_id": ForeignName(ADAPTERS),
     "inputs": ForeignName("send messages, or a prompt to /v1/completions"),
-    "parameters": ForeignName("its fields go beside the messages: temperature, top_p, max_tokens"),
+    "parameters": ForeignName(BESIDE),
     # KoboldCpp and text-generation-webui
     "max_length": ForeignName("send max_tokens"),
     **_all("memory character greeting", "say it in a message"),
@@ -177,4 +183,64 @@ SENT: dict[str, ForeignName] = {
     "auto_max_new_tokens": ForeignName("without max_tokens a reply ends with the context", None),
     **_all("name1 name2 user_name bot_name", "names stand in messages", None),
     "static_cache": ForeignName(MODEL, None),
+    # TensorRT-LLM and Triton, LMDeploy, transformers
+    **_all("adapter_source adapter_name lora_request", ADAPTERS),
+    **_all("draft_num_predict prompt_lookup_num_tokens assistant_model speculative_ngram", DRAFTS, None),
+    **_all("speculation_length lookahead_config", DRAFTS, None),
+    **_all("num_gqa logits_all session_len max_context_len enable_prefix_caching", MODEL, None),
+    **_all("rope_frequency_base rope_frequency_scale modelfile embedding_only", MODEL),
+    **_all("interactive_mode with_cache preserve_cache", "no conversation is kept; send the whole one in messages"),
+    "do_preprocess": ForeignName("a prompt without a template goes to /v1/completions", (None, True)),
+    "logprobs_mode": ForeignName("log probabilities are the model's own, before temperature and filters", RAW),
+    **_all("return_context_logits return_generation_logits output_scores output_logits", "send logprobs"),
+    **_all("return_log_probs return_likelihoods", "send logprobs", (*OFF, "NONE")),
+    "return_perf_metrics": ForeignName("replies tell no times; GET /metrics does", None),
+    "exclude_input_in_output": ForeignName("send echo: true", (None, True)),
+    "echo_last": ForeignName("send echo: true"),
+    "return_prompt": ForeignName("send return_token_ids: true for the ids of prompt and reply"),
+    "prompt_ignore_length": ForeignName("penalties look back over everything"),
+    **_all("embedding_bias embedding_bias_words sequence_bias suppress_tokens", BIASED),
+    **_all("begin_suppress_tokens bad_token_ids bad_words_ids", BIASED),
+    **_all("end_id eos_token_id forced_eos_token_id", "send stop_token_ids", (None, -1)),
+    **_all("pad_id pad_token_id", "rows are not padded", None),
+    **_all("kv_cache_retention_config kv_cache_retention", "prefixes are cached by themselves", None),
+    "text_input": ForeignName("send messages, or a prompt to /v1/completions"),
+    "disaggregated_params": ForeignName("an engine computes both prefill and decode here; leave it out"),
+    "guided_decoding_params": ForeignName("send response_format"),
+    "num_beam_groups": ForeignName(BEAMS, (*OFF, 1)),
+    **_all("diversity_penalty beam_search_diversity_rate", BEAMS),
+    **_all("top_p_min top_p_reset_ids exponential_decay_length_penalty encoder_no_repeat_ngram_size", SAMPLED),
+    **_all("renormalize_logits remove_invalid_values return_dict_in_generate", "no reply here depends on it", None),
+    "min_length": ForeignName("send min_tokens, which counts the reply alone"),
+    **_all("max_time time_limit", "send the header x-request-timeout"),
+    "token_healing": ForeignName("the last token of a prompt is never taken back"),
+    # Cohere, Mistral's agents, Moonshot, DeepSeek, Baidu, AI21, Bedrock, watsonx
+    **_all("strict_tools strict", "say strict in a tool's function"),
+    "raw_prompting": ForeignName("a prompt without a template goes to /v1/completions"),
+    "max_input_tokens": ForeignName("prompts are not cut by themselves; see truncate_prompt_tokens"),
+    **_all("search_queries_only is_search_required use_search search_context_size user_location", SEARCHES),
+    **_all("max_search_results search_info enable_citation enable_enhancement", SEARCHES),
+    "message": ForeignName("send the conversation in messages"),
+    "prompt_vars": ForeignName("there are no stored prompts here; send messages"),
+    **_all("inferenceConfig additionalModelRequestFields completion_args generation_kwargs", BESIDE),
+    **_all("sensitive_word_check stream_moderation guardrailConfig moderations", "this server judges no content"),
+    "ref_file_ids": ForeignName("this server reads no data of others; put it into the messages"),
+    "partial": ForeignName("send continue_final_message: true"),
+    **_all("bot_setting reply_constraints", "say it in a message"),
+    **_all("countPenalty temperatureDecay", SAMPLED),
+    "model_id": ForeignName("send model"),
+    **_all("meta project_id space_id", TRACED, None),
+    # LiteLLM, OpenRouter, Together
+    **_all("litellm_params rpm tpm max_parallel_requests enable_json_schema_validation modify_params", ROUTED, None),
+    **_all("cooldown_time prompt_label user_continue_message assistant_continue_message ssl_verify", ROUTED, None),
+    **_all("hf_model_name azure_ad_token aws_region_name vertex_project vertex_location retry_policy", ROUTED, None),
+    **_all("standard_callback_dynamic_params no_log max_price zdr handoff_execution", ROUTED, None),
+    "headers": ForeignName("send headers as headers"),
+    "prompt_format_string": ForeignName("a template in a request is not run; use --chat-template FILE"),
+    # TabbyAPI, Aphrodite
+    **_all("skew nsigma logit_threshold", SAMPLED),
+    "dry_range": ForeignName(OF_DRY, None),
+    "cfg_scale": ForeignName("there is no guidance by a second prompt", (*OFF, 1, 1.0)),
+    "add_bos_token": ForeignName("the chat template says whether there is one", (None, True)),
+    "no_repeat_ngram": ForeignName('send logits_processors: {"no-repeat-ngram": {"size": …}}'),
 }
