@@ -390,6 +390,11 @@ def test_what_cannot_be_done_is_refused(thinking: Harness, fields: dict[str, Any
     assert "response_format" not in error["message"]
 
 
+def test_an_empty_list_asks_for_no_compaction(thinking: Harness) -> None:
+    """Clients that write every field send it."""
+    assert ask(thinking, context_management=[])["status"] == "completed"
+
+
 def test_item_references_are_bounded(harness: Harness) -> None:
     """Each is a look-up in the database, and a body could hold thirty thousand."""
     items = [{"type": "item_reference", "id": "msg_a"}] * 1025

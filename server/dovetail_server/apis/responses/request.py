@@ -147,7 +147,7 @@ def check(request: ResponsesRequest) -> None:
         raise RequestError(text, param="conversation", code="invalid_value")
     if request.prompt is not None:
         raise errors.unsupported("prompt", "there are no stored prompts here; send instructions and input")
-    if request.context_management is not None:
+    if request.context_management:
         raise errors.unsupported(
             "context_management",
             "nothing is compacted by itself; POST /v1/responses/compact does it, truncation: auto drops old turns",

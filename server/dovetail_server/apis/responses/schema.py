@@ -149,7 +149,7 @@ class ResponsesRequest(ResponsePrompt):
 
     prompt: FreeForm | None = Field(None, description="Not supported.")
     context_management: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(
-        None, description="Not supported."
+        None, description="Empty, or not supported."
     )
     moderation: FreeForm | None = Field(None, description="Not supported.")
 
