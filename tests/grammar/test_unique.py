@@ -129,6 +129,25 @@ def test_items_that_repeat_are_refused(backend: GrammarBackend, vocabulary: Voca
         assert anything.accepts(text), text
 
 
+def test_a_zero_with_a_sign_is_led_to_only_where_there_is_a_way_on(
+    backend: GrammarBackend, vocabulary: Vocabulary
+) -> None:
+    """`-0` is the 0 of an earlier item, of which no mask may be the beginning; `-0.5` is another number."""
+    given: Any
+    for given, text, may in (
+        ({"type": "integer"}, "[0,-", False),
+        ({"type": "integer"}, "[1,-", True),
+        ({"type": "number"}, "[0,-", True),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, "[[0],[-", False),
+    ):
+        matcher = Watched({"type": "array", "items": given, "uniqueItems": True}, backend, vocabulary).grammar.matcher()
+        ids = list(text.encode())
+        assert matcher.accept(ids) == len(ids)
+        mask = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
+        matcher.fill(mask, 0)
+        assert (ord("0") in ids_of(mask[0])) is may, (given, text)
+
+
 def test_arrays_in_arrays_differ_on_both_levels(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
     """Also where the two that are equal have others between them, and a third level lies in between."""
     inner = {"type": "array", "uniqueItems": True}
@@ -182,6 +201,9 @@ def test_other_arrays_may_repeat(backend: GrammarBackend, vocabulary: Vocabulary
         {"type": "string", "pattern": "^(aa|ab|b)$"},
         {"enum": ["a", "ab", "aba", "b", 1, 11, 2, {"a": 1}]},
         {"type": "integer", "minimum": 0, "maximum": 11},
+        {"type": "integer", "minimum": -1, "maximum": 1},
+        {"type": "integer"},
+        {"type": "object", "properties": {"k": {"type": "integer", "minimum": -1, "maximum": 0}}, "required": ["k"]},
         {"anyOf": [{"type": "boolean"}, {"type": "null"}, {"const": "a"}]},
         {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False},
         PAIR,

@@ -79,6 +79,23 @@ NAMED = [
             ("So \\verb|", "|"), ("So \\verb*!", "!"), ("~~~ xml\n", "\n~~~"),
         )
     ),
+    # Code at the very beginning, and behind backticks or a mark that end their line.
+    *(
+        ("hermes", f'{blanks}<tool_call>\n{blanks}{{"name": "now"}}\n{blanks}</tool_call>{end}')
+        for blanks in ("    ", "\t", "        ") for end in ("", "\nis how it goes.")
+    ),
+    ("hermes", '    So:\n    <tool_call>\n    {"name": "now"}\n    </tool_call>'),
+    ("qwen3-coder", "\t<function=now>\n\t</function>\nSo."),
+    ("llama3", '    {"name": "now", "parameters": {}}\n\nSo.'),
+    ("pythonic", "    [now()]\n\nSo."),
+    *(
+        ("hermes", f'So {mark}\n{CALLS["hermes"]}\n{end}.')
+        for mark, end in (("`", "`"), ("``", "``"), ("“", "”"), ("«", "»"))
+    ),
+    ("seed-oss", 'So "\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>\n".'),
+    # An ellipsis is no name.
+    ("glm45", "It is <tool_call>...</tool_call>."),
+    ("iquest-q1", "<iquest_tool_call>...</iquest_tool_call> holds it."),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip
@@ -110,7 +127,7 @@ def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) ->
 @pytest.mark.parametrize(
     "text",
     [
-        "    So:\n    ",
+        "    So:\n",
         "So\n    ",
         "> ```xml\n> <tool_call>\n",
         "> ```\n\n",

@@ -1,10 +1,10 @@
 """`Place`: where a text of Markdown ends, so that a tag that is quoted is told from one that counts.
 
 A model that explains its format writes tags in code or behind a quotation mark; a tag that it means stands elsewhere.
-Code is what stands between runs of backticks in one line, between fences, in lines that are indented behind an empty
-one, in HTML's elements for code and in its comments, between three quotation marks, and what LaTeX prints as it
-stands. A line behind `>` is a quotation. Backticks and quotation marks before the tag of a call hold all up to what
-closes them, or an empty line. All work is linear in the text.
+Code is what stands between runs of backticks in one line, between fences, in lines that are indented at the beginning
+or behind an empty one, in HTML's elements for code and in its comments, between three quotation marks, and what LaTeX
+prints as it stands. A line behind `>` is a quotation. Backticks and quotation marks before the tag of a call, or at the
+end of a line, hold all up to what closes them, or an empty line. All work is linear in the text.
 """
 
 # ruff: noqa: RUF001 - quotation marks of many languages
@@ -73,8 +73,8 @@ class Place:
         "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins", "last",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        """Begin a text."""
+    def __init__(self, *, behind_call: bool = False) -> None:
+        """Begin a text: indented, it is code, unless it stands behind a call or in a section, where calls may be."""
         self.last = ""
         self._fence = ""
         """The fence that is open."""
@@ -96,8 +96,8 @@ class Place:
         """Whether nothing but a language's name follows the backticks that opened code in a line."""
         self._tag_begins = False
         """Whether the tag of `_tag` begins the line."""
-        self._has_text = self._may_indent = False
-        """Whether an indented line is code: it follows text and an empty line, or a line of such code."""
+        self._has_text = self._may_indent = not behind_call
+        """Whether an indented line is code: it begins the text, or follows an empty line, or a line of such code."""
         self._holds_call = False
         """Whether the code or quotation that is open within the line holds the tag of a call."""
         self._new_line()
@@ -229,10 +229,19 @@ class Place:
         if self._closes or self._opens or (is_empty and self._in_quote):
             self._fence, self._in_quote = self._opens, ">" in self._lead
         self._may_indent = self._has_text if is_empty else self._is_code
-        self._holds_call = self._holds_call and not is_empty and bool(self._span or self._quote)
+        if self._span or self._quote:
+            self._holds_call = not is_empty and (self._holds_call or (self._opens_last and not self._fence))
+        else:
+            self._holds_call = False
         if self._element and not (self._is_kept and (self._element in _BLOCKS or not is_empty)):
             self._element = ""
         self._new_line()
+
+    @property
+    def _opens_last(self) -> bool:
+        """Whether the line ends in backticks or a mark that open: what they hold stands in the next lines."""
+        opens_code = bool(self._span) and self._is_info and self.last[-1:] == "`"
+        return opens_code or (bool(self._quote) and _CLOSING.get(self.last) == self._quote)
 
     def _take_tag(self, text: str) -> None:
         """Take what stands from `<` or a backslash on: a tag for code opens or closes it."""

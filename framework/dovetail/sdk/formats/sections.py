@@ -130,7 +130,7 @@ class SectionParser(IncrementalParser):
             self.place.feed(marker)
         if in_doubt:
             self._body.doubt()
-            self.place = Place()
+            self.place = Place(behind_call=True)
         self._phase = ReplyPhase.TOOL
 
     def _end_doubt(self, left: tuple[str, str]) -> None:
@@ -140,7 +140,7 @@ class SectionParser(IncrementalParser):
         self.patience -= len(raw)
         self._phase = ReplyPhase.OUT
         if self._explained or self._tools is None:
-            self.place, self._lead = Place(), self._new_lead()
+            self.place, self._lead = Place(behind_call=True), self._new_lead()
         else:
             self._phase, self.place = phase, place
             mark = next((text for text in self._tools.also if raw.startswith(text)), raw[:1])
@@ -162,7 +162,7 @@ class SectionParser(IncrementalParser):
         if marker and self._broken and not self._explained:
             self._event(Malformed("tool_call", marker))
         if self._explained:
-            self.place = Place()
+            self.place = Place(behind_call=True)
         elif marker:
             self.place.feed(marker)
         self._body = self._in_doubt = None

@@ -51,7 +51,7 @@ class MarkedCalls(ToolBody):
         self._is_outside = self._is_doubtful = False
         self._certain: list[ToolEvent] = []
         """What was said before a call that is in doubt."""
-        self._place = Place()
+        self._place = Place(behind_call=True)
         self._held = ""
         self._read_on = (0, 0)
         """How much of what is held was read, and the matcher's state behind it."""

@@ -39,7 +39,8 @@ from dovetail.sdk.formats.tags import CDATA_START, Tags, followers, matchers, no
 from dovetail_parsers.families.headed_calls import MAX_HEAD, is_half_a_head
 from dovetail_parsers.families.marked_calls import MarkedCalls
 
-_NAME = re.compile(r"[\w.:/\-]+")
+_NAME = re.compile(r"[.:/\-]*\w[\w.:/\-]*")  # `...` stands for one in prose
+_IN_NAME = re.compile(r"[\w.:/\-]")
 _SPACE = re.compile(r"\s*")
 _PRINTED = re.compile(r"\S")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
@@ -346,7 +347,7 @@ class TaggedCalls(MarkedCalls):
         """See whether a key's tag in a value names a parameter: then the value lacks its closing tag."""
         rest = text[after : after + max(map(len, self._left), default=0) + 1]
         names = [name for name in self._left if rest.startswith(name) and len(rest) > len(name)]
-        if any(not _NAME.match(rest[len(name) :]) for name in names):
+        if any(not _IN_NAME.match(rest[len(name) :]) for name in names):
             self._end_value()
             self._begin_head("key")
             return after

@@ -85,7 +85,7 @@ class ElementCalls(ToolBody):
         self._schema: Mapping[str, Any] | None = None
         self._stack: list[Element] = []
         self._trusts_quotes = True
-        self._place = Place()
+        self._place = Place(behind_call=True)
         """Where the noise before a call ends: one in code is no call."""
         self._out: list[ToolEvent] = []
 
@@ -166,7 +166,7 @@ class ElementCalls(ToolBody):
         """Return what stands outside of calls."""
         raw = "".join(self._raw)
         self._raw.clear()
-        self._place = Place()
+        self._place = Place(behind_call=True)
         return [Malformed("tool_call", raw)] if raw else []
 
     def _take_out(self) -> list[ToolEvent]:

@@ -26,7 +26,7 @@ class PerCall(ToolBody):
         self._ended: ToolBody | None = None
         """The reader that took text last."""
         self._is_doubtful = False
-        self._place = Place()
+        self._place = Place(behind_call=True)
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""

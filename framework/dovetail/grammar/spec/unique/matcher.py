@@ -160,7 +160,7 @@ class UniqueMatcher:
         self._note_ways(row)
         search = _MaskSearch(self._texts, self.inner)
         found: dict[bytes, bool] = {}
-        for token_id in set(self._suspects(row)):
+        for token_id in {*self._suspects(row), *self._zeros()}:
             if not has_bit(row, token_id):
                 continue
             text = _effect(self._texts.tokens[token_id], scan.mode)
@@ -195,6 +195,12 @@ class UniqueMatcher:
                 if rest:
                     yield from texts.like(rest, max(0, least), spaced=scan.mode is not Mode.STRING)
 
+    def _zeros(self) -> Sequence[int]:
+        """Return tokens that may write `-0`, which is the 0 of an earlier item."""
+        scan = self._scan
+        is_signed = scan.mode is Mode.PLAIN and scan.text.endswith(b"-")
+        return self._texts.zeros if is_signed or (scan.mode is Mode.VALUE and scan.is_near()) else ()
+
     def _in_string(self, row: Words) -> Iterator[int]:
         """Yield tokens that end a string and more, unless they can be known to do no harm."""
         frame = self._scan.frame
@@ -227,7 +233,7 @@ class _MaskSearch:
         trial.feed(self._texts.tokens[token_id])
         if trial.repeats:
             return False
-        if all(_has_way(frame, text) for frame, text in trial.items()):
+        if not trial.is_zero() and all(_has_way(frame, text) for frame, text in trial.items()):
             return True
         key = trial.text, trial.mode
         if key not in self._known:

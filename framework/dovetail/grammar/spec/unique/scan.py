@@ -1,12 +1,14 @@
 """`Scan`: reads JSON as it is generated, and knows where the items of an array have to differ.
 
-What stands in such an array is kept without the whitespace between its tokens, as the model writes it. An item that has
-ended is compared as a value: its keys in any order, its numbers as numbers.
+What stands in such an array is kept without the whitespace between its tokens, and with one spelling of a number that
+has ended, else as the model writes it. An item that has ended is compared as a value: its keys in any order.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +20,10 @@ from dovetail.grammar.spec.unique.locations import ValueShape
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPEN, _CLOSE = frozenset(b"[{"), frozenset(b"]}")
+_SPELLED = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
+"""A number at the end of a text."""
+_EXACT = 1 << 53
+"""Whole numbers up to here are written without a point."""
 
 
 class Mode(Enum):
@@ -192,7 +198,13 @@ class Scan:
 
     def is_near(self) -> bool:
         """Whether what has begun of an item begins an earlier one, too; not the nothing before the first item."""
-        return any(frame.is_near(text) for frame, text in self.items())
+        return self.is_zero() or any(frame.is_near(text) for frame, text in self.items())
+
+    def is_zero(self) -> bool:
+        """Whether an item ends in `-0` so far, and would begin an earlier one without the sign."""
+        if self.mode is not Mode.PLAIN or not self.text.endswith(b"-0"):
+            return False
+        return any(frame.is_near(text[:-2] + b"0") for frame, text in self.items())
 
     def feed(self, data: bytes) -> int:
         """Read on; returns how far. Stops at an item that repeats an earlier one, and where the whole value ends."""
@@ -287,6 +299,8 @@ class Scan:
             self._shape = frame.shape.member(_name(self.text[begin:]))
 
     def _end_value(self) -> None:
+        if self.mode is Mode.PLAIN:
+            self.text = _one_spelling(self.text)
         self.mode = Mode.AFTER
         frame = self.frame
         if frame is None or frame.items is None:
@@ -320,6 +334,18 @@ class Scan:
         self._end_value()
         if not self.is_watched:
             self.text = b""
+
+
+def _one_spelling(text: bytes) -> bytes:
+    """Return a text whose last number is written in one way: `1.0` and `1e0` as 1, `-0` as 0."""
+    found = _SPELLED.search(text)
+    if found is None or (found[0].lstrip(b"-").isdigit() and found[0] != b"-0"):
+        return text
+    value = float(found[0])
+    if not math.isfinite(value):
+        return text
+    short = str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(value)
+    return text[: found.start()] + short.encode()
 
 
 def _owned(frame: ScanFrame | None, num_items: dict[int, int]) -> ScanFrame | None:

@@ -16,6 +16,7 @@ SPACE = b" \t\r\n"
 _ACROSS = re.compile(rb'"\s*,\s*\S')
 _END = re.compile(rb'"\s*[\]}]')
 _CLOSING = re.compile(rb'[",\]}\s]')
+_ZERO = re.compile(rb"(?:-|^)0(?![0-9.eE])")
 _NEEDED = (*range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF5))
 """Bytes that JSON's strings are made of."""
 
@@ -29,6 +30,7 @@ class TokenTexts:
         mask_words: W.
         across: A row of the tokens that may end a string and begin another item.
         end: A row of the tokens that may end a string and what it stands in.
+        zeros: Tokens that may write 0 with a sign, or end that.
         has_all_bytes: Whether each byte of a text is a token: then what bytes may follow says what text may.
     """
 
@@ -43,6 +45,7 @@ class TokenTexts:
         quoted = [(i, token) for i, token in texts if b'"' in token]
         self.across = new_row(vocabulary.size, (i for i, token in quoted if _ACROSS.search(token)))
         self.end = new_row(vocabulary.size, (i for i, token in quoted if _END.search(token)))
+        self.zeros = [i for i, token in texts if _ZERO.search(token)]
         self._closing = np.zeros(vocabulary.size, dtype=np.bool_)
         self._closing[[i for i, token in texts if not token.isalnum() and _CLOSING.search(token)]] = True
         self._lead = np.zeros(vocabulary.size, dtype=np.uint8)
