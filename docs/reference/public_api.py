@@ -38,6 +38,7 @@ OWNERS = {
     "grammar": "grammar_backend",
     "hooks": "hooks",
     "kernels": "kernels",
+    "operations": "kernels",
     "layers": "model",
     "logits": "logits_processor",
     "model": "model",

@@ -24,12 +24,12 @@ from quant_products import BANDWIDTH, graph_us, relative
 from torch import Tensor
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops.packed_integers import Words
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, PackedSlotTiles, of_slots, slot_tiles
-from dovetail.sdk.layers.ops.route import route
-from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
 from dovetail_backends.kernels.triton import norms, products
+from dovetail_backends.kernels.triton.packed_integers import Words
+from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, PackedSlotTiles, of_slots, slot_tiles
+from dovetail_backends.kernels.triton.route import route
+from dovetail_backends.kernels.triton.router import routed
 
 EPS = 1e-5
 LAYERS = 8
@@ -71,7 +71,7 @@ def chosen_by_steps(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     """Normed tokens, ids and shares, in three kernels."""
     rows = norms.rms_norm(x, layer.norm.weight, EPS)
     logits = products.linear(rows, layer.router, layer.bias)
-    return rows, *route(logits, None, layer.routing, scale=1.0, dtype=x.dtype)
+    return rows, *route(logits, None, 1.0, routing=layer.routing, dtype=x.dtype)
 
 
 def layer_output(x: Tensor, layer: Layer, *, in_one: bool, tiles: PackedSlotTiles, router_tile: Any = None) -> Tensor:
@@ -137,7 +137,7 @@ def routers(rounds: int, *, has_tiles: bool) -> Iterator[str]:
         def by_steps(weights: Any = weights, norm: Any = norm, none: Any = none, routing: Any = routing) -> None:
             for weight in weights:
                 logits = products.linear(norms.rms_norm(x, norm.weight, EPS), weight, none)
-                route(logits, None, routing, scale=1.0, dtype=x.dtype)
+                route(logits, None, 1.0, routing=routing, dtype=x.dtype)
 
         def at_once(
             tile: Any = None, weights: Any = weights, norm: Any = norm, none: Any = none, routing: Any = routing

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext
 from dovetail.sdk.layers.experts import GatedExperts
-from dovetail.sdk.layers.ops.experts import (
+from dovetail.sdk.layers.plain import PLAIN
+from dovetail_backends.kernels.triton.experts import (
     MAX_SLOTS,
     ExpertWeights,
     SlotTiles,
@@ -33,7 +34,6 @@ from dovetail.sdk.layers.ops.experts import (
     slot_tiles,
     sorted_tiles,
 )
-from dovetail.sdk.layers.plain import PLAIN
 
 SHAPES = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768),

@@ -25,12 +25,12 @@ from triton.runtime.jit import JITFunction
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.layers import RMSScale
 from dovetail.sdk.layers.ops import pdl
-from dovetail.sdk.layers.ops.packed_integers import Words
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, of_slots, slot_tiles
 from dovetail.sdk.layers.ops.peer_sum import PeerBuffers, peer_sum
-from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
 from dovetail_backends.kernels.triton import products
+from dovetail_backends.kernels.triton.packed_integers import Words
+from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, of_slots, slot_tiles
+from dovetail_backends.kernels.triton.router import routed
 from dovetail_backends.triton.decode import DecodeScratch, decode_qkv
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, TOP_K, EPS = 2880, 2880, 64, 8, 64, 4, 1e-5

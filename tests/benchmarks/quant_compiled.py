@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.sdk.layers.ops import packed
-from dovetail.sdk.layers.ops.packed_experts import expert_tiles, packed_gated_experts
-from dovetail.sdk.layers.ops.packed_pairs import fits_pairs
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton import packed
+from dovetail_backends.kernels.triton.packed_experts import expert_tiles, packed_gated_experts
+from dovetail_backends.kernels.triton.packed_pairs import fits_pairs
+from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 from dovetail_backends.triton.decode import DecodeScratch, choose_shape, decode_qkv
 from dovetail_backends.triton.kv import Scales
 

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from quant_products import BANDWIDTH, CACHE_BYTES, FORMS, PROCESSES, drawn, graph_us, relative
 
-from dovetail.sdk.layers.ops.experts import ExpertWeights, gated_experts
-from dovetail.sdk.layers.ops.packed_experts import ExpertTiles, expert_tiles, packed_gated_experts
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, PackedSlotTiles, slot_tiles
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight, stacked
-from dovetail.sdk.layers.ops.packed_write import written
+from dovetail_backends.kernels.triton.experts import ExpertWeights, gated_experts
+from dovetail_backends.kernels.triton.packed_experts import ExpertTiles, expert_tiles, packed_gated_experts
+from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, PackedSlotTiles, slot_tiles
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight, stacked
+from dovetail_backends.kernels.triton.packed_write import written
 
 DRAWS = 6
 """Choices of experts that a graph goes through."""

@@ -27,20 +27,20 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops import packed_weight, reference
-from dovetail.sdk.layers.ops.packed import linear as packed_linear
-from dovetail.sdk.layers.ops.packed_few import few
-from dovetail.sdk.layers.ops.packed_halves import by_halves, fits_halves
-from dovetail.sdk.layers.ops.packed_integers import by_integers, fits_integers
-from dovetail.sdk.layers.ops.packed_pairs import by_pairs, fits_pairs
-from dovetail.sdk.layers.ops.packed_row import row
-from dovetail.sdk.layers.ops.packed_stacked import by_stacked, fits_stacked
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
-from dovetail.sdk.layers.ops.packed_write import many, written
+from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
 from dovetail.sdk.quantization.words import nibbles_of
-from dovetail_backends.kernels.triton import norms, products
+from dovetail_backends.kernels.triton import norms, packed_weight, products
+from dovetail_backends.kernels.triton.packed import linear as packed_linear
+from dovetail_backends.kernels.triton.packed_few import few
+from dovetail_backends.kernels.triton.packed_halves import by_halves, fits_halves
+from dovetail_backends.kernels.triton.packed_integers import by_integers, fits_integers
+from dovetail_backends.kernels.triton.packed_pairs import by_pairs, fits_pairs
+from dovetail_backends.kernels.triton.packed_row import row
+from dovetail_backends.kernels.triton.packed_stacked import by_stacked, fits_stacked
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton.packed_wide import fits_wide, wide
+from dovetail_backends.kernels.triton.packed_write import many, written
 
 FORMS: dict[str, Form] = {
     "fp8-blocks": Scaled(torch.float8_e4m3fn, 128),

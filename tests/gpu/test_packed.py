@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dovetail.contracts.kernels import make_ask
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers import cuda_products
-from dovetail.sdk.layers.ops import packed, reference
-from dovetail.sdk.layers.ops.experts import ExpertWeights, gated_experts
-from dovetail.sdk.layers.ops.packed_experts import packed_gated_experts
-from dovetail.sdk.layers.ops.packed_pairs import by_pairs, fits_pairs
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights
-from dovetail.sdk.layers.ops.packed_stacked import by_stacked
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight, stacked
+from dovetail.runtime.device.devices import device_of
+from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
+from dovetail_backends.kernels.triton import TritonKernels, packed
+from dovetail_backends.kernels.triton.experts import ExpertWeights, gated_experts
+from dovetail_backends.kernels.triton.packed_experts import packed_gated_experts
+from dovetail_backends.kernels.triton.packed_pairs import by_pairs, fits_pairs
+from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights
+from dovetail_backends.kernels.triton.packed_stacked import by_stacked
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight, stacked, weight_of
 
 pytestmark = pytest.mark.gpu
 FLOAT8 = torch.float8_e4m3fn
@@ -42,8 +44,7 @@ def test_products(form: Form, n: int, k: int, rows: int) -> None:
         pytest.skip("groups do not divide the inputs")
     torch.manual_seed(0)
     tensors = form.quantise(torch.randn(n, k, device="cuda") * 0.02)
-    weight = cuda_products.packed(form, tensors, torch.bfloat16)
-    assert weight is not None
+    weight = weight_of(form, tensors, torch.bfloat16)
     plain = form.dequantise(tensors, torch.bfloat16)
     x, residual = (torch.randn(rows, size, device="cuda").bfloat16() for size in (k, n))
     norm = torch.randn(k, device="cuda").bfloat16()
@@ -75,8 +76,7 @@ def test_odd_sizes(form: Form, n: int, k: int, dtype: torch.dtype) -> None:
         pytest.skip("groups do not divide the inputs")
     torch.manual_seed(0)
     tensors = form.quantise(torch.randn(n, k, device="cuda") * 0.02)
-    weight = cuda_products.packed(form, tensors, dtype)
-    assert weight is not None
+    weight = weight_of(form, tensors, dtype)
     plain = form.dequantise(tensors, torch.float64)
     norm = torch.randn(k, device="cuda").to(dtype)
     for rows in (1, 3, 5, 17, 33, 65, 129, 257, 700):
@@ -93,8 +93,9 @@ def test_odd_sizes(form: Form, n: int, k: int, dtype: torch.dtype) -> None:
 
 def test_groups_without_kernels() -> None:
     """Where scales are for fewer inputs than half a block, there is no packed weight."""
-    tensors = Int4(16).quantise(torch.randn(64, 128, device="cuda"))
-    assert cuda_products.packed(Int4(16), tensors, torch.bfloat16) is None
+    view = device_of(torch.device("cuda")).view
+    ask = make_ask("packed_linear", view, "bfloat16", {"N": 64, "K": 128}, {"form": Int4(16)})
+    assert TritonKernels().serves(ask) == "no kernel for int4 in groups of 16"
 
 
 @pytest.mark.parametrize("form", [Scaled(FLOAT8), Scaled(FLOAT8, 128)], ids=str)
@@ -103,8 +104,7 @@ def test_pairs(form: Form, rows: int) -> None:
     """K split or not, and by the library: the error is that of rounding, with outliers among the inputs."""
     torch.manual_seed(0)
     tensors = form.quantise(torch.randn(1008, 1152, device="cuda") * 0.02)
-    weight = cuda_products.packed(form, tensors, torch.bfloat16)
-    assert weight is not None
+    weight = weight_of(form, tensors, torch.bfloat16)
     assert fits_pairs(weight)
     x = torch.randn(rows, 1152, device="cuda").bfloat16()
     x[:40, 70] *= 300
@@ -124,8 +124,7 @@ def experts(form: Form, num: int, n: int, k: int) -> tuple[PackedWeight, torch.T
     for expert in range(num):
         spread = torch.logspace(-2, 2, k, device="cuda")[None, :] * torch.logspace(-3, 0, n, device="cuda")[:, None]
         tensors = form.quantise(torch.randn(n, k, device="cuda") * 0.02 * (1 + expert) * spread)
-        weight = cuda_products.packed(form, tensors, torch.bfloat16)
-        assert weight is not None
+        weight = weight_of(form, tensors, torch.bfloat16)
         made.append(weight)
         plain.append(form.dequantise(tensors, torch.bfloat16))
     return stacked(made), torch.stack(plain)

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers import cuda_products
 from dovetail.sdk.layers.ops import pdl, reference
-from dovetail.sdk.layers.ops.packed_integers import Words
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, of_slots, slot_tiles
-from dovetail.sdk.layers.ops.packed_weight import stacked
-from dovetail.sdk.layers.ops.router import routed
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.quantization.forms import Mxfp4
+from dovetail_backends.kernels.triton.packed_integers import Words
+from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, of_slots, slot_tiles
+from dovetail_backends.kernels.triton.packed_weight import stacked, weight_of
+from dovetail_backends.kernels.triton.router import routed
 
 pytestmark = pytest.mark.gpu
 EPS, HIDDEN, NUM, TOP_K, LAYERS, REPLAYS = 1e-5, 2880, 32, 4, 3, 40
@@ -36,8 +35,8 @@ class Layer:
         form, halves = Mxfp4(), []
         for n, k in ((2 * inner, HIDDEN), (HIDDEN, inner)):
             made = [form.quantise(torch.randn(n, k, device="cuda") * 0.02) for _ in range(NUM)]
-            packed = [cuda_products.packed(form, one, torch.bfloat16) for one in made]
-            halves.append(stacked(one for one in packed if one is not None))
+            packed = [weight_of(form, one, torch.bfloat16) for one in made]
+            halves.append(stacked(packed))
         biases = random(NUM, 2 * inner), random(NUM, HIDDEN)
         self.experts = PackedExpertWeights(halves[0], halves[1], *biases, 0, "clamped_silu_and_mul", False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,12 +11,25 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Stream
+from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.layers.experts import GatedExperts
 from dovetail.sdk.layers.moe import Router
-from dovetail.sdk.layers.ops.experts import ExpertWeights, SlotTiles, SortedTiles, few, many
-from dovetail.sdk.layers.ops.route import route
+from dovetail.sdk.layers.ops import mixture
+from dovetail.sdk.layers.ops.mixture import each_expert
+from dovetail.sdk.layers.ops.reference import act_and_mul, linear
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.layers.routing import Routing
+from dovetail_backends.kernels.triton import TritonKernels
+from dovetail_backends.kernels.triton.experts import (
+    ExpertWeights,
+    SlotTiles,
+    SortedTiles,
+    few,
+    many,
+    sorted_slots,
+)
+from dovetail_backends.kernels.triton.route import route
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DOT_DTYPES = [torch.float32, torch.bfloat16] if DEVICE.type == "cuda" else [torch.float32]
@@ -33,9 +48,12 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def made(dtype: torch.dtype, **ways: Any) -> Any:
-    """Experts with random weights."""
+def made(dtype: torch.dtype, *, kernels: bool = False, **ways: Any) -> Any:
+    """Experts with random weights, plain or with our kernels."""
     ctx = BuildContext(device=DEVICE, dtype=dtype, factory=PLAIN)
+    if kernels:
+        sets = [LoadedSet("triton", "triton", TritonKernels(), True)]
+        ctx = replace(ctx, kernels=KernelBinder(sets, device_of(DEVICE).view))
     wanted = {"act": "silu_and_mul", "bias": False, "weigh": "output", "shard": "inner", **ways}
     experts = GatedExperts(ctx, "x", NUM, TOP_K, HIDDEN, INNER, **wanted)
     for seed, param in enumerate(experts.parameters()):
@@ -48,7 +66,15 @@ def some_of(experts: Any, first: int, num: int) -> ExpertWeights:
     up, down = experts.gate_up, experts.down
     here = slice(first, first + num)
     cut = [None if one is None else one[here].contiguous() for one in (up.weight, down.weight, up.bias, down.bias)]
-    return ExpertWeights(*cut, first, experts._act, experts._weigh == "input")  # type: ignore[arg-type]
+    return ExpertWeights(*cut, first, experts._place["act"], experts._place["weigh"] == "input")  # type: ignore[arg-type]
+
+
+def each(experts: Any, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+    """What plain experts make of tokens, one expert after the other."""
+    up, down, place = experts.gate_up, experts.down, dict(experts._place)
+    how = {name: place[name] for name in ("act", "weigh", "first")}
+    kernel = each_expert(partial(act_and_mul, act=place["act"]), linear, linear, **how, total=up.num_experts)
+    return kernel(x, ids, shares, up.weight, up.bias, down.weight, down.bias, None)
 
 
 def choices(num_tokens: int, num: int = NUM - 1) -> Tensor:
@@ -82,7 +108,7 @@ def test_kernels_equal_every_expert(dtype: torch.dtype, way: str, num_tokens: in
     """With and without what they are added to, for widths off the tiles and experts that nobody chose."""
     experts, x = made(dtype, **ways), random(num_tokens, HIDDEN, dtype=dtype, seed=9)
     ids, shares = choices(num_tokens), random(num_tokens, TOP_K, dtype=dtype, seed=8).abs()
-    want = experts._each(x, ids, shares)
+    want = each(experts, x, ids, shares)
     close(WAYS[way](x, ids, shares, some_of(experts, 0, NUM), None), want)
     residual = random(num_tokens, HIDDEN, dtype=dtype, seed=7)
     close(WAYS[way](x, ids, shares, some_of(experts, 0, NUM), residual), residual + want)
@@ -94,7 +120,7 @@ def test_ranks_with_some_of_the_experts_add_up(way: str) -> None:
     experts, x = made(torch.float32), random(9, HIDDEN, dtype=torch.float32)
     ids, shares = choices(9, NUM), random(9, TOP_K, dtype=torch.float32).abs()
     parts = [WAYS[way](x, ids, shares, some_of(experts, *cut), None) for cut in ((0, 3), (3, 1), (4, 3))]
-    close(sum(parts, torch.zeros_like(x)), experts._each(x, ids, shares))
+    close(sum(parts, torch.zeros_like(x)), each(experts, x, ids, shares))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -103,7 +129,7 @@ def test_a_token_of_nan_hurts_no_other(way: str) -> None:
     """Nor one whose ids are no experts'."""
     experts, x = made(torch.float32), random(9, HIDDEN, dtype=torch.float32)
     ids, shares = choices(9), random(9, TOP_K, dtype=torch.float32).abs()
-    want = experts._each(x, ids, shares)
+    want = each(experts, x, ids, shares)
     x[4], shares[4], ids[4] = float("nan"), float("nan"), NUM
     found = WAYS[way](x, ids, shares, some_of(experts, 0, NUM), None)
     others = [0, 1, 2, 3, 5, 6, 7, 8]
@@ -113,8 +139,6 @@ def test_a_token_of_nan_hurts_no_other(way: str) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 5, 700])
 def test_a_slots_place_is_stable(num_tokens: int) -> None:
     """Slots stand by expert, and in their order among those of one expert, over several blocks of them."""
-    from dovetail.sdk.layers.ops.experts import sorted_slots
-
     ids = torch.randint(0, NUM - 1, (num_tokens, TOP_K), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     order, bounds = sorted_slots(ids, NUM, 0)
     assert order.tolist() == ids.flatten().argsort(stable=True).tolist()
@@ -144,8 +168,9 @@ def test_routes_equal_the_plain_choice(dtype: torch.dtype, name: str) -> None:
         tensor.data.copy_(random(*tensor.shape, dtype=tensor.dtype, seed=seed))
     steps = torch.stack([torch.randperm(routing.num) for _ in range(9)]).to(DEVICE)
     logits = (steps / 4).to(dtype)  # no two are equal
-    want_ids, want = router.choose(logits, scale=0.5, dtype=dtype)
-    ids, shares = route(logits, router.correction, routing, scale=0.5, dtype=dtype)
+    how = {"routing": routing, "dtype": dtype}
+    want_ids, want = mixture.route(logits, router.correction, 0.5, **how)
+    ids, shares = route(logits, router.correction, 0.5, **how)
     assert (ids.dtype, shares.dtype) == (torch.int64, dtype)
     order, want_order = ids.argsort(), want_ids.argsort()
     assert ids.gather(1, order).tolist() == want_ids.gather(1, want_order).tolist()
@@ -158,7 +183,7 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist() -> None:
     routing = Routing(num=11, top_k=3)
     logits = torch.zeros(3, 11, device=DEVICE)
     logits[0], logits[1, 4] = float("nan"), float("nan")
-    ids, _ = route(logits, None, routing, scale=1.0, dtype=torch.float32)
+    ids, _ = route(logits, None, 1.0, routing=routing, dtype=torch.float32)
     assert bool(((ids >= 0) & (ids < 11)).all())
     assert ids[2].tolist() == [0, 1, 2]
 
@@ -167,8 +192,8 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 8, 9, 600, 3000])
 def test_experts_on_the_device_equal_plain_ones(num_tokens: int) -> None:
     """Whichever way they take by the number of tokens."""
-    experts, x = made(torch.bfloat16), random(num_tokens, HIDDEN, dtype=torch.bfloat16)
+    experts, x = made(torch.bfloat16, kernels=True), random(num_tokens, HIDDEN, dtype=torch.bfloat16)
     ids, shares = choices(num_tokens), random(num_tokens, TOP_K, dtype=torch.bfloat16).abs()
-    want = experts._each(x, ids, shares)
+    want = each(experts, x, ids, shares)
     close(experts(x, ids, shares), want)
     close(experts(x, ids, shares, add=Stream(x.clone())).total(), x + want)

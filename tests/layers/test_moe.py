@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from dovetail.contracts.layers import BuildContext, Parallel, Stream
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.experts import GatedExperts
 from dovetail.sdk.layers.moe import MixtureOfExperts, Router
+from dovetail.sdk.layers.ops.mixture import each_expert
+from dovetail.sdk.layers.ops.reference import act_and_mul, linear
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.layers.routing import Routing
 
@@ -26,6 +29,14 @@ def filled(module: Any) -> Any:
     return module
 
 
+def each(experts: Any, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+    """What plain experts make of tokens, one expert after the other."""
+    up, down, place = experts.gate_up, experts.down, dict(experts._place)
+    how = {name: place[name] for name in ("act", "weigh", "first")}
+    kernel = each_expert(partial(act_and_mul, act=place["act"]), linear, linear, **how, total=up.num_experts)
+    return kernel(x, ids, shares, up.weight, up.bias, down.weight, down.bias, None)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("weigh", ["input", "output"])
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 70])
@@ -37,11 +48,11 @@ def test_sorted_rows_give_what_every_expert_gives(bias: bool, weigh: Any, num_to
     x = torch.randn(num_tokens, 20)
     ids = torch.stack([torch.randperm(6)[:3] for _ in range(num_tokens)]) if num_tokens else torch.zeros(0, 3).long()
     weights = torch.rand(num_tokens, 3)
-    each = experts._each(x, ids, weights)
-    near = {"rtol": 1e-5, "atol": 1e-6 * float(each.abs().max()) if num_tokens else 0.0}  # sums of other orders
-    torch.testing.assert_close(experts._grouped(x, ids, weights), each, **near)
+    one_by_one = each(experts, x, ids, weights)
+    near = {"rtol": 1e-5, "atol": 1e-6 * float(one_by_one.abs().max()) if num_tokens else 0.0}  # sums of other orders
+    torch.testing.assert_close(experts(x, ids, weights), one_by_one, **near)
     added: Stream = experts(x, ids, weights, add=Stream(x.clone()))
-    torch.testing.assert_close(added.total(), x + each, **near)
+    torch.testing.assert_close(added.total(), x + one_by_one, **near)
 
 
 def test_ranks_that_divide_experts_add_up_to_one() -> None:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
 from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
 from dovetail.contracts.quantization import Stored
-from dovetail.sdk.layers import cuda_products
+from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.layers.experts import GatedExperts
 from dovetail.sdk.layers.norm import RMSNorm
-from dovetail.sdk.layers.ops import packed, packed_experts, reference
-from dovetail.sdk.layers.ops.packed_experts import ExpertTiles, packed_gated_experts
-from dovetail.sdk.layers.ops.packed_few import few
-from dovetail.sdk.layers.ops.packed_halves import by_halves, fits_halves
-from dovetail.sdk.layers.ops.packed_integers import by_integers, fits_integers, integers
-from dovetail.sdk.layers.ops.packed_row import row
-from dovetail.sdk.layers.ops.packed_slots import PackedExpertWeights, PackedSlotTiles, slot_tiles
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
-from dovetail.sdk.layers.ops.packed_write import written
+from dovetail.sdk.layers.ops import reference
+from dovetail.sdk.layers.ops.mixture import each_expert
+from dovetail.sdk.layers.ops.reference import act_and_mul, linear
 from dovetail.sdk.layers.packed import PackedFactory
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
+from dovetail_backends.kernels.triton import TritonKernels, packed, packed_experts
+from dovetail_backends.kernels.triton.packed_experts import ExpertTiles, packed_gated_experts
+from dovetail_backends.kernels.triton.packed_few import few
+from dovetail_backends.kernels.triton.packed_halves import by_halves, fits_halves
+from dovetail_backends.kernels.triton.packed_integers import by_integers, fits_integers, integers
+from dovetail_backends.kernels.triton.packed_row import row
+from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, PackedSlotTiles, slot_tiles
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight, weight_of
+from dovetail_backends.kernels.triton.packed_wide import fits_wide, wide
+from dovetail_backends.kernels.triton.packed_write import written
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FLOAT8 = torch.float8_e4m3fn
@@ -61,7 +67,7 @@ def made(form: Form, weight: Tensor, dtype: torch.dtype = torch.float32) -> tupl
     """Quantise a weight; returns it packed for kernels, and written out by the form."""
     tensors = form.quantise(weight)
     assert isinstance(form, Scaled | Int4 | Mxfp4)
-    return cuda_products.weight_of(form, tensors, dtype), form.dequantise(tensors, torch.float32)
+    return weight_of(form, tensors, dtype), form.dequantise(tensors, torch.float32)
 
 
 def close(found: Tensor, want: Tensor, most: float = 1e-5) -> None:
@@ -229,7 +235,7 @@ def test_rows_as_integers(form: Int4 | Mxfp4, rows: int) -> None:
         tensors["weight_zero"] = torch.randint(0, 17, shape, generator=torch.Generator().manual_seed(7)).to(
             DEVICE, torch.uint8
         )
-    weight = cuda_products.weight_of(form, tensors, torch.bfloat16)
+    weight = weight_of(form, tensors, torch.bfloat16)
     plain = form.dequantise(tensors, torch.float32)
     assert fits_integers(weight)
     spread = torch.logspace(-3, 3, k, device=DEVICE)
@@ -263,6 +269,14 @@ def test_integers_hold_a_row(kind: Any, planes: tuple[int, ...], is_halved: bool
 
 
 NUM, TOP_K, HIDDEN, INNER = 5, 2, 128, 96
+
+
+def each(experts: Any, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+    """What plain experts make of tokens, one expert after the other."""
+    up, down, place = experts.gate_up, experts.down, dict(experts._place)
+    how = {name: place[name] for name in ("act", "weigh", "first")}
+    kernel = each_expert(partial(act_and_mul, act=place["act"]), linear, linear, **how, total=up.num_experts)
+    return kernel(x, ids, shares, up.weight, up.bias, down.weight, down.bias, None)
 
 
 def experts(form: Any, **ways: Any) -> tuple[Any, PackedExpertWeights]:
@@ -304,7 +318,7 @@ def test_experts(form: Form, ways: dict[str, Any], is_few: bool, num_tokens: int
     ids = torch.stack([torch.randperm(NUM - 1)[:TOP_K] for _ in range(num_tokens)]).to(DEVICE)
     ids[0, 0] = NUM + 3
     shares = random(num_tokens, TOP_K, seed=7).abs()
-    want = plain._each(x, ids, shares) + residual
+    want = each(plain, x, ids, shares) + residual
     tile = PackedSlotTiles((8, 128, 4), (2, 64, 4)) if is_few else ExpertTiles(16, (32, 128, 4, 2), (64, 128, 4, 2))
     for tiles in (tile, None):
         found = packed_gated_experts(
@@ -332,7 +346,7 @@ def test_experts_of_one_short_block(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, weights = experts(Mxfp4(), act="silu_and_mul", bias=False, weigh="output")
     x, ids, shares = random(1, 32), torch.tensor([[1, 3]], device=DEVICE), random(1, TOP_K).abs()
     found = packed_gated_experts(x.half(), ids, shares.half(), weights, None)
-    close(found, plain._each(x, ids, shares), 3e-3)
+    close(found, each(plain, x, ids, shares), 3e-3)
     matrix, back = made(Mxfp4(), random(OUT, 32))
     close(packed.linear(x.half(), matrix, None), x @ back.T, 3e-3)
 
@@ -355,9 +369,9 @@ def test_scales_of_mxfp4_that_kernels_do_not_hold() -> None:
     tensors = form.quantise(random(OUT, 128))
     tensors["weight_scale"][3, 1] = 252
     with pytest.raises(ValueError, match=r"2 \*\* 125"):
-        cuda_products.weight_of(form, tensors, torch.float32)
+        weight_of(form, tensors, torch.float32)
     tensors["weight_scale"][3, 1] = 251
-    weight = cuda_products.weight_of(form, tensors, torch.float32)
+    weight = weight_of(form, tensors, torch.float32)
     close(written(weight, torch.float32), form.dequantise(tensors, torch.float32), 1e-7)
 
 
@@ -377,7 +391,7 @@ def test_experts_written_out(form: Form, monkeypatch: pytest.MonkeyPatch) -> Non
     ids = torch.stack([torch.randperm(NUM - 1)[:TOP_K] for _ in range(40)]).to(DEVICE)
     ids[0, 0] = NUM + 3
     shares = random(40, TOP_K, seed=7).abs()
-    want = plain._each(x, ids, shares) + residual
+    want = each(plain, x, ids, shares) + residual
     of_two = 2 * (2 * INNER) * HIDDEN * 4
     for most in (1, of_two, 1 << 30):
         monkeypatch.setattr(packed_experts, "WRITTEN_BYTES", most)
@@ -385,43 +399,44 @@ def test_experts_written_out(form: Form, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("form", [Scaled(FLOAT8), Int4(32), Mxfp4()], ids=str)
-def test_layers_use_the_kernels(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_use_the_kernels(form: Form) -> None:
     """A packed layer and packed experts compute in the kernels what they do without: norm, gate, stream and scale."""
-    ctx = BuildContext(
-        device=DEVICE, dtype=torch.float32, factory=PackedFactory(Stored({}, is_known=False), PLAIN, form, form)
-    )
-    norm = RMSNorm(64, 1e-6, ctx)
-    norm.weight.data.copy_(random(64, seed=5))
-    made_of: list[Any] = [
-        ctx.linear("a", 64, 96),
-        ctx.linear("b", 64, [Part("gate", 96), Part("up", 96)], act="silu_and_mul"),
-        ctx.linear("c", 64, 64),
-    ]
     x, start = random(3, 64, seed=1), random(3, 64, seed=2)
-    moe: Any = ctx.experts("moe", NUM, TOP_K, 64, 96, act="silu_and_mul", bias=False, weigh="output")
-    matrices = [*made_of, moe.gate_up, moe.down]
-    for seed, matrix in enumerate(matrices):
-        for name, tensor in form.quantise(random(*matrix_shape(matrix), seed=seed) / 8).items():
-            matrix.get_parameter(name).data.copy_(tensor)
     ids, shares = torch.tensor([[0, 2], [1, 3], [3, 0]], device=DEVICE), random(3, TOP_K, seed=7).abs()
 
-    def outputs() -> list[Tensor]:
+    def outputs(kernels: Kernels) -> list[Tensor]:
+        factory = PackedFactory(Stored({}, is_known=False), PLAIN, form, form)
+        ctx = BuildContext(device=DEVICE, dtype=torch.float32, factory=factory, kernels=kernels)
+        norm = RMSNorm(64, 1e-6, ctx)
+        norm.weight.data.copy_(random(64, seed=5))
+        made_of: list[Any] = [
+            ctx.linear("a", 64, 96),
+            ctx.linear("b", 64, [Part("gate", 96), Part("up", 96)], act="silu_and_mul"),
+            ctx.linear("c", 64, 64),
+        ]
+        moe: Any = ctx.experts("moe", NUM, TOP_K, 64, 96, act="silu_and_mul", bias=False, weigh="output")
+        for seed, matrix in enumerate([*made_of, moe.gate_up, moe.down]):
+            for name, tensor in form.quantise(random(*matrix_shape(matrix), seed=seed) / 8).items():
+                matrix.get_parameter(name).data.copy_(tensor)
+            matrix.finalize()
+            is_plain = kernels is PLAIN_KERNELS
+            assert all((getattr(matrix, name) is not None) == is_plain for name in matrix._names)
         stream, second = Stream(start.clone()), Stream(start.clone())
         made_of[2](x, add=stream)
         moe(x, ids, shares, add=second)
+        assert moe(x[:0], ids[:0], shares[:0]).shape == (0, 64)
         return [
             made_of[0](x, norm=norm, scale=0.5), made_of[1](x, norm=norm), stream.total(), second.total(),
             moe(x, ids, shares),
         ]  # fmt: skip
 
-    want = outputs()
-    monkeypatch.setattr(cuda_products, "packed", cuda_products.weight_of)
-    for matrix in matrices:
-        matrix.finalize()
-        assert all(param is None for param in (getattr(matrix, name) for name in matrix._names))
-    for found, right in zip(outputs(), want, strict=True):
+    sets = [LoadedSet("triton", "triton", TritonKernels(), True)]
+    binder = KernelBinder(sets, device_of(DEVICE).view)
+    for found, right in zip(outputs(binder), outputs(PLAIN_KERNELS), strict=True):
         close(found, right)
-    assert moe(x[:0], ids[:0], shares[:0]).shape == (0, 64)
+    packed_uses = [use for use in binder.table if "packed" in use.operation]
+    assert packed_uses
+    assert all(use.served[0][2] == "triton" for use in packed_uses)
 
 
 def matrix_shape(matrix: Any) -> tuple[int, ...]:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import Act, RMSScale
-from dovetail.sdk.layers import cuda_products
-from dovetail.sdk.layers.ops import packed, reference
-from dovetail.sdk.layers.ops.packed_halves import halves
-from dovetail.sdk.layers.ops.packed_pairs import by_pairs, fits_pairs
-from dovetail.sdk.layers.ops.packed_stacked import by_stacked, fits_stacked
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight
+from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.ops.pdl import Tile
 from dovetail.sdk.quantization.forms import Form, Scaled
+from dovetail_backends.kernels.triton import packed
+from dovetail_backends.kernels.triton.packed_halves import halves
+from dovetail_backends.kernels.triton.packed_pairs import by_pairs, fits_pairs
+from dovetail_backends.kernels.triton.packed_stacked import by_stacked, fits_stacked
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight, weight_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FLOAT8 = torch.float8_e4m3fn
@@ -33,7 +33,7 @@ def made(form: Form, weight: Tensor) -> tuple[PackedWeight, Tensor]:
     """Quantise a weight; returns it packed for kernels, and written out by the form in float32."""
     tensors = form.quantise(weight)
     assert isinstance(form, Scaled)
-    return cuda_products.weight_of(form, tensors, torch.bfloat16), form.dequantise(tensors, torch.float32)
+    return weight_of(form, tensors, torch.bfloat16), form.dequantise(tensors, torch.float32)
 
 
 def far(found: Tensor, want: Tensor) -> float:

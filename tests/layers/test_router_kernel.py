@@ -8,18 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
 from dovetail.contracts.layers import BuildContext, RMSScale, Stream
 from dovetail.contracts.quantization import Stored
-from dovetail.sdk.layers import cuda_products
+from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.layers.moe import MixtureOfExperts, Router
 from dovetail.sdk.layers.norm import RMSNorm
-from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.packed_integers import Words, integers
-from dovetail.sdk.layers.ops.router import Tile, routed
+from dovetail.sdk.layers.ops import mixture, reference
 from dovetail.sdk.layers.packed import PackedFactory
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled
+from dovetail_backends.kernels.triton import TritonKernels
+from dovetail_backends.kernels.triton import mixture as triton_mixture
+from dovetail_backends.kernels.triton.packed_integers import Words, integers
+from dovetail_backends.kernels.triton.packed_slots import of_slots
+from dovetail_backends.kernels.triton.router import Tile, routed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-5
@@ -48,7 +53,8 @@ def by_steps(router: Any, x: Tensor, rms: RMSScale | None, scale: float) -> tupl
     """Ids and shares by number of the expert, and normed tokens, in plain torch."""
     rows = x if rms is None else reference.rms_norm(x, rms.weight, rms.eps)
     linear = reference.wide_linear if router.routing.is_wide else reference.linear
-    ids, shares = router.choose(linear(rows, router.weight, router.bias), scale=scale, dtype=x.dtype)
+    logits = linear(rows, router.weight, router.bias)
+    ids, shares = mixture.route(logits, router.correction, scale, routing=router.routing, dtype=x.dtype)
     order = ids.argsort()
     return ids.gather(1, order), shares.gather(1, order), rows
 
@@ -126,31 +132,42 @@ class Config:
 def test_a_mixture_in_kernels_equals_one_without(
     form: Any, tokens: int, shared: int, is_added: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Norm, router and packed experts, with biases and a clamped gate, onto the stream or not, and a shared expert."""
+    """Norm, router and packed experts, with biases and a clamped gate, onto the stream or not, and a shared expert.
+
+    The router's kernel makes integers of the tokens where experts multiply by words.
+    """
+    given: list[Any] = []
+
+    def noting(*args: Any, **options: Any) -> Tensor:
+        given.append(options["given"])
+        return of_slots(*args, **options)
+
+    monkeypatch.setattr(triton_mixture, "of_slots", noting)
     dtype = torch.float16
-    ctx = BuildContext(device=DEVICE, dtype=dtype, factory=PackedFactory(Stored({}, is_known=False), PLAIN, None, form))
     routing = Routing(num=6, top_k=3, score="chosen", bias=True)
     config: Any = Config
-    moe: Any = MixtureOfExperts(config, ctx, routing, 96, shared_inner=shared, act="clamped_silu_and_mul", bias=True)
-    norm: Any = RMSNorm(64, EPS, ctx)
-    for seed, (name, param) in enumerate([*moe.named_parameters(), ("norm", norm.weight)]):
-        if "experts" not in name or name.endswith("bias"):
-            param.data.copy_(random(*param.shape, seed=seed) / (1 if name == "norm" else 8))
-    for seed, matrix in enumerate((moe.experts.gate_up, moe.experts.down)):
-        shape = (6, matrix.local_out, matrix.local_in)
-        for name, tensor in form.quantise(random(*shape, seed=seed) / 4).items():
-            matrix.get_parameter(name).data.copy_(tensor)
     x = random(tokens, 64, seed=20, dtype=dtype)
 
-    def output() -> Tensor:
+    def output(kernels: Kernels) -> Tensor:
+        factory = PackedFactory(Stored({}, is_known=False), PLAIN, None, form)
+        ctx = BuildContext(device=DEVICE, dtype=dtype, factory=factory, kernels=kernels)
+        moe: Any = MixtureOfExperts(
+            config, ctx, routing, 96, shared_inner=shared, act="clamped_silu_and_mul", bias=True
+        )  # fmt: skip
+        norm: Any = RMSNorm(64, EPS, ctx)
+        for seed, (name, param) in enumerate([*moe.named_parameters(), ("norm", norm.weight)]):
+            if "experts" not in name or name.endswith("bias"):
+                param.data.copy_(random(*param.shape, seed=seed) / (1 if name == "norm" else 8))
+        for seed, matrix in enumerate((moe.experts.gate_up, moe.experts.down)):
+            shape = (6, matrix.local_out, matrix.local_in)
+            for name, tensor in form.quantise(random(*shape, seed=seed) / 4).items():
+                matrix.get_parameter(name).data.copy_(tensor)
+            matrix.finalize()
         stream = Stream(x.clone())
         found = moe(stream, norm=norm, add=stream if is_added else None, scale=1.0)
         return found.total() if isinstance(found, Stream) else found
 
-    want = output()
-    monkeypatch.setattr(cuda_products, "packed", cuda_products.weight_of)
-    monkeypatch.setattr(Router, "is_for_one_kernel", lambda self, x: True)
-    for matrix in (moe.experts.gate_up, moe.experts.down):
-        matrix.finalize()
-    found = output()
+    sets = [LoadedSet("triton", "triton", TritonKernels(), True)]
+    found, want = output(KernelBinder(sets, device_of(DEVICE).view)), output(PLAIN_KERNELS)
     assert (found.float() - want.float()).norm() <= 5e-3 * want.float().norm()
+    assert [one is not None for one in given] == ([] if shared or isinstance(form, Scaled) else [True])

@@ -15,7 +15,9 @@ from families import make_checkpoint
 from parity import prompt, recorded, run
 from torch import Tensor
 
+from dovetail.contracts.layers import RMSScale
 from dovetail.sdk.layers.moe import Router
+from dovetail.sdk.layers.ops.reference import rms_norm
 from dovetail_testing.engine import make_core
 
 KINDS = [
@@ -72,7 +74,12 @@ def give(model: Any, choices: list[Choice], monkeypatch: pytest.MonkeyPatch) -> 
         assert len(ids) == len(x)
         return ids, (shares.float() * scale).to(x.dtype)
 
+    def normed(self: Router, x: Tensor, rms: RMSScale | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        rows = x if rms is None else rms_norm(x, *rms)
+        return *forward(self, rows, scale), rows
+
     monkeypatch.setattr(Router, "forward", forward)
+    monkeypatch.setattr(Router, "normed", normed)
 
 
 def error(got: Tensor, want: Tensor) -> float:

@@ -108,10 +108,10 @@ def test_a_model_is_the_same_in_memory_used_again(
     for name, param in mine.items():
         assert torch.equal(param.view(torch.uint8), right[name].view(torch.uint8)), name
     products = [
-        layer._product(torch.randn(3, layer.local_in, generator=torch.Generator().manual_seed(1)))
+        layer._packed(torch.randn(3, layer.local_in, generator=torch.Generator().manual_seed(1)))
         for model in models
         for layer in model.modules()
-        if isinstance(layer, PackedLinear) and layer._product is not None
+        if isinstance(layer, PackedLinear) and callable(layer._packed)
     ]
     half = len(products) // 2
     assert all(torch.equal(*pair) for pair in zip(products[:half], products[half:], strict=True))

@@ -19,6 +19,7 @@ from dovetail.runtime.step_kernels import StepKernels
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.quantization.forms import Scaled
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
@@ -103,6 +104,42 @@ def test_a_norm_comes_before_a_product_that_no_set_has() -> None:
         "norm_linear N=3 K=8",
         "norm_gate F=2 K=8",
     ]
+
+
+def test_packed_products_are_put_together_too() -> None:
+    """A norm of a set stands before a packed product that none has; its matrix is packed as the product wants it."""
+    form = Scaled()
+    bound = binder(Some("rms_norm", 1.0))
+    kernel = bound.bind(make_ask("packed_norm_linear", CPU, "float32", {"N": 3, "K": 8}, {"form": form}))
+    tensors = form.quantise(torch.ones(3, 8))
+    assert kernel.keeps()
+    packed = kernel.pack(tensors)
+    found = kernel(torch.ones(2, 8), torch.ones(8), 1e-6, packed, torch.ones(3), torch.full((2, 3), 4.0))
+    torch.testing.assert_close(found, torch.full((2, 3), 21.0))
+    assert [use.served[0][2] for use in bound.table] == ["a", "plain", "composed"]
+
+
+def test_who_packs_takes_all_rows_and_can_pack() -> None:
+    """Two layouts of one matrix would take its memory twice; a kernel without `pack` is refused by name."""
+    ask = make_ask("packed_linear", CPU, "float32", {"N": 3, "K": 8}, {"form": Scaled()})
+    with pytest.raises(
+        PluginError, match=r"kernels 'a' of x 1: it claims rows \(1, 4\) of packed_linear .* all of them"
+    ):
+        binder(Some("packed_linear", 1.0, (1, 4))).bind(ask)
+    with pytest.raises(PluginError, match=r"kernels 'a' of x 1: make.*; give it keeps and pack: PackedKernel"):
+        binder(Some("packed_linear", 1.0)).bind(ask)
+
+
+def test_rows_of_experts_are_alike_in_any_company() -> None:
+    """Where they must be, experts are put together of products and activations whose rows are."""
+    dims = {"E": 4, "H": 24, "I": 20, "C": 2}
+    options = {"act": "silu_and_mul", "weigh": "output", "first": 0, "total": 4}
+    kernel = PLAIN_KERNELS.bind(make_ask("experts", CPU, "float32", dims, options, invariant=True))
+    x, ids, shares = torch.randn(37, 24), torch.rand(37, 4).argsort(1)[:, :2], torch.rand(37, 2)
+    matrices = torch.randn(4, 40, 24), None, torch.randn(4, 24, 20), None, None
+    whole = kernel(x, ids, shares, *matrices)
+    for rows in (slice(0, 1), slice(5, 22)):
+        assert torch.equal(kernel(x[rows], ids[rows], shares[rows], *matrices), whole[rows])
 
 
 def test_rows_of_a_product_are_alike_in_any_company() -> None:

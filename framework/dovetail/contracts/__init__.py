@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         RouteSet,
         hookimpl,
     )
-    from dovetail.contracts.kernels import Ask, Claim, Kernels, KernelSet, Operation, PlainKernels
+    from dovetail.contracts.kernels import Ask, Claim, Kernels, KernelSet, PackedKernel, PlainKernels
     from dovetail.contracts.layers import (
         BuildContext,
         Experts,
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         RequestStart,
         StatLogger,
     )
+    from dovetail.contracts.operations import Operation
     from dovetail.contracts.options import Configurable
     from dovetail.contracts.output import (
         ContentDelta,
@@ -206,6 +207,7 @@ __all__ = [
     "NewCall",
     "Norm",
     "Operation",
+    "PackedKernel",
     "OutputParser",
     "Parallel",
     "ParserRequest",
@@ -351,7 +353,8 @@ _HOME = {
     "Kernels": "kernels",
     "KernelSet": "kernels",
     "PlainKernels": "kernels",
-    "Operation": "kernels",
+    "Operation": "operations",
+    "PackedKernel": "kernels",
     "LogitsProcessor": "logits",
     "LogitsRows": "logits",
     "CausalLM": "model",

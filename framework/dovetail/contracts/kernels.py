@@ -1,8 +1,9 @@
 """Kind `kernels`: what computes a model's operations, chosen once for each place while the model is built.
 
-`OPS` is the table of operations: operands, letters of their shapes, and what each means in plain torch. A `KernelSet`
-claims rows of it for a device, a dtype and widths, and makes a function for each. A layer binds the operation when it
-is built, `norm = ctx.operation("rms_norm", H=hidden)`, and calls what it got; nothing is chosen per call.
+`OPS` of `dovetail.contracts.operations` is the table of operations: operands, letters of their shapes, and what each
+means in plain torch. A `KernelSet` claims rows of it for a device, a dtype and widths, and makes a function for each. A
+layer binds the operation when it is built, `norm = ctx.operation("rms_norm", H=hidden)`, and calls what it got; nothing
+is chosen per call.
 
 ```python
 class Acme(KernelSet):
@@ -19,230 +20,60 @@ class Acme(KernelSet):
 ```
 
 The class is named in the entry-point group `dovetail.kernels.v1`; `--kernels acme,triton` asks `acme` first. Importing
-this module does not import torch. Letters: T rows of a step (tokens), H and F widths, N heads, D head dim, R rank,
-V vocabulary size, S device rows.
+this module does not import torch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import PluginError
+from dovetail.contracts.operations import OPS as OPS
+from dovetail.contracts.operations import PARTS, Part
 from dovetail.contracts.options import Configurable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kernel = Callable[..., Any]
 """Computes an operation: takes and returns what its row of `OPS` says."""
 
+
+class PackedKernel(Protocol):
+    """Kernel of an operation that `packs`: it decides how the matrices that it reads are laid out.
+
+    A form says which tensors a checkpoint has for a matrix; see `dovetail.sdk.quantization.forms`. An operation has one
+    matrix, or two, of experts: `half` is `gate_up` or `down` then.
+    """
+
+    def keeps(self, half: str = "") -> bool:
+        """Whether `pack` returns the tensors as they are, so that a layer need not free its own."""
+        ...
+
+    def pack(self, tensors: Mapping[str, Tensor], half: str = "") -> Any:
+        """Return a matrix `[N, …]`, or those of experts `[E, N, …]`, as calls take it; called once, before any step.
+
+        Args:
+            tensors: By the names of the form; valid during this call, unless `keeps`.
+            half: See above.
+
+        Raises:
+            ValueError: Its numbers cannot be packed so.
+        """
+        ...
+
+    def __call__(self, *operands: Any) -> Any:
+        """Compute the operation."""
+        ...
+
+
 ANY_ROWS = (0, (1 << 31) - 1)
 """Fewest and most rows of a call where a place of the model may get any number."""
-
-
-class Part(NamedTuple):
-    """An operation that another can be put together of.
-
-    Attributes:
-        op: Its name.
-        dims: Its letters, each with that of the whole whose number it has; `2F`: twice the number of `F`.
-        options: Its options.
-    """
-
-    op: str
-    dims: Mapping[str, str]
-    options: Mapping[str, Any] = {}
-
-
-class Operation(NamedTuple):
-    """A row of `OPS`.
-
-    Attributes:
-        name: As an `Ask` names it.
-        signature: Operands with their shapes, in order, and what comes back.
-        dims: Letters of the shapes that are known when the model is built; an `Ask` holds each.
-        meaning: `module:attr` of the function of plain torch that says what it computes, on any device.
-        options: What else is known then; the meaning takes them as keywords, a kernel has them in its `Ask`.
-        may_overwrite: Operands that a claim may say it overwrites.
-        changes: Operands that it changes: that is what it is for.
-        apart: `module:attr` of the meaning where rows must not depend on each other, if it is another function.
-        composed_of: Operations of which it can be put together, if a set serves one of those and none serves this.
-        composition: `module:attr` of the function that does: it takes their kernels and returns a kernel.
-        is_row_by_row: Where rows must not depend on each other, the meaning is applied to each row by itself on a CPU:
-            torch computes the ends of its loops by other instructions. All its operands are by row.
-    """
-
-    name: str
-    signature: str
-    dims: tuple[str, ...]
-    meaning: str
-    options: tuple[str, ...] = ()
-    may_overwrite: frozenset[str] = frozenset()
-    changes: frozenset[str] = frozenset()
-    apart: str = ""
-    composed_of: tuple[Part, ...] = ()
-    composition: str = ""
-    is_row_by_row: bool = False
-
-
-_PLAIN = "dovetail.sdk.layers.ops.reference"
-_NORM, _LINEAR = Part("rms_norm", {"H": "K"}), Part("linear", {"N": "N", "K": "K"})
-_STEP = "dovetail.sdk.step"
-_DRAWS = "dovetail.sdk.draws"
-_ROWS = "floats [F, S], numbers [N, S]"
-
-OPS: Mapping[str, Operation] = {
-    row.name: row
-    for row in (
-        Operation("rms_norm", "x [T, H], weight [H], eps -> [T, H]", ("H",), f"{_PLAIN}:rms_norm"),
-        Operation(
-            "add_rms_norm",
-            "x [T, H], residual [T, H], weight [H], eps -> norm of the sum [T, H], sum [T, H]",
-            ("H",),
-            f"{_PLAIN}:add_rms_norm",
-            may_overwrite=frozenset({"x", "residual"}),
-            composed_of=(Part("rms_norm", {"H": "H"}),),
-            composition=f"{_PLAIN}:added_rms_norm",
-        ),
-        Operation("wide_rms_norm", "x [T, H], weight [H] float32, eps -> [T, H]", ("H",), f"{_PLAIN}:wide_rms_norm"),
-        Operation("layer_norm", "x [T, H], weight [H], bias [H] | None, eps -> [T, H]", ("H",), f"{_PLAIN}:layer_norm"),
-        Operation(
-            "rotations",
-            "positions [T], freqs [D / 2] float32, factor [] or [F] -> cos [T, 1, D], sin [T, 1, D]",
-            ("D", "F"),  # F factors: 1, a number, or D / 2, a tensor
-            f"{_PLAIN}:rotations",
-            options=("dtype",),
-        ),
-        Operation(
-            "norm_rotate",
-            "x [T, N, D], weight [N, D] or None, eps, cos [T, 1, D], sin [T, 1, D] -> [T, N, D]",
-            ("D",),
-            f"{_PLAIN}:norm_rotate",
-        ),
-        Operation(
-            "latent_rows",
-            "q [T, N, nope + D], kv_a [T, R + D], weight [R], eps, cos [T, 1, D], sin [T, 1, D] -> "
-            "queries [T, N, R + D], rows [T, 1, R + D]",
-            ("R", "D"),
-            f"{_PLAIN}:latent_rows",
-        ),
-        Operation(
-            "act_and_mul",
-            "gate_up [T, 2F] -> [T, F]",
-            ("F",),
-            f"{_PLAIN}:act_and_mul",
-            options=("act",),
-            is_row_by_row=True,
-        ),
-        Operation(
-            "linear",
-            "x [T, K], weight [N, K], bias [N] | None -> [T, N]",
-            ("N", "K"),
-            f"{_PLAIN}:linear",
-            apart="dovetail.sdk.layers.ops.invariant:linear",
-        ),
-        Operation(
-            "wide_linear",
-            "x [T, K], weight [N, K], bias [N] | None -> [T, N] float32",
-            ("N", "K"),
-            f"{_PLAIN}:wide_linear",
-            apart=f"{_PLAIN}:invariant_wide_linear",
-        ),
-        Operation(
-            "linear_add",
-            "x [T, K], weight [N, K], bias [N] | None, residual [T, N] -> [T, N]",
-            ("N", "K"),
-            f"{_PLAIN}:linear_add",
-            may_overwrite=frozenset({"residual"}),
-            apart=f"{_PLAIN}:invariant_linear_add",
-            composed_of=(_LINEAR,),
-            composition=f"{_PLAIN}:added_linear",
-        ),
-        Operation(
-            "norm_linear",
-            "x [T, K], norm [K], eps, weight [N, K], bias [N] | None -> [T, N]",
-            ("N", "K"),
-            f"{_PLAIN}:norm_linear",
-            composed_of=(_NORM, _LINEAR),
-            composition=f"{_PLAIN}:normed_linear",
-        ),
-        Operation(
-            "norm_gate",  # silu
-            "x [T, K], norm [K], eps, weight [2F, K], bias [2F] | None -> [T, F]",
-            ("F", "K"),
-            f"{_PLAIN}:norm_gate",
-            composed_of=(
-                _NORM,
-                Part("linear", {"N": "2F", "K": "K"}),
-                Part("act_and_mul", {"F": "F"}, {"act": "silu_and_mul"}),
-            ),
-            composition=f"{_PLAIN}:normed_gate",
-        ),
-        Operation(
-            "mask_logits",
-            "logits [T, V] float32, mask [K, W] int32, rows [K] -> None",
-            ("V",),
-            f"{_STEP}:mask_logits",
-            changes=frozenset({"logits"}),
-        ),
-        Operation(
-            "draw",
-            "logits [T, V], greedy [T], temperature [T], top_p [T], min_p [T], top_k [T], seeds [T], positions [T] -> "
-            "tokens [T]",
-            ("V",),
-            f"{_DRAWS}:draw",
-            is_row_by_row=True,
-        ),
-        Operation(
-            "draw_plainly",
-            f"logits [T, V], greedy [T], rows [T], next_ids [S], seq_lens [S], {_ROWS} -> tokens [T]",
-            ("V",),
-            f"{_DRAWS}:draw_plainly",
-            changes=frozenset({"next_ids"}),
-        ),
-        Operation(
-            "draw_adjusted",
-            "logits [T, V], rows [T], lines [T], masks [K, W], next_ids [S], seq_lens [S], "
-            f"{_ROWS}, stops [S, A], bias_ids [S, B], bias [S, B], said [N, V], read [N, V], spare -> "
-            "tokens [T], told [T, P]",
-            ("V",),
-            f"{_DRAWS}:draw_adjusted",
-            changes=frozenset({"next_ids", "said"}),
-        ),
-        Operation(
-            "begin_step",
-            "rows [T], next_ids [S], seq_lens [S], page_table [S, P], page_size, spare -> "
-            "tokens [T], positions [T], slots [T], lens [T]",
-            (),
-            f"{_STEP}:begin_step",
-        ),
-        Operation(
-            "finish_step",
-            "logits [T, V], rows [T], lens [T], next_ids [S], seq_lens [S], spare -> tokens [T], non_finite [T]",
-            ("V",),
-            f"{_STEP}:finish_step",
-            changes=frozenset({"next_ids", "seq_lens"}),
-        ),
-        Operation(
-            "check_finite",
-            "hidden [T, H], starts [B], non_finite [B] -> None",
-            ("H",),
-            f"{_STEP}:check_finite",
-            changes=frozenset({"non_finite"}),
-        ),
-        Operation(
-            "write_changes",
-            f"sent [E], tables [G, S, P], next_ids [S], seq_lens [S], {_ROWS}, num_entries, num_cleared, num_admits -> "
-            "None",
-            (),
-            f"{_STEP}:write_changes",
-            changes=frozenset({"tables", "next_ids", "seq_lens", "floats", "numbers"}),
-        ),
-    )
-}
-"""Every operation that a set may claim, by name. What it computes is its meaning, to the tolerance of the kit."""
 
 
 class Ask(NamedTuple):
@@ -391,15 +222,43 @@ def meaning(ask: Ask) -> Kernel:
     """Return the function of plain torch that says what an operation computes; the same object for equal options."""
     row = OPS[ask.op]
     target = row.apart if row.apart and ask.invariant else row.meaning
-    key = (target, ask.options, row.is_row_by_row and ask.invariant and ask.device.kind == "cpu")
+    parts = tuple(meaning(part) for part in parts_of(ask)) if target == PARTS else ()
+    key = (target, row.name, parts, ask.options, row.is_row_by_row and ask.invariant and ask.device.kind == "cpu")
     if key not in _MEANINGS:
-        made = named(target)
-        made = partial(made, **dict(ask.options)) if ask.options else made
-        _MEANINGS[key] = partial(named(f"{_PLAIN}:row_by_row"), made) if key[2] else made
+        if target == PARTS:
+            made = composed(ask, parts)
+        else:
+            made = named(target)
+            made = (
+                made(**dict(ask.options)) if row.packs else partial(made, **dict(ask.options)) if ask.options else made
+            )
+        _MEANINGS[key] = partial(named(f"{_PLAIN}:row_by_row"), made) if key[-1] else made
     return _MEANINGS[key]
 
 
 _MEANINGS: dict[tuple[Any, ...], Kernel] = {}
+_PLAIN = "dovetail.sdk.layers.ops.reference"
+
+
+def parts_of(ask: Ask) -> tuple[Ask, ...]:
+    """Return the questions for the operations that one can be put together of."""
+    given = OPS[ask.op].composed_of
+    return tuple(_part(ask, part) for part in (named(given)(ask) if isinstance(given, str) else given))
+
+
+def _part(ask: Ask, part: Part) -> Ask:
+    numbers = {
+        letter: of if isinstance(of, int) else 2 * ask.dim(of[1:]) if of[0] == "2" else ask.dim(of)
+        for letter, of in part.dims.items()
+    }
+    found = make_ask(part.op, ask.device, ask.dtype, numbers, part.options, invariant=ask.invariant)
+    return found._replace(rows=ask.rows, captured=ask.captured)
+
+
+def composed(ask: Ask, kernels: Sequence[Kernel]) -> Kernel:
+    """Return an operation put together of the kernels of its parts."""
+    made: Kernel = named(OPS[ask.op].composition)(*kernels, **dict(ask.options))
+    return made
 
 
 def named(target: str) -> Kernel:

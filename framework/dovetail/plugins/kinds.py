@@ -134,6 +134,8 @@ KINDS: dict[str, PluginKind] = {
             hook="dovetail_kernels",
             watched=(
                 "dovetail.sdk.layers.ops.reference",
+                "dovetail.sdk.layers.ops.by_form",
+                "dovetail.sdk.layers.ops.mixture",
                 "dovetail.sdk.layers.norm",
                 "dovetail.runtime.kernels.binding",
             ),

@@ -19,6 +19,7 @@ from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, make_ask, meanin
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
 from dovetail_testing.conformance.host_sync import HostSyncs
@@ -78,6 +79,11 @@ class KernelSetConformance(Conformance):
     def asks(self, *, invariant: bool = False) -> Iterator[Ask]:
         """Yield every question of the kit: all operations, dtypes, widths and options."""
         for op, row in ((name, OPS[name]) for name in self.ops or OPS):
+            for dtype in self.dtypes:
+                for dims_of, options_of in packed.places(op, dtype) or ():
+                    yield make_ask(op, self.view(), dtype, dims_of, options_of, invariant=invariant)
+            if packed.places(op, "") is not None:
+                continue
             widths = [(*self.dims.get(letter, ()), *DIMS[letter]) for letter in row.dims]
             options = [OPTIONS[name] for name in row.options if name != "dtype"]
             for dtype, dims, given in itertools.product(
@@ -110,7 +116,9 @@ class KernelSetConformance(Conformance):
                 binder = KernelBinder([LoadedSet("set", "the set", made, True)], self.view())
                 try:
                     binder.bind(ask)
-                    yield ClaimedOperation(ask, answer, made.make(ask))
+                    yield ClaimedOperation(
+                        ask, answer, packed.called(ask, made.make(ask), _names(OPS[ask.op].signature))
+                    )
                 except PluginError as error:
                     fail(str(error))
 
@@ -261,7 +269,8 @@ class KernelSetConformance(Conformance):
     def _compare(self, place: ClaimedOperation, operands: Operands, what: str) -> None:
         with torch.inference_mode():
             given = _copies(operands)
-            wanted = _results(place.ask, meaning(place.ask)(*given), given)
+            plain = packed.called(place.ask, meaning(place.ask), _names(OPS[place.ask.op].signature))
+            wanted = _results(place.ask, plain(*given), given)
         found = self.run(place, operands)
         label = f"{place.ask.place} {what} in {place.ask.dtype}"
         check(len(found) == len(wanted), f"{label}: {len(found)} results, not {len(wanted)}")
@@ -279,7 +288,8 @@ class KernelSetConformance(Conformance):
                 error = off.flatten(1).norm(dim=1) / size.clamp_min(1e-6)
                 row = int(error.nan_to_num(torch.inf).argmax())
                 worst = float(error.nan_to_num(torch.inf)[row])
-                check(worst <= TOLERANCE[place.ask.dtype], f"{label}: row {row} is wrong by {worst:.2g} of itself")
+                most = {**TOLERANCE, **(packed.TOLERANCE if OPS[place.ask.op].packs else {})}[place.ask.dtype]
+                check(worst <= most, f"{label}: row {row} is wrong by {worst:.2g} of itself")
 
     @staticmethod
     def _within(claim: Claim, rows: Sequence[int]) -> list[int]:
@@ -323,6 +333,8 @@ def _results(ask: Ask, found: Any, operands: Operands) -> tuple[Tensor, ...]:
     """
     results = () if found is None else found if isinstance(found, tuple) else (found,)
     row = OPS[ask.op]
+    if ask.op in ("route", "norm_route"):
+        results = packed.dense(ask, results)
     if ask.op == "latent_rows" and len(results) == 2:
         results = results[0][..., ask.dim("R") :], results[1]
     by_name = dict(zip(_names(row.signature), operands, strict=True))

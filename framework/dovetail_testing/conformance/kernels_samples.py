@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dovetail.contracts.kernels import Ask
 from dovetail.contracts.layers import Act
+from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.kernels_steps import STEP_OPERANDS, Draws
 
 Operands = list[Any]
@@ -53,6 +54,8 @@ def sample(ask: Ask, rows: int, device: torch.device, seed: int, *, is_strided: 
         wide = draw(rows, shape[0] + 3, *shape[1:])
         return wide[:, : shape[0]]
 
+    if packed.places(ask.op, ask.dtype) is not None:
+        return packed.Operands(ask, rows, device, generator, draw, by_row).make()
     if ask.op in STEP_OPERANDS:
         return STEP_OPERANDS[ask.op](Draws(dict(ask.dims), rows, device, generator, by_row))
     return _OPERANDS[ask.op](dict(ask.dims), by_row, draw, rows, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.kernels import Ask, Claim, KernelSet
 from dovetail.sdk import step
+from dovetail.sdk.layers.ops import mixture
+from dovetail.sdk.layers.ops.by_form import PlainPacked
 from dovetail_testing import KernelSetConformance, check_class, conformance_class
 
 ATTRS: dict[str, Any] = {"dtypes": ["float32"], "device": "cpu"}
@@ -108,6 +111,52 @@ class Greedy(Right):
         return greedy.clone()
 
 
+class Lossy(PlainPacked):
+    """Drops a bias from 17 rows on."""
+
+    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        return super().__call__(x, weight, bias if len(x) < 17 else None)
+
+
+class Packs(Right):
+    """Multiplies by packed weights."""
+
+    ops = frozenset({"packed_linear"})
+    kernel: Any = PlainPacked
+
+    def make(self, ask: Ask) -> Any:
+        return self.kernel(form=ask.option("form"))
+
+
+class Few(Packs):
+    def serves(self, ask: Ask) -> Claim | str:
+        return Claim((0, 16)) if ask.op == "packed_linear" else "no"
+
+
+def unweighed(logits: Tensor, correction: Tensor | None, scale: float, **how: Any) -> tuple[Tensor, Tensor]:
+    """Forgets the factor of the shares."""
+    return mixture.route(logits, correction, 1.0, **how)
+
+
+class Routes(Right):
+    ops = frozenset({"route"})
+
+    def make(self, ask: Ask) -> Any:
+        return partial(unweighed, **dict(ask.options))
+
+
+def here(x: Tensor, ids: Tensor, *rest: Any, **how: Any) -> Tensor:
+    """Takes every expert for one that is here."""
+    return mixture.experts(x, ids % len(rest[1]) + how["first"], *rest, **how)
+
+
+class Strangers(Right):
+    ops = frozenset({"experts"})
+
+    def make(self, ask: Ask) -> Any:
+        return partial(here, **dict(ask.options))
+
+
 class Beyond(Right):
     def serves(self, ask: Ask) -> Claim | str:
         return Claim((0, ask.rows[1] + 1)) if ask.op == "rms_norm" else "no"
@@ -151,6 +200,14 @@ FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
     ),
     "changes too little": (Forgets, MEANING, "finish_step V=63 of 1 rows in float32: "),
     "another token": (Greedy, MEANING, "draw V=63 of "),
+    "a bias is dropped": (
+        type("DropsBias", (Packs,), {"kernel": Lossy}),
+        MEANING,
+        "packed_linear N=74 K=256 form=Scaled(dtype=torch.int8, group=None) of 17 rows",
+    ),
+    "packs for some rows": (Few, ANSWERS, "who packs takes all of them"),
+    "shares without their factor": (Routes, MEANING, "is wrong by 1 of itself"),
+    "experts of other ranks": (Strangers, MEANING, "first=3 total=9 of 1 rows"),
     "borrows": (Borrows, "test_results_are_not_borrowed", "return a new tensor"),
     "keeps": (Keeps, "test_keeps_nothing", "bytes behind"),
     "reads": (

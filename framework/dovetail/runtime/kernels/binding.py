@@ -11,7 +11,7 @@ import torch
 
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import DovetailError, PluginError
-from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, Part, make_ask, meaning, named
+from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, composed, make_ask, meaning, parts_of
 from dovetail.messages.outputs import KernelUse
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -177,6 +177,8 @@ class KernelBinder:
             raise PluginError(f"{one.label}: serves({ask.place}) returned {found!r}; return a Claim, or why not")
         if _common(ask.rows, found.rows) != tuple(found.rows):
             raise PluginError(f"{one.label}: it claims rows {found.rows} of {ask.place}, of which {ask.rows} are asked")
+        if OPS[ask.op].packs and tuple(found.rows) != ask.rows:
+            raise PluginError(f"{one.label}: it claims rows {found.rows} of {ask.place}; who packs takes all of them")
         if beyond := found.overwrites - OPS[ask.op].may_overwrite:
             may = ", ".join(sorted(OPS[ask.op].may_overwrite)) or "nothing"
             raise PluginError(f"{one.label}: {ask.op} may overwrite {may}, not {', '.join(sorted(beyond))}")
@@ -196,23 +198,17 @@ class KernelBinder:
             ) from error
         if not callable(made):
             raise PluginError(f"{one.label}: make({ask.place}) returned {made!r}, which cannot be called")
+        if OPS[ask.op].packs and not all(callable(getattr(made, name, None)) for name in ("keeps", "pack")):
+            raise PluginError(f"{one.label}: make({ask.place}) returned {made!r}; give it keeps and pack: PackedKernel")
         return made
 
     def _rest(self, ask: Ask) -> tuple[str, Kernel]:
         """Return what computes an operation that no set serves."""
-        row = OPS[ask.op]
-        parts = [_part(ask, part) for part in row.composed_of]
+        parts = parts_of(ask)
         kernels = [self.bind(part) for part in parts]
         if any(name != PLAIN for part in parts for _, _, name in self._uses[part].served):
-            return COMPOSED, named(row.composition)(*kernels)
+            return COMPOSED, composed(ask, kernels)
         return PLAIN, meaning(ask)
-
-
-def _part(ask: Ask, part: Part) -> Ask:
-    """Return the question for a part of an operation."""
-    numbers = {letter: 2 * ask.dim(of[1:]) if of[0] == "2" else ask.dim(of) for letter, of in part.dims.items()}
-    found = make_ask(part.op, ask.device, ask.dtype, numbers, part.options, invariant=ask.invariant)
-    return found._replace(rows=ask.rows, captured=ask.captured)
 
 
 def _common(rows: tuple[int, int], others: tuple[int, int]) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ T tokens, H hidden size, E experts, K experts chosen for each token, G groups of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,9 @@ from dovetail.sdk.layers.packed import PackedExperts
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.layers.transformer import GATES, GatedMLP
 
-if TYPE_CHECKING:
-    from dovetail.sdk.layers.ops.packed_integers import Words
-    from dovetail.sdk.layers.ops.router import Routed
-
 FEW_TOKENS = 8
-"""Up to so many go through the router in one kernel, which reads its weights for each; as many as experts of words take
-one by one, of which four are chosen for each."""
+"""Up to so many, the norm is asked of the router, which a kernel may compute with it; of more, it is asked of what adds
+up the stream."""
 
 
 class Router(Layer):
@@ -38,10 +34,11 @@ class Router(Layer):
 
     def __init__(self, routing: Routing, hidden: int, ctx: BuildContext) -> None:
         super().__init__()
-        self.routing, self._is_invariant, device = routing, ctx.batch_invariant, ctx.device
+        self.routing, device, how = routing, ctx.device, {"routing": routing, "dtype": ctx.dtype}
         self.weight = self.empty(routing.num, hidden, device=device, dtype=ctx.dtype)
         product = "wide_linear" if routing.is_wide else "linear"
         self._product: LinearKernel = ctx.operation(product, N=routing.num, K=hidden)
+        self._route, self._norm_route = ctx.operation("route", **how), ctx.operation("norm_route", H=hidden, **how)
         self.bias = self.empty(routing.num, device=device, dtype=ctx.dtype) if routing.bias else None
         correction = torch.zeros(routing.num, device=device) if routing.correction else None
         self.register_buffer("correction", correction)  # a buffer: it is float32 in models of any dtype
@@ -52,54 +49,18 @@ class Router(Layer):
 
     def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return ids `[T, K]` int64 and shares `[T, K]`, times `scale`, in the dtype of `x`, for `[T, H]`."""
-        logits = self._logits(x)
-        if x.is_cuda:
-            from dovetail.sdk.layers.ops.route import route  # imports Triton
+        found: tuple[Tensor, Tensor] = self._route(self._product(x, self.weight, self.bias), self.correction, scale)
+        return found
 
-            return route(logits, self.correction, self.routing, scale=scale, dtype=x.dtype)
-        if self._is_invariant:
-            rows = [self.choose(row, scale=scale, dtype=x.dtype) for row in torch.split(logits, 1)]
-            return torch.cat([ids for ids, _ in rows]), torch.cat([shares for _, shares in rows])
-        return self.choose(logits, scale=scale, dtype=x.dtype)
+    def normed(self, x: Tensor, rms: RMSScale | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """As a call for what a norm makes of `x`, which is returned, too."""
+        found: tuple[Tensor, Tensor, Tensor] = self._norm_route(*self.operands(x, rms, scale))
+        return found
 
-    def is_for_one_kernel(self, x: Tensor) -> bool:
-        """Whether `routed` serves these tokens: a few, on CUDA."""
-        return x.is_cuda and 0 < len(x) <= FEW_TOKENS and not self._is_invariant and x.stride(-1) == 1
-
-    def routed(self, x: Tensor, rms: RMSScale | None, scale: float, words: Words | None) -> Routed:
-        """Norm tokens, choose for them as a call does, and make of them what experts want."""
-        from dovetail.sdk.layers.ops.router import routed  # imports Triton
-
-        return routed(x, rms, self.weight, self.bias, self.correction, self.routing, scale=scale, words=words)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        return self._product(x, self.weight, self.bias)
-
-    def choose(self, logits: Tensor, *, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Choose by logits `[T, E]`, in plain torch."""
-        if self.routing.score == "chosen":
-            best, ids = logits.topk(self.routing.top_k, dim=-1)
-            shares = best.softmax(-1).float()
-        else:
-            wide = logits.float()
-            scores = wide.sigmoid() if self.routing.score == "sigmoid" else wide.softmax(-1)
-            ids = self._choice(scores).topk(self.routing.top_k, dim=-1, sorted=False).indices
-            shares = scores.gather(1, ids)
-            if self.routing.normalise:
-                shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
-        return ids, (shares * (self.routing.scale * scale)).to(dtype)
-
-    def _choice(self, scores: Tensor) -> Tensor:
-        """What experts are chosen by, `[T, E]`: those outside the best groups fall behind all others."""
-        choice = scores if self.correction is None else scores + self.correction
-        if self.routing.groups == 1:
-            return choice
-        by_group = choice.view(-1, self.routing.groups, self.routing.num // self.routing.groups)
-        num = 1 if self.routing.group_score == "best" else 2
-        of_group = by_group.topk(num, dim=-1).values.sum(-1)
-        best = of_group.topk(self.routing.top_groups, dim=-1, sorted=False).indices
-        stays = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
-        return by_group.masked_fill(~stays[..., None], float("-inf")).view_as(choice)
+    def operands(self, x: Tensor, rms: RMSScale | None, scale: float) -> tuple[Any, ...]:
+        """Return the operands of `norm_route`."""
+        norm, eps = (None, 0.0) if rms is None else rms
+        return x, norm, eps, self.weight, self.bias, self.correction, scale
 
 
 class SharedGate(Layer):
@@ -146,6 +107,8 @@ class MixtureOfExperts(nn.Module):
         self.router, self._normed = Router(routing, hidden, ctx), BoundNorm.of(ctx, hidden)
         self.experts = ctx.experts("experts", routing.num, routing.top_k, hidden, inner, act=act, **experts)
         self.shared = GatedMLP(config, ctx.at("shared"), inner=shared_inner) if shared_inner else None
+        if self.shared is None and isinstance(self.experts, PackedExperts):
+            self.experts.bind_router(ctx, routing)
         self.shared_gate = SharedGate(hidden, ctx) if has_shared_gate else None
 
     def forward(
@@ -155,18 +118,13 @@ class MixtureOfExperts(nn.Module):
         rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
         if norm is not None and rms is None:
             x = norm(x.total() if isinstance(x, Stream) else x)
-        if not self.router.is_for_one_kernel(x.value if isinstance(x, Stream) else x):
-            x = x if rms is None else self._normed(x, rms)
-            x = x.total() if isinstance(x, Stream) else x
-            ids, shares = self.router(x, scale)
-            return self._of_chosen(x, ids, shares, add, scale)
+        if rms is not None and len(x.value if isinstance(x, Stream) else x) > FEW_TOKENS:
+            x, rms = self._normed(x, rms), None
         x = x.total() if isinstance(x, Stream) else x
-        packed = self.experts if self.shared is None and isinstance(self.experts, PackedExperts) else None
-        words = None if packed is None else packed.words(x)
-        routed = self.router.routed(x, rms, scale, words)
-        if packed is not None and not isinstance(routed.rows, Tensor):
-            return packed.of_integers(x, routed.rows, routed.ids, routed.shares, add=add)
-        return self._of_chosen(cast("Tensor", routed.rows), routed.ids, routed.shares, add, scale)
+        if self.shared is None and isinstance(self.experts, PackedExperts):
+            return self.experts.added(add, *self.router.operands(x, rms, scale))
+        ids, shares, x = self.router.normed(x, rms, scale)
+        return self._of_chosen(x, ids, shares, add, scale)
 
     def _of_chosen(self, x: Tensor, ids: Tensor, shares: Tensor, add: Stream | None, scale: float) -> Tensor | Stream:
         """Map normed tokens, whose experts are chosen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 Score = Literal["softmax", "sigmoid", "chosen"]
@@ -38,3 +38,8 @@ class Routing:
     top_groups: int = 1
     group_score: Literal["best", "best_two"] = "best_two"
     is_wide: bool = False
+
+    def __str__(self) -> str:
+        """As tables and errors show it: what is not as usual."""
+        said = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return ",".join(f"{name}={value}" for name, value in said.items())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.kernels import Ask, Claim, Kernel, KernelSet
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class CpuKernels(KernelSet):
-    """Masks by a table of NumPy's."""
+    """Masks by a table of NumPy's, and torch's products over int8 and int4."""
 
     devices = frozenset({"cpu"})
 
@@ -19,11 +20,33 @@ class CpuKernels(KernelSet):
         """See `KernelSet.serves`."""
         if ask.device.kind != "cpu":
             return f"it runs on cpu, not on {ask.device.kind}"
+        if ask.op == "packed_linear":
+            return self._packed(ask, [(ask.option("form"), ask.dim("K"))])
+        if ask.op == "packed_experts":
+            return self._packed(ask, list(zip(ask.option("forms"), (ask.dim("H"), ask.dim("I")), strict=True)))
         return Claim(ask.rows, row_independent=True) if ask.op == "mask_logits" else f"torch computes {ask.op} as well"
+
+    @staticmethod
+    def _packed(ask: Ask, matrices: Sequence[tuple[Any, int]]) -> Claim | str:
+        from dovetail_backends.kernels.cpu_products import fits  # imports torch, as who has a form did
+
+        if any(fits(form, num_in) for form, num_in in matrices):
+            return Claim(ask.rows, row_independent=True)
+        return f"torch has no product for {', '.join(str(form) for form, _ in matrices)}"
 
     def make(self, ask: Ask) -> Kernel:
         """See `KernelSet.make`."""
-        return mask_logits_by_table()
+        if ask.op == "mask_logits":
+            return mask_logits_by_table()
+        import torch
+
+        from dovetail_backends.kernels import cpu_products
+
+        dtype = getattr(torch, ask.dtype)
+        if ask.op == "packed_linear":
+            return cpu_products.Packed(ask.option("form"), dtype)
+        widths = {"gate_up": ask.dim("H"), "down": ask.dim("I")}
+        return cpu_products.PackedExperts(widths, dtype, **dict(ask.options))
 
 
 def mask_logits_by_table() -> Kernel:

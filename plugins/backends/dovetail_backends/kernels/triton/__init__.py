@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from importlib import import_module
 
-from dovetail.contracts.kernels import Ask, Claim, Kernel, KernelSet
+from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 _PACKAGE = "dovetail_backends.kernels.triton"
@@ -21,6 +21,14 @@ MADE = {
     "linear_add": "products:linear_add",
     "norm_linear": "products:norm_linear",
     "norm_gate": "products:norm_gate",
+    "packed_linear": "packed:Packed",
+    "packed_norm_linear": "packed:NormedPacked",
+    "packed_norm_gate": "packed:NormedPacked",
+    "route": "route:route",
+    "norm_route": "mixture:norm_route",
+    "experts": "mixture:experts",
+    "packed_experts": "mixture:PackedExperts",
+    "routed_experts": "mixture:RoutedExperts",
     "mask_logits": "mask:mask_logits",
     "draw": "draw:draw_rows",
     "draw_plainly": "adjust:draw_plainly",
@@ -34,6 +42,15 @@ MADE = {
 PRODUCTS = frozenset({"linear", "wide_linear", "linear_add", "norm_linear", "norm_gate"})
 FIXED = {"linear": "fixed:linear", "linear_add": "fixed:linear"}
 """Products whose rows do not depend on one another, where that is asked for."""
+BY_FORM = frozenset(name for name in MADE if OPS[name].packs)
+MIXTURES = BY_FORM | {"route", "norm_route", "experts"}
+"""Operations over packed weights, and those of routers and experts."""
+MULTIPLIES = (PRODUCTS | MIXTURES) - {"route"}
+"""Operations whose kernels are chosen by how many rows there are."""
+DOTS = BY_FORM | {"experts"}
+"""Those that multiply on tensor cores whatever the number of rows."""
+HOPPER = (9, 0)
+"""Compute capability from which kernels of packed weights run: they are written in its instructions."""
 DRAWS = frozenset({"draw", "draw_plainly", "draw_adjusted"})
 
 
@@ -55,10 +72,14 @@ class TritonKernels(KernelSet):
             return "no kernel with a factor for each frequency"
         if ask.op not in MADE:
             return f"no kernel for {ask.op}"
-        if ask.op in PRODUCTS and ask.invariant and ask.op not in FIXED:
+        if ask.op in MULTIPLIES and ask.invariant and ask.op not in FIXED:
             return "its rows would depend on how many there are"
+        if ask.op in DOTS and ask.device.is_interpreted and ask.dtype == "bfloat16":
+            return "Triton's interpreter multiplies no matrices of bfloat16"
+        if ask.op in BY_FORM and (why_not := _why_not_packed(ask)):
+            return why_not
         overwrites = frozenset({"residual"} if ask.op == "linear_add" and not ask.invariant else ())
-        is_by_row = ask.invariant or ask.op not in DRAWS | PRODUCTS
+        is_by_row = ask.invariant or ask.op not in DRAWS | MULTIPLIES
         return Claim(ask.rows, overwrites, capturable=True, row_independent=is_by_row)
 
     def make(self, ask: Ask) -> Kernel:
@@ -66,6 +87,26 @@ class TritonKernels(KernelSet):
         target = FIXED.get(ask.op, MADE[ask.op]) if ask.invariant else MADE[ask.op]
         module, _, name = target.partition(":")
         made: Kernel = getattr(import_module(f"{_PACKAGE}.{module}"), name)  # imports Triton
-        if ask.op == "rotations":
-            return partial(made, dtype=ask.option("dtype"))
-        return partial(made, apart=ask.invariant) if ask.op in DRAWS else made
+        options = dict(ask.options)
+        if ask.op in BY_FORM:
+            import torch
+
+            return made(**options | {"dtype": getattr(torch, ask.dtype)})
+        if ask.op in DRAWS:
+            return partial(made, apart=ask.invariant)
+        return partial(made, **options) if options and ask.op != "act_and_mul" else made
+
+
+def _why_not_packed(ask: Ask) -> str:
+    """Return why there is no kernel for matrices in the forms asked for, or nothing."""
+    from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled, stays_packed  # imports torch, as forms did
+
+    if not ask.device.is_interpreted and (ask.device.capability or (0, 0)) < HOPPER:
+        return f"it multiplies by packed weights from compute capability {HOPPER[0]}.{HOPPER[1]} on"
+    options = dict(ask.options)
+    for form in options["forms"] if "forms" in options else (options["form"],):
+        if not isinstance(form, Scaled | Int4 | Mxfp4):
+            return f"no kernel for {'plain weights beside packed ones' if form is None else form}"
+        if isinstance(form, Int4) and not stays_packed("int4", "cuda", form.group):
+            return f"no kernel for int4 in groups of {form.group}"
+    return ""

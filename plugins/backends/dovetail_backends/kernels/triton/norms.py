@@ -11,8 +11,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.contracts.layers import Act
+from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.silu import gated
+from dovetail_backends.kernels.triton.silu import gated
 
 
 @triton.jit
@@ -165,3 +167,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
         gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options(out)
     )
     return out
+
+
+def act_and_mul(gate_up: Tensor, *, act: Act) -> Tensor:
+    """See `reference.act_and_mul`: for other activations than silu, that itself."""
+    return silu_and_mul(gate_up) if act == "silu_and_mul" else reference.act_and_mul(gate_up, act=act)

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.sdk.layers.ops.endings import ended_tile, summed_parts
 from dovetail.sdk.layers.ops.pdl import Tile, launch_options, scratch
+from dovetail_backends.kernels.triton.endings import ended_tile, summed_parts
 
 ROWS = (16, 32, 64)
 """Rows that a tile has, of which a product may use fewer."""

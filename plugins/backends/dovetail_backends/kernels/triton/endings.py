@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dovetail.sdk.layers.ops.silu import act_gated
+from dovetail_backends.kernels.triton.silu import act_gated
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""The products over packed matrices that torch has on CPU, behind one call each. T tokens, N outputs, K inputs.
+"""Products over packed matrices that torch has on CPU: operations `packed_linear` and `packed_experts`.
+
+T tokens, N outputs, K inputs.
 
 A row's result does not depend on T. Sums are float32; scales are rounded to the model's dtype, as written-out weights
 would be.
@@ -6,13 +8,17 @@ would be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.sdk.layers.ops import reference
+from dovetail.sdk.layers.ops.mixture import EachPacked
+from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail.sdk.quantization.words import exchange, nibbles_of, slices
 
 Product = Callable[[Tensor], Tensor]
@@ -30,13 +36,80 @@ PAD = 16
 """Words between rows that will be columns: apart by a power of two, they would have the same few places of a cache."""
 
 
-def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product | None:
-    """Return the product of `weight` `[N, K]` int8 and `scale` `[N, 1]`; None where torch has none.
+def fits(form: Form | None, num_in: int) -> bool:
+    """Whether torch has a product of matrices of a form and so many inputs; of others, they are written out."""
+    if isinstance(form, Scaled):
+        return form.dtype == torch.int8 and form.group is None
+    return isinstance(form, Int4) and _group(form.group or num_in) is not None
 
-    It keeps `weight` itself, no copy.
-    """
-    if weight.device.type != "cpu" or scale.shape[-1] != 1:
-        return None
+
+def _group(width: int) -> int | None:
+    """Return for how many of `width` inputs with one scale torch's int4 product has one."""
+    return next((size for size in GROUPS if width % size == 0), None)
+
+
+def product_of(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Product:
+    """Return the product of a matrix that `fits`."""
+    if isinstance(form, Scaled):
+        return int8(tensors["weight"], tensors["weight_scale"], dtype)
+    return int4(tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero"), dtype)
+
+
+class Packed:
+    """The operation `packed_linear` over a matrix that `fits`."""
+
+    def __init__(self, form: Form, dtype: torch.dtype) -> None:
+        self._form, self._dtype = form, dtype
+
+    def keeps(self, half: str = "") -> bool:
+        """See `PackedKernel.keeps`: torch takes int8 as it is."""
+        return isinstance(self._form, Scaled)
+
+    def pack(self, tensors: Mapping[str, Tensor], half: str = "") -> Product:
+        """See `PackedKernel.pack`."""
+        return product_of(self._form, tensors, self._dtype)
+
+    def __call__(self, x: Tensor, weight: Product, bias: Tensor | None) -> Tensor:
+        """`x Wᵀ + b`."""
+        y = weight(x)
+        return y if bias is None else y + bias
+
+
+class PackedExperts(EachPacked):
+    """The operation `packed_experts`; of matrices that do not fit, each expert's is written out."""
+
+    def __init__(self, widths: Mapping[str, int], dtype: torch.dtype, **options: Any) -> None:
+        act = options["act"]
+        super().__init__(lambda both: reference.act_and_mul(both, act=act), **options)
+        self._dtype = dtype
+        self._fits = {half: fits(form, widths[half]) for half, form in self.forms.items()}
+
+    def keeps(self, half: str = "") -> bool:
+        """See `PackedKernel.keeps`."""
+        return not self._fits[half] or isinstance(self.forms[half], Scaled)
+
+    def pack(self, tensors: Mapping[str, Tensor], half: str = "") -> Any:
+        """See `PackedKernel.pack`: a product for each expert."""
+        form = self.forms[half]
+        if form is None or not self._fits[half]:
+            return tensors
+        num = len(next(iter(tensors.values())))
+        return [product_of(form, {name: one[at] for name, one in tensors.items()}, self._dtype) for at in range(num)]
+
+    def num(self, weight: Any) -> int:
+        """See `EachPacked.num`."""
+        return len(weight) if isinstance(weight, list) else super().num(weight)
+
+    def product(self, x: Tensor, weight: Any, bias: Tensor | None, one: int, half: str) -> Tensor:
+        """See `EachPacked.product`."""
+        if not isinstance(weight, list):
+            return super().product(x, weight, bias, one, half)
+        y: Tensor = weight[one](x)
+        return y if bias is None else y + bias[one]
+
+
+def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product:
+    """Return the product of `weight` `[N, K]` int8 and `scale` `[N, 1]`. It keeps `weight` itself, no copy."""
     scales = scale[:, 0].to(dtype)
     if dtype == torch.bfloat16 and weight.shape[1] % VECTOR:
         wide = scales.float()
@@ -48,20 +121,23 @@ def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product | None:
     return product
 
 
-def int4(words: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Product | None:
-    """Return the product of `(nibbles - zero) * scale`; None where torch has none. It keeps a packed copy.
+def int4(words: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Product:
+    """Return the product of `(nibbles - zero) * scale`. It keeps a packed copy.
 
     Args:
         words: `[N, K / 8]` int32, as `Int4` has them.
         scale: `[N, K / group]`.
         zero: `[N, K / group]` uint8; None: 8 everywhere.
         dtype: The model's.
+
+    Raises:
+        ValueError: There is no product for such groups.
     """
     num_out, num_in = words.shape[0], 8 * words.shape[1]
     width = num_in // scale.shape[-1]
-    group = next((size for size in GROUPS if width % size == 0), None)
-    if words.device.type != "cpu" or group is None:
-        return None
+    group = _group(width)
+    if group is None:
+        raise ValueError(f"groups of {width} inputs; torch's int4 product has scales of multiples of {GROUPS[-1]}")
     scales = scale.to(dtype).repeat_interleave(width // group, dim=-1)
     offsets = torch.zeros_like(scales)
     if zero is not None:

@@ -17,8 +17,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
-from dovetail.sdk.layers.ops.experts import combine, sorted_down, sorted_gate_up, sorted_slots, sorted_tiles
-from dovetail.sdk.layers.ops.packed_slots import (
+from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.experts import combine, sorted_down, sorted_gate_up, sorted_slots, sorted_tiles
+from dovetail_backends.kernels.triton.packed_slots import (
     PackedExpertWeights,
     PackedSlotTiles,
     fits_slots,
@@ -26,11 +27,10 @@ from dovetail.sdk.layers.ops.packed_slots import (
     of_slots,
     slot_tiles,
 )
-from dovetail.sdk.layers.ops.packed_tiles import first_tile, walk
-from dovetail.sdk.layers.ops.packed_weight import as_one
-from dovetail.sdk.layers.ops.packed_write import written
-from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.silu import act_gated
+from dovetail_backends.kernels.triton.packed_tiles import first_tile, walk
+from dovetail_backends.kernels.triton.packed_weight import as_one
+from dovetail_backends.kernels.triton.packed_write import written
+from dovetail_backends.kernels.triton.silu import act_gated
 
 WRITTEN_ROWS = 1024
 """Choices for each expert, if they are even, from which experts are written out. By arithmetic, not measured: kernels

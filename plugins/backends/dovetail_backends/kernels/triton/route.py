@@ -120,10 +120,11 @@ def room_for_choice(
 
 
 def route(
-    logits: Tensor, correction: Tensor | None, routing: Routing, *, scale: float, dtype: torch.dtype
+    logits: Tensor, correction: Tensor | None, scale: float, *, routing: Routing, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """As `dovetail.sdk.layers.moe.Router.choose`; `correction` `[E]` float32 or None."""
+    """See `mixture.route`; `correction` `[E]` float32 or None."""
     ids, shares = room_for_choice(routing, len(logits), dtype, logits.device)
+    logits = logits.contiguous()
     if len(logits):
         _route_kernel[(len(logits),)](
             logits, logits if correction is None else correction, ids, shares, routing.scale * scale,

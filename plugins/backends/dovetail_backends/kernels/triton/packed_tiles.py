@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from dovetail.contracts.device import is_interpreted
-from dovetail.sdk.layers.ops.nibbles import e2m1_planes, int4_planes
+from dovetail_backends.kernels.triton.nibbles import e2m1_planes, int4_planes
 
 COMPILED: tl.constexpr = tl.constexpr(not is_interpreted())
 

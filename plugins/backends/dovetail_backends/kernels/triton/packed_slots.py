@@ -20,8 +20,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.nibbles import BLOCK
-from dovetail.sdk.layers.ops.packed_integers import (
+from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.nibbles import BLOCK
+from dovetail_backends.kernels.triton.packed_integers import (
     Integers,
     Words,
     by_words,
@@ -32,10 +33,9 @@ from dovetail.sdk.layers.ops.packed_integers import (
     load_words,
     summed,
 )
-from dovetail.sdk.layers.ops.packed_row import RowTile, scaled_sum
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.silu import act_gated
+from dovetail_backends.kernels.triton.packed_row import RowTile, scaled_sum
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton.silu import act_gated
 
 MAX_SLOTS, MAX_WORD_SLOTS = 64, 32
 """Choices of which each is multiplied by itself, although two may then read the same expert; fewer of 4-bit numbers."""

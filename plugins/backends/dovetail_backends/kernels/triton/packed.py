@@ -8,26 +8,26 @@ before cuBLAS multiplies them.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 import triton
 from torch import Tensor
 
-from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act, RMSScale
-from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.packed_few import few
-from dovetail.sdk.layers.ops.packed_halves import DEPTH, by_halves, fits_halves
-from dovetail.sdk.layers.ops.packed_integers import by_integers, fits_integers, is_halved
-from dovetail.sdk.layers.ops.packed_pairs import by_pairs, fits_pairs
-from dovetail.sdk.layers.ops.packed_row import RowTile, row
-from dovetail.sdk.layers.ops.packed_stacked import by_stacked, fits_stacked
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight
-from dovetail.sdk.layers.ops.packed_wide import fits_wide, wide
-from dovetail.sdk.layers.ops.packed_write import many
 from dovetail.sdk.layers.ops.pdl import Tile
-from dovetail.sdk.layers.ops.reference import Unary
+from dovetail.sdk.quantization.forms import Form
+from dovetail_backends.kernels.triton.norms import act_and_mul, rms_norm
+from dovetail_backends.kernels.triton.packed_few import few
+from dovetail_backends.kernels.triton.packed_halves import DEPTH, by_halves, fits_halves
+from dovetail_backends.kernels.triton.packed_integers import by_integers, fits_integers, is_halved
+from dovetail_backends.kernels.triton.packed_pairs import by_pairs, fits_pairs
+from dovetail_backends.kernels.triton.packed_row import RowTile, row
+from dovetail_backends.kernels.triton.packed_stacked import by_stacked, fits_stacked
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight, weight_of
+from dovetail_backends.kernels.triton.packed_wide import fits_wide, wide
+from dovetail_backends.kernels.triton.packed_write import many
 
 MOST_ROWS = 128
 """Rows up to which numbers that are not float8 are taken apart in registers; measured on an H200 with int4."""
@@ -54,12 +54,6 @@ ROW_TILES: dict[tuple[int, int], RowTile] = {
     (4096, 14336): (4, 2048, 4),
 }
 """Best tile for one row by the weight's `[N, K]`, measured on an H200 by `tests/benchmarks/quant_products.py`."""
-
-
-@cache
-def supported(device: torch.device) -> bool:
-    """Whether the kernels run on a device: Hopper and newer, whose instructions they are written in."""
-    return is_interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)
 
 
 def row_tile(weight: PackedWeight, *, gate: bool) -> RowTile:
@@ -147,8 +141,6 @@ def linear(
     norm: RMSScale | None = None,
     act: Act | None = None,
     residual: Tensor | None = None,
-    normed: Unary | None = None,
-    gated: Unary | None = None,
 ) -> Tensor:
     """`act(norm(x) Wᵀ + b) + residual` with what of that is given.
 
@@ -159,16 +151,13 @@ def linear(
         norm: An RMS norm before the product.
         act: Made of gate and up, which the product is side by side.
         residual: `[M, N]`.
-        normed: Computes the norm where no kernel does both; None: plain torch.
-        gated: Computes `act` there; None: plain torch.
 
     Returns:
         `[M, N]` in the dtype of `x`.
     """
     rows, gate = len(x), act is not None
-    gated = gated or partial(reference.act_and_mul, act=act)  # type: ignore[arg-type]
-    if norm is not None and normed is None:
-        normed = partial(reference.rms_norm, weight=norm.weight, eps=norm.eps)
+    gated = partial(act_and_mul, act=act or "silu_and_mul")
+    normed = None if norm is None else partial(rms_norm, weight=norm.weight, eps=norm.eps)
     x = x if x.stride(-1) == 1 else x.contiguous()
     around = {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
     if rows == 1 and weight.kind == "scaled":
@@ -199,3 +188,39 @@ def linear(
     y = many(x, weight, bias)
     y = y if act is None else gated(y)
     return y if residual is None else residual + y
+
+
+class Packed:
+    """The operation `packed_linear`."""
+
+    def __init__(self, dtype: torch.dtype, *, form: Form, act: Act | None = None) -> None:
+        self._dtype, self._form, self._act = dtype, form, act
+
+    def keeps(self, half: str = "") -> bool:
+        """See `PackedKernel.keeps`."""
+        return False
+
+    def pack(self, tensors: Mapping[str, Tensor], half: str = "") -> PackedWeight:
+        """See `PackedKernel.pack`."""
+        return weight_of(self._form, tensors, self._dtype)
+
+    def __call__(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """`x Wᵀ + b`."""
+        return linear(x, weight, bias)
+
+
+class NormedPacked(Packed):
+    """The operations `packed_norm_linear` and, with an activation, `packed_norm_gate`."""
+
+    def __call__(  # type: ignore[override]  # another operation
+        self,
+        x: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        weight: PackedWeight,
+        bias: Tensor | None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """`act(norm(x) Wᵀ + b) + residual`."""
+        rms = None if norm is None else RMSScale(norm, eps)
+        return linear(x, weight, bias, norm=rms, act=self._act, residual=residual)

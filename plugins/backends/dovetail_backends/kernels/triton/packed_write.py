@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dovetail.contracts.device import is_interpreted
-from dovetail.sdk.layers.ops.packed_tiles import block_scales, in_order, planes_of
-from dovetail.sdk.layers.ops.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton.packed_tiles import block_scales, in_order, planes_of
+from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 
 CHUNK_BYTES = 32 << 20
 """Of a weight that is written out at a time: what a product then reads is still in an H200's cache."""

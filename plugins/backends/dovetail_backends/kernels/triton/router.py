@@ -18,9 +18,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops.endings import ended_row
-from dovetail.sdk.layers.ops.nibbles import BLOCK
-from dovetail.sdk.layers.ops.packed_integers import (
+from dovetail.sdk.layers.ops.pdl import counters, launch_options
+from dovetail.sdk.layers.routing import Routing
+from dovetail_backends.kernels.triton.endings import ended_row
+from dovetail_backends.kernels.triton.nibbles import BLOCK
+from dovetail_backends.kernels.triton.packed_integers import (
     Integers,
     Words,
     apart,
@@ -28,9 +30,7 @@ from dovetail.sdk.layers.ops.packed_integers import (
     room_for,
     write_integers,
 )
-from dovetail.sdk.layers.ops.pdl import counters, launch_options
-from dovetail.sdk.layers.ops.route import choose, room_for_choice, ways_of
-from dovetail.sdk.layers.routing import Routing
+from dovetail_backends.kernels.triton.route import choose, room_for_choice, ways_of
 
 PART = 8
 """Blocks of 64 numbers of a token that a program makes of it."""

@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
 from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.silu import act_gated
+from dovetail_backends.kernels.triton.silu import act_gated
 
 MAX_SLOTS = 64
 """Choices for which each gets programs of its own, although two may then read the same expert."""

@@ -5,14 +5,16 @@ N outputs, K inputs, E experts, G groups of inputs that share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.nibbles import BLOCK, exponents_of, in_planes
+from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
+from dovetail.sdk.quantization.words import nibbles_of
+from dovetail_backends.kernels.triton.nibbles import BLOCK, exponents_of, in_planes
 
 PackedKind = Literal["scaled", "int4", "mxfp4"]
 
@@ -52,6 +54,30 @@ class PackedWeight:
         """Of all that is read for a product."""
         parts = (self.numbers, self.scale, self.offset, self.row_scale)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+
+def weight_of(form: Form | None, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> PackedWeight:
+    """Return a matrix `[N, …]`, or those of experts `[E, N, …]`: 8-bit numbers as they are, others packed anew.
+
+    Args:
+        form: How the matrix is stored.
+        tensors: Its tensors, by name.
+        dtype: The model's.
+
+    Raises:
+        TypeError: There is no kernel for the form.
+    """
+    if isinstance(form, Scaled):
+        return scaled(tensors["weight"], tensors["weight_scale"], form.group)
+    if not isinstance(form, Int4 | Mxfp4):
+        raise TypeError(f"no kernel multiplies by {form}")
+    if tensors["weight_packed"].dim() == 3:
+        experts = range(len(tensors["weight_packed"]))
+        return stacked(weight_of(form, {name: one[at] for name, one in tensors.items()}, dtype) for at in experts)
+    numbers, scale = tensors["weight_packed"], tensors["weight_scale"]
+    if isinstance(form, Int4):
+        return int4(nibbles_of(numbers), scale, tensors.get("weight_zero"), form.group, dtype)
+    return mxfp4(torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2), scale)
 
 
 def scaled(numbers: Tensor, scale: Tensor, group: int | None) -> PackedWeight:
