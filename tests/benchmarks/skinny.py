@@ -26,8 +26,8 @@ from dovetail.engine.core import EngineCore
 from dovetail.messages.step import DecodeGraph
 from dovetail.runtime.hf_config import read_config
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.pdl import Tile
 from dovetail_backends.kernels.triton import skinny
+from dovetail_backends.kernels.triton.launch import Tile
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.pdl import Tile
+from dovetail_backends.kernels.triton.launch import Tile
 from dovetail_backends.kernels.triton.skinny import GATE_TILES, TILES, Tiles, skinny
 
 pytestmark = pytest.mark.gpu

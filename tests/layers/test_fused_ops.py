@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.pdl import Tile
 from dovetail_backends.kernels.triton import latent, norms, products
 from dovetail_backends.kernels.triton.gemv import gemv
+from dovetail_backends.kernels.triton.launch import Tile
 from dovetail_backends.kernels.triton.skinny import skinny, tile_for
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dovetail.contracts.layers import Act, RMSScale
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.pdl import Tile
 from dovetail.sdk.quantization.forms import Form, Scaled
 from dovetail_backends.kernels.triton import packed
+from dovetail_backends.kernels.triton.launch import Tile
 from dovetail_backends.kernels.triton.packed_halves import halves
 from dovetail_backends.kernels.triton.packed_pairs import by_pairs, fits_pairs
 from dovetail_backends.kernels.triton.packed_stacked import by_stacked, fits_stacked

@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton
 
 from dovetail.contracts.device import is_interpreted
 
@@ -28,31 +27,3 @@ def launch_options(tensor: torch.Tensor) -> dict[str, Any]:
     """Keyword arguments of a kernel call: the constant `PDL`, and Triton's launch flag where it is on."""
     on = tensor.is_cuda and supported(tensor.device.index)
     return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
-
-
-@cache
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may use; 0 where kernels are interpreted."""
-    if device.type != "cuda":
-        return 0
-    found: int = triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
-    return found
-
-
-Tile = tuple[int, int, int, int, int]
-"""Of a product: BLOCK_N, BLOCK_K, warps, stages, splits of K."""
-
-
-@cache
-def scratch(device: torch.device, size: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Partial sums of split products, and how many splits of a tile have come: zero between kernels."""
-    return (
-        torch.empty(size, dtype=torch.float32, device=device),
-        torch.zeros(tiles, dtype=torch.int32, device=device),
-    )
-
-
-@cache
-def counters(device: torch.device, num: int) -> torch.Tensor:
-    """Return how many programs have come to each of `num` places: zero between kernels."""
-    return torch.zeros(num, dtype=torch.int32, device=device)

@@ -16,8 +16,8 @@ import triton
 from torch import Tensor
 
 from dovetail.contracts.layers import Act, RMSScale
-from dovetail.sdk.layers.ops.pdl import Tile
 from dovetail.sdk.quantization.forms import Form
+from dovetail_backends.kernels.triton.launch import Tile
 from dovetail_backends.kernels.triton.norms import act_and_mul, rms_norm
 from dovetail_backends.kernels.triton.packed_few import few
 from dovetail_backends.kernels.triton.packed_halves import DEPTH, by_halves, fits_halves

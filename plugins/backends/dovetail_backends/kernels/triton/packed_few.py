@@ -14,8 +14,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import Tile, launch_options, scratch
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.endings import ended_tile, summed_parts
+from dovetail_backends.kernels.triton.launch import Tile, scratch
 from dovetail_backends.kernels.triton.packed_tiles import first_tile, walk
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 

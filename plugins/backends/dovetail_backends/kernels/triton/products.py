@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.pdl import Tile, shared_bytes
 from dovetail_backends.kernels.triton.gemv import gemv
+from dovetail_backends.kernels.triton.launch import Tile, shared_bytes
 from dovetail_backends.kernels.triton.norms import rms_norm, silu_and_mul
 from dovetail_backends.kernels.triton.skinny import GATE_TILES, SHARED_BYTES, TILES, Tiles, skinny, tile_for
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops.pdl import counters, launch_options
+from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.routing import Routing
 from dovetail_backends.kernels.triton.endings import ended_row
+from dovetail_backends.kernels.triton.launch import counters
 from dovetail_backends.kernels.triton.nibbles import BLOCK
 from dovetail_backends.kernels.triton.packed_integers import (
     Integers,
