@@ -44,7 +44,7 @@ from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.output import make_parser, parse_full
-from dovetail.sdk.masks import ids_of
+from dovetail.sdk.masks import has_bit, ids_of
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_testing.vocabularies import byte_level
 
@@ -121,7 +121,7 @@ class Walker:
             if rng.random() < 0.35:
                 text = rng.choice(self._texts)
                 text = text[: rng.randrange(1, len(text) + 1)] if rng.random() < 0.1 else text
-                taken += text[: matcher.accept(text)]
+                taken += self._allowed(matcher, text)
                 if matcher.terminated:
                     return taken
             matcher.fill(self._row, 0)
@@ -132,12 +132,24 @@ class Walker:
             tokens = self._vocabulary.tokens
             printed = [t for t in allowed if t < len(tokens) and tokens[t].isascii() and tokens[t].strip()]
             marks = [t for t in allowed if t in self._vocabulary.special_ids and t not in ends]
+            if not allowed:
+                raise AssertionError(f"there is no way on: {matcher.error}")
             some = marks if marks and rng.random() < 0.6 else printed if printed and rng.random() < 0.8 else allowed
             token = rng.choice([t for t in some if t not in ends] or allowed)
             if matcher.accept([token]) != 1:
                 raise AssertionError(f"an allowed token is refused: {matcher.error}")
             taken.append(token)
         return None
+
+    def _allowed(self, matcher: GrammarMatcher, text: Sequence[int]) -> Iterator[int]:
+        """Take of a text what the masks allow, as a model does: what they leave out may lead to no end."""
+        for token in text:
+            matcher.fill(self._row, 0)
+            if not has_bit(self._row[0], token) or matcher.accept([token]) != 1:
+                return
+            yield token
+            if matcher.terminated:
+                return
 
 
 class Bench:
