@@ -1,4 +1,4 @@
-"""Check the words of docs, help texts and public docstrings: `make words`.
+"""Check the words of docs, help texts, public docstrings and API schemas: `make words`.
 
 Findings are listed words, long sentences and paragraphs, and pages over 2,500 words. Code, generated tables and what
 stands in backticks are not checked.
@@ -140,9 +140,23 @@ def docstrings() -> Iterator[tuple[str, str]]:
                     yield f"{module}.{name}.{inner}", inspect.getdoc(method) or ""
 
 
+def fields() -> Iterator[tuple[str, str]]:
+    """Yield the docstring of every request and response body of the API, and the description of its fields."""
+    from pydantic import BaseModel
+
+    server = importlib.import_module("dovetail_server")
+    for found in pkgutil.walk_packages(server.__path__, "dovetail_server."):
+        if ".schema" in found.name:
+            for name, value in vars(importlib.import_module(found.name)).items():
+                if inspect.isclass(value) and value.__module__ == found.name:
+                    yield f"{found.name}.{name}", inspect.getdoc(value) or ""
+                    for field, info in value.model_fields.items() if issubclass(value, BaseModel) else ():
+                        yield f"{found.name}.{name}.{field}", info.description or ""
+
+
 def findings() -> Iterator[str]:
     """Yield what is wrong anywhere."""
-    for source in (pages, helps, docstrings):
+    for source in (pages, helps, docstrings, fields):
         for name, text in source():
             if name in EXCEPTIONS:
                 continue

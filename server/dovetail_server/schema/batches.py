@@ -25,7 +25,7 @@ class BatchRequest(RequestModel):
 
 
 class BatchError(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with the input file."""
+    """One error of the input file."""
 
     code: str
     message: str

@@ -100,7 +100,7 @@ class SentBack(RequestModel):
 
 
 class StreamOptions(RequestModel):
-    """What a stream carries besides deltas."""
+    """Additional contents of a stream."""
 
     include_usage: bool | None = Field(None, description="End with a chunk that holds the usage.")
     continuous_usage_stats: bool | None = Field(None, description="Put the usage so far into every chunk.")
@@ -126,26 +126,22 @@ def _is_foreign(data: dict[str, Any], known: frozenset[str]) -> bool:
 
 
 class SamplingFields(RequestModel):
-    """How to choose tokens and when to stop. What is left out comes from the model's generation_config.json."""
+    """Sampling parameters and stop conditions. Defaults come from the model's generation_config.json."""
 
-    temperature: Annotated[float, _within("temperature")] | None = Field(
-        None, description="0 takes the most likely token."
-    )
-    top_p: Annotated[float, _within("top_p")] | None = Field(
-        None, description="Nucleus; 0 takes the most likely token."
-    )
-    top_k: Annotated[int, _within("top_k")] | None = Field(None, description="-1 and 0 switch it off.")
+    temperature: Annotated[float, _within("temperature")] | None = Field(None, description="0: greedy decoding.")
+    top_p: Annotated[float, _within("top_p")] | None = Field(None, description="0: greedy decoding.")
+    top_k: Annotated[int, _within("top_k")] | None = Field(None, description="-1 and 0: off.")
     min_p: Annotated[float, _within("min_p")] | None = None
     frequency_penalty: Annotated[float, _within("frequency_penalty")] | None = None
     presence_penalty: Annotated[float, _within("presence_penalty")] | None = None
     repetition_penalty: Annotated[float, _within("repetition_penalty")] | None = None
     max_tokens: Count | None = None
-    min_tokens: Count | None = Field(None, description="No stop before so many tokens.")
+    min_tokens: Count | None = Field(None, description="Minimum number of tokens before a stop.")
     n: int | None = Field(None, ge=1, le=128)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     stop_regex: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
-        None, description="Regular expressions that end the reply as stop strings do."
+        None, description="Regular expressions that end the output as stop sequences do."
     )
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -155,14 +151,14 @@ class SamplingFields(RequestModel):
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=MAX_BIASES)] | None = None
     seed: Annotated[int, _within("seed")] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = Field(
-        None, description="Nothing else is said, no end of the reply either."
+        None, description="Only these tokens are sampled; the end of the output is not among them unless listed."
     )
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = Field(
-        None, description="Never said, at the beginning of a word or within one."
+        None, description="Texts that are never generated, at the start of a word or within one."
     )
     logits_processors: Annotated[dict[Name, FreeForm], Field(max_length=16)] | None = Field(
         None,
-        description="Logits processors that change what may be said next, by name, with what each takes: "
+        description="Logits processors by name, each with its parameters: "
         '`{"no-repeat-ngram": {"size": 3}}`. Those that `--logits-processors` names are served.',
     )
     prompt_logprobs: Top | None = None
@@ -183,25 +179,27 @@ class SamplingFields(RequestModel):
 
 
 class PromptFields(RequestModel):
-    """How a prompt is cut, and how its tokens and those of the reply are named."""
+    """Truncation of a prompt, and the form of tokens in responses."""
 
     logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_NAMED_IDS)] | None = Field(
-        None, description="Tokens whose log probabilities stand behind the most likely ones; needs `logprobs`."
+        None, description="Tokens whose log probabilities follow those of the top alternatives; needs `logprobs`."
     )
     return_tokens_as_token_ids: bool | None = Field(None, description="Log probabilities name tokens `token_id:17`.")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of the prompt; -1 keeps what the context holds."
+        None, ge=-1, le=MAX_TOKENS, description="Number of prompt tokens to keep; -1: up to the context length."
     )
-    truncation_side: Literal["left", "right"] | None = Field(None, description="Where to cut; left if not given.")
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Side on which the prompt is truncated. Default: left."
+    )
     context_length_exceeded_behavior: Literal["truncate", "error"] | None = Field(
         None,
-        description="Where the context ends before the most tokens that are asked for: `truncate` ends the reply "
-        "there, `error` refuses; what `--max-tokens-beyond` says if not given.",
+        description="If the maximum number of tokens exceeds the context: `truncate` ends the output there, `error` "
+        "rejects the request. Default: `--max-tokens-beyond`.",
     )
 
 
 class ServiceFields(RequestModel):
-    """How to serve the request, none of which changes its output."""
+    """Options that do not change the output."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -209,7 +207,7 @@ class ServiceFields(RequestModel):
         None,
         ge=-(1 << 31),
         le=(1 << 31) - 1,
-        description="Higher goes first; at the lowest, only while nothing else runs.",
+        description="Higher runs first. The lowest runs only while no other request runs.",
     )
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
     extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
@@ -217,11 +215,11 @@ class ServiceFields(RequestModel):
     request_id: Rid | None = Field(None, description="Another name of `rid`.")
     user: Name | None = None
     metadata: Metadata | None = None
-    store: bool | None = Field(None, description="Keep the reply of a chat completion.")
+    store: bool | None = Field(None, description="Store the response of a chat completion.")
     service_tier: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
-    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are cached by themselves.")
+    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are always cached.")
     safety_identifier: Name | None = None
     prediction: FreeForm | None = None
 
@@ -264,7 +262,7 @@ class GrammarFields(RequestModel):
     json_schema: Text | FreeForm | None = None
     structural_tag: Text | FreeForm | None = None
     structured_outputs: FreeForm | None = None
-    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
+    grammar_backend: Name | None = Field(None, description="One of the loaded backends. Default: selected per request.")
 
 
 class ToolEnforcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,9 +275,9 @@ class ToolEnforcement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a request's grammar.
+    """Enforcement of a request's grammar.
 
-    `full`: every token conforms. `approximate`: all but `ignored` was enforced. `validate_only`: any JSON could come.
+    `full`: every token conforms. `approximate`: all but `ignored` was enforced. `validate_only`: any JSON was allowed.
     Where enforcement was not full, `valid` is the verdict on the finished text; null where it was cut off. `tools` says
     the same of each tool that could be called.
     """

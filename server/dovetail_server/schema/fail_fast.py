@@ -35,10 +35,10 @@ def _change(part: Any) -> None:
 
 
 class PlainList:
-    """Makes of a list of plain values one that is checked as a list of `kind`, and stays as it was sent.
+    """Validator of a list of plain values: it checks them as a list of `kind`, and leaves them as they were sent.
 
-    A message is 50 bytes of JSON, 250 as a dictionary and 900 as a model, so models are made of a few at a time, and
-    forgotten: to check them, and again by whoever reads them.
+    A message is 50 bytes of JSON, 250 as a dictionary and 900 as a model. So models are made of a few at a time and
+    dropped: once to check them, and again when they are read.
     """
 
     def __init__(self, kind: Any, *, least: int = 0, most: int) -> None:
@@ -111,7 +111,7 @@ def _pieces(value: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
 
 
 class FailFastModel(BaseModel):
-    """A model whose lists and objects, at any depth, are given up at their first faults."""
+    """A model that stops validating a list or object, at any depth, at its first errors."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -16,7 +16,7 @@ MAX_EXPIRY_S = 30 * 24 * 3600
 
 
 class ExpiresAfter(RequestModel):
-    """When a file goes by itself."""
+    """When a file is deleted automatically."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)
@@ -54,7 +54,7 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `DELETE /v1/files/{id}`."""
+    """Response of `DELETE /v1/files/{id}`."""
 
     id: str
     object: Literal["file"] = "file"

@@ -25,7 +25,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `GET /v1/models`."""
+    """Response of `GET /v1/models`."""
 
     object: Literal["list"] = "list"
     data: list[Model]

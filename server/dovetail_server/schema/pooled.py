@@ -12,13 +12,18 @@ MANY = Field(min_length=1, max_length=2048)
 
 
 class PooledFields(RequestModel):
-    """What every request has that generates nothing."""
+    """Fields of every request that generates nothing."""
 
-    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    model: Name | None = Field(None, description="One of the served names. Default: the first.")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of each input; -1 keeps what the context holds."
+        None,
+        ge=-1,
+        le=MAX_TOKENS,
+        description="Number of tokens of each input to keep; -1: up to the context length.",
     )
-    use_activation: bool | None = Field(None, description="False: what the model gives as it is, not scaled.")
+    use_activation: bool | None = Field(
+        None, description="false: return the model's raw output, without its activation."
+    )
     priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
     rid: Rid | None = Field(None, description="Identifier to abort the request by.")

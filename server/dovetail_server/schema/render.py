@@ -8,7 +8,7 @@ import msgspec
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt as token ids, with how tokens would be chosen. Nothing has been generated."""
+    """A prompt as token ids, with its sampling parameters. Nothing has been generated."""
 
     request_id: str
     token_ids: list[int]

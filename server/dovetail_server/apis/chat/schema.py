@@ -124,7 +124,7 @@ class FunctionSpec(RequestModel):
     description: Text | None = None
     parameters: FreeForm | None = None
     strict: bool | None = None
-    output_schema: FreeForm | None = Field(None, description="What it gives back; reaches the chat template.")
+    output_schema: FreeForm | None = Field(None, description="JSON schema of its result; reaches the chat template.")
 
 
 UNSERVABLE = (
@@ -204,9 +204,9 @@ class Thinking(RequestModel):
 class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/chat/completions`."""
 
-    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    model: Name | None = Field(None, description="One of the served names. Default: the first.")
     messages: Messages
-    max_completion_tokens: Count | None = Field(None, description="0 reads the prompt and answers nothing.")
+    max_completion_tokens: Count | None = Field(None, description="0 computes the prompt and generates nothing.")
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
@@ -222,16 +222,16 @@ class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     separate_reasoning: bool | None = Field(None, description="false leaves the reasoning in the content.")
     stream_reasoning: bool | None = Field(None, description="false sends the reasoning in one chunk.")
     thinking_budget: int | None = Field(
-        None, ge=0, le=MAX_TOKENS, description="Most tokens of thinking; then the answer begins."
+        None, ge=0, le=MAX_TOKENS, description="Maximum reasoning tokens; then the answer begins."
     )
     thinking_token_budget: int | None = Field(
         None, ge=0, le=MAX_TOKENS, description="Another name of `thinking_budget`."
     )
-    thinking: Thinking | None = Field(None, description="Turns thinking on or off, as `reasoning_effort` does.")
+    thinking: Thinking | None = Field(None, description="Turns reasoning on or off, as `reasoning_effort` does.")
     input_ids: TokenIds | None = Field(None, description="The prompt as tokens, in place of the rendered messages.")
-    echo: bool | None = Field(None, description="Begin with the last message where that is the assistant's, too.")
-    add_special_tokens: bool | None = Field(None, description="true: beside those that the chat template writes.")
-    include_reasoning: bool | None = Field(None, description="false drops the reasoning from the reply.")
+    echo: bool | None = Field(None, description="Begin the output with the last message, if it is the assistant's.")
+    add_special_tokens: bool | None = Field(None, description="true: add them to those of the chat template.")
+    include_reasoning: bool | None = Field(None, description="false drops the reasoning from the response.")
     chat_template_kwargs: FreeForm | None = None
     chat_template: Text | None = Field(None, description="Not accepted in a request; see --chat-template.")
     add_generation_prompt: bool | None = None
@@ -268,7 +268,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's answer. What clients read without asking whether it is there is null where it is absent."""
+    """The model's answer. Fields that clients read unchecked are null where they have no value."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -288,7 +288,7 @@ class TokenAlternative(msgspec.Struct, frozen=True):
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
-    """A generated token and its rivals."""
+    """A generated token and its top alternatives."""
 
     token: str
     logprob: float
@@ -317,7 +317,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/chat/completions`."""
+    """Response of `POST /v1/chat/completions`."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -340,7 +340,7 @@ class CompletionUpdate(RequestModel):
 
 
 class CompletionDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `DELETE /v1/chat/completions/{id}`."""
+    """Response of `DELETE /v1/chat/completions/{id}`."""
 
     id: str
     object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
@@ -348,7 +348,7 @@ class CompletionDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredCompletions(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `GET /v1/chat/completions`: stored completions, each with its metadata."""
+    """Response of `GET /v1/chat/completions`: stored completions, each with its metadata."""
 
     object: Literal["list"] = "list"
     data: list[ChatCompletion] = []

@@ -27,7 +27,7 @@ from dovetail_server.schema.common import (
 class CompletionRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/completions`."""
 
-    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    model: Name | None = Field(None, description="One of the served names. Default: the first.")
     prompt: Annotated[
         Text
         | Annotated[list[Text], Field(min_length=1, max_length=4096)]
@@ -35,12 +35,15 @@ class CompletionRequest(SamplingFields, PromptFields, ServiceFields, GrammarFiel
         | Annotated[list[TokenIds], Field(min_length=1, max_length=4096)],
         PASS_KNOWN_IDS,
     ]
-    suffix: Text | None = Field(None, description="Write what stands between the prompt and this text.")
-    echo: bool | None = Field(None, description="Put the prompt before the completion.")
+    suffix: Text | None = Field(None, description="Text after the completion: the model fills the gap.")
+    echo: bool | None = Field(None, description="Return the prompt before the completion.")
     best_of: int | None = Field(
-        None, ge=0, le=128, description="Generate so many, return the `n` most likely; 0 is off."
+        None,
+        ge=0,
+        le=128,
+        description="Number of completions to generate, of which the `n` most likely are returned; 0: off.",
     )
-    add_special_tokens: bool | None = Field(None, description="For texts; true if not given.")
+    add_special_tokens: bool | None = Field(None, description="For texts. Default: true.")
     logprobs: Top | None = None
 
 
@@ -69,7 +72,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/completions`."""
+    """Response of `POST /v1/completions`."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

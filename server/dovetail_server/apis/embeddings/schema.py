@@ -22,16 +22,15 @@ class EmbeddingRequest(PooledFields):
         None, description="Numbers, or float32 in little-endian order as base64."
     )
     dimensions: int | None = Field(
-        None, ge=1, le=1 << 20, description="Keep so many; for models that were trained for it."
+        None, ge=1, le=1 << 20, description="Number of dimensions to keep, for models trained for it."
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        None, description="Where to cut; if not given, left, of a text for an encoder right."
+        None, description="Side on which an input is truncated. Default: left, for encoders right."
     )
     add_special_tokens: bool | None = Field(None, description="False: the tokenizer adds none to a text.")
     prompt_name: Name | None = Field(
         None,
-        description="Of the model's prompts, the one that stands before each text; empty: none. If not given, the "
-        "model's default.",
+        description="Name of the model's prompt that precedes each text; empty: none. Default: the model's.",
     )
 
 
@@ -44,7 +43,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/embeddings`, in the order of the inputs."""
+    """Response of `POST /v1/embeddings`, in the order of the inputs."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]

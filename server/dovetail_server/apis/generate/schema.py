@@ -31,7 +31,7 @@ BATCH = Field(min_length=1, max_length=4096)
 class GenerateParams(SamplingFields):
     """`sampling_params` of a native request; other fields mean what they mean in a completion request."""
 
-    max_new_tokens: Count | None = Field(None, description="128 if not given; 0 reads the prompt alone.")
+    max_new_tokens: Count | None = Field(None, description="0 computes the prompt only. Default: 128.")
     min_new_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     sampling_seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
     regex: Text | None = None
@@ -40,7 +40,7 @@ class GenerateParams(SamplingFields):
     structural_tag: Text | FreeForm | None = None
     response_format: FreeForm | None = None
     structured_outputs: FreeForm | None = None
-    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
+    grammar_backend: Name | None = Field(None, description="One of the loaded backends. Default: selected per request.")
 
 
 class GenerateRequest(RequestModel):
@@ -104,7 +104,7 @@ class MetaInfo(msgspec.Struct, kw_only=True):
 
 
 class Generated(msgspec.Struct, kw_only=True):
-    """Reply of `POST /generate`, and each chunk of its stream, whose text and ids are cumulative."""
+    """Response of `POST /generate`, and each chunk of its stream, whose text and ids are cumulative."""
 
     text: str
     output_ids: list[int]

@@ -111,7 +111,7 @@ class MessageBatchList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletedMessageBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `DELETE /v1/messages/batches/{id}`."""
+    """Response of `DELETE /v1/messages/batches/{id}`."""
 
     id: str
     type: Literal["message_batch_deleted"] = "message_batch_deleted"

@@ -23,7 +23,7 @@ from dovetail_server.schema.common import (
 from dovetail_server.schema.fail_fast import PlainList
 
 BLOCK_TYPES = ("text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result")
-Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are cached by themselves.")]
+Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are always cached.")]
 
 
 class TextBlock(SentBack):
@@ -68,7 +68,7 @@ class DocumentBlock(SentBack):
 
 
 class SearchResultBlock(SentBack):
-    """What a search found."""
+    """The results of a search."""
 
     type: Literal["search_result"]
     source: Text
@@ -94,7 +94,7 @@ class ThinkingBlock(SentBack):
 
 
 class ToolUseBlock(SentBack):
-    """A call that the model made."""
+    """A tool call of the model."""
 
     type: Literal["tool_use"]
     id: Name
@@ -105,7 +105,7 @@ class ToolUseBlock(SentBack):
 
 
 class ToolResultBlock(SentBack):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
@@ -224,7 +224,7 @@ class AnthropicMetadata(RequestModel):
 class MessagesPrompt(RequestModel):
     """What a prompt is made of."""
 
-    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    model: Name | None = Field(None, description="One of the served names. Default: the first.")
     messages: Annotated[list[dict[str, Any]], PlainList(AnthropicMessage, least=1, most=65536)]
     system: Text | TextBlocks | None = None
     tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
@@ -268,7 +268,7 @@ class MessagesRequest(MessagesPrompt):
     priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
     cache_salt: Name | None = None
     rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the message's id.")
-    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
+    grammar_backend: Name | None = Field(None, description="One of the loaded backends. Default: selected per request.")
 
 
 Json = dict[str, Any]
@@ -283,7 +283,7 @@ class TextOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought. Nobody checks the signature."""
+    """The reasoning of the model. The signature is not checked."""
 
     thinking: str
     signature: str
@@ -328,7 +328,7 @@ class MessageUsage(DeltaUsage, frozen=True, kw_only=True):
 
 
 class MessageReply(msgspec.Struct, kw_only=True):
-    """Reply of `POST /v1/messages`."""
+    """Response of `POST /v1/messages`."""
 
     id: str
     type: Literal["message"] = "message"
@@ -345,7 +345,7 @@ class MessageReply(msgspec.Struct, kw_only=True):
 
 
 class TokenCount(msgspec.Struct, frozen=True):
-    """Reply of `POST /v1/messages/count_tokens`."""
+    """Response of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
 
@@ -363,7 +363,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfos(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `GET /v1/models` to a request with the header `anthropic-version`."""
+    """Response of `GET /v1/models` to a request with the header `anthropic-version`."""
 
     data: list[ModelInfo]
     has_more: bool = False

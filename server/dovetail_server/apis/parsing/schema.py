@@ -15,9 +15,10 @@ class SeparateReasoningRequest(RequestModel):
     """A finished output."""
 
     text: Text
-    reasoning_parser: Name | None = Field(None, description="A built-in parser; the server's own if not given.")
+    reasoning_parser: Name | None = Field(None, description="A built-in parser. Default: the server's.")
     prompt_tail: Text | None = Field(
-        None, description="What the chat template put right before the text, such as `<think>`; decides how it begins."
+        None,
+        description="Text of the chat template right before the output, such as `<think>`; decides its first section.",
     )
 
 
@@ -26,11 +27,11 @@ class ParseFunctionCallRequest(RequestModel):
 
     text: Text
     tools: Annotated[list[Tool], Field(max_length=1024)] = Field(default_factory=list)
-    tool_call_parser: Name | None = Field(None, description="A built-in parser; the server's own if not given.")
+    tool_call_parser: Name | None = Field(None, description="A built-in parser. Default: the server's.")
 
 
 class SeparatedReasoning(msgspec.Struct, frozen=True):
-    """Reply of `POST /separate_reasoning`; an absent part is empty."""
+    """Response of `POST /separate_reasoning`; an absent part is empty."""
 
     reasoning_text: str
     text: str
@@ -45,7 +46,7 @@ class ParsedCall(msgspec.Struct, frozen=True):
 
 
 class ParsedCalls(msgspec.Struct, frozen=True):
-    """Reply of `POST /parse_function_call`."""
+    """Response of `POST /parse_function_call`."""
 
     normal_text: str
     calls: list[ParsedCall]

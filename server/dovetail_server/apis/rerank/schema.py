@@ -23,10 +23,12 @@ class RerankRequest(PooledFields):
 
     query: Text
     documents: Annotated[list[Text | Document], MANY]
-    top_n: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Return the best so many; all if 0 or not given.")
-    return_documents: bool | None = Field(None, description="False: without the documents' texts.")
-    max_tokens_per_doc: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Keep so many tokens of each.")
-    instruct: Text | None = Field(None, description="What is asked of a document, for models that are told.")
+    top_n: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Number of best documents to return; 0: all. Default: all."
+    )
+    return_documents: bool | None = Field(None, description="false: omit the documents' texts.")
+    max_tokens_per_doc: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Maximum tokens of each document.")
+    instruct: Text | None = Field(None, description="Instruction for models that take one.")
 
 
 class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reranked(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/rerank`, the best first."""
+    """Response of `POST /v1/rerank`, the best first."""
 
     id: str
     model: str
@@ -61,7 +63,7 @@ class PairScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/score` to two texts or lists of them."""
+    """Response of `POST /v1/score` to two texts or lists of them."""
 
     id: str
     object: Literal["list"] = "list"
@@ -91,7 +93,7 @@ class Classified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Classes(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/classify`, in the order of the inputs."""
+    """Response of `POST /v1/classify`, in the order of the inputs."""
 
     id: str
     object: Literal["list"] = "list"

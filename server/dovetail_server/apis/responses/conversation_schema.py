@@ -45,7 +45,7 @@ class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `DELETE /v1/conversations/{id}`; its items are gone, too."""
+    """Response of `DELETE /v1/conversations/{id}`; its items are gone, too."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"

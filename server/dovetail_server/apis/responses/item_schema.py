@@ -40,7 +40,7 @@ class MessageItem(SentBack):
 
 
 class FunctionCallItem(SentBack):
-    """A call that the model made. `arguments` is JSON text."""
+    """A tool call of the model. `arguments` is JSON text."""
 
     type: Literal["function_call"]
     id: ItemId | None = None
@@ -53,7 +53,7 @@ class FunctionCallItem(SentBack):
 
 
 class FunctionCallOutputItem(SentBack):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     id: ItemId | None = None

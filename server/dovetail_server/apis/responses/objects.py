@@ -94,7 +94,7 @@ NO_USAGE = ResponseUsage(
 
 
 class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/responses/compact`: the user's messages, and one item of type `compaction`."""
+    """Response of `POST /v1/responses/compact`: the user's messages, and one item of type `compaction`."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -157,7 +157,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 
 class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `DELETE /v1/responses/{id}`."""
+    """Response of `DELETE /v1/responses/{id}`."""
 
     id: str
     object: Literal["response"] = "response"
@@ -165,7 +165,7 @@ class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/responses/input_tokens`."""
+    """Response of `POST /v1/responses/input_tokens`."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int

@@ -83,7 +83,7 @@ PlainRef = BeforeValidator(lambda given: {"id": given} if isinstance(given, str)
 class ResponsePrompt(RequestModel):
     """What the prompt of a response is made of, and how it is read."""
 
-    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    model: Name | None = Field(None, description="One of the served names. Default: the first.")
     input: Text | Items = Field("", description="Left out: an empty message.")
     instructions: Text | None = None
     previous_response_id: ItemId | None = None
@@ -109,12 +109,12 @@ class InputTokensRequest(ResponsePrompt):
 class CompactRequest(RequestModel):
     """Body of `POST /v1/responses/compact`."""
 
-    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    model: Name | None = Field(None, description="One of the served names. Default: the first.")
     input: Text | Items | None = None
     instructions: Text | None = None
     previous_response_id: ItemId | None = None
     prompt_cache_key: Name | None = None
-    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are cached by themselves.")
+    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are always cached.")
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
     service_tier: Annotated[str, Field(max_length=32)] | None = None
 
@@ -124,7 +124,7 @@ class ResponsesRequest(ResponsePrompt):
 
     type: Literal["response.create"] | None = Field(None, description="Of a WebSocket's messages.")
     generate: bool | None = Field(
-        None, description="false computes the prompt and ends without output, so that what continues it begins sooner."
+        None, description="false computes the prompt and ends without output, so that a continuation starts sooner."
     )
     max_tool_calls: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="Bounds calls of built-in tools, of which there are none."
@@ -136,7 +136,7 @@ class ResponsesRequest(ResponsePrompt):
     include: Annotated[list[Includable], Field(max_length=32)] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    store: bool | None = Field(None, description="true if not given: the reply can be fetched and continued.")
+    store: bool | None = Field(None, description="true: the response can be fetched and continued. Default: true.")
     background: bool | None = Field(None, description="Answer at once and generate afterwards; needs `store`.")
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)] | None = None
     user: Name | None = None
@@ -153,7 +153,7 @@ class ResponsesRequest(ResponsePrompt):
     )
     moderation: FreeForm | None = Field(None, description="Not supported.")
 
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 switch it off.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0: off.")
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -161,15 +161,15 @@ class ResponsesRequest(ResponsePrompt):
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
     stop: StopString | Annotated[list[StopString], Field(max_length=32)] | None = None
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
-    thinking_budget: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Most tokens of thinking.")
+    thinking_budget: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Maximum reasoning tokens.")
     priority: int | None = Field(
         None,
         ge=-(1 << 31),
         le=(1 << 31) - 1,
-        description="Higher goes first; at the lowest, only while nothing else runs.",
+        description="Higher runs first. The lowest runs only while no other request runs.",
     )
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
     extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
     rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the response's id.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")
-    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
+    grammar_backend: Name | None = Field(None, description="One of the loaded backends. Default: selected per request.")

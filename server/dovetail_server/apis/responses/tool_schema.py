@@ -57,7 +57,7 @@ class ClientTool(RequestModel):
     """A tool that the API describes and the client runs."""
 
     type: Literal["local_shell", "shell", "apply_patch"]
-    environment: FreeForm | None = Field(None, description="Where the client runs it; the model is not told.")
+    environment: FreeForm | None = Field(None, description="Where the client runs it; the model does not see it.")
 
 
 class ResponsesHostedTool(UnservableTool):

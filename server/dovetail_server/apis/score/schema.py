@@ -33,12 +33,12 @@ class ScoreRequest(PooledFields):
     )
     apply_softmax: bool | None = Field(None, description="Scores of an item add up to 1.")
     temperature: float | None = Field(None, gt=0, le=100, description="Divides before the softmax.")
-    return_token_logprobs: bool | None = Field(None, description="Also give the log probabilities themselves.")
+    return_token_logprobs: bool | None = Field(None, description="Also return the log probabilities themselves.")
     item_first: bool | None = Field(None, description="The item comes before the query.")
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `POST /v1/score`: for each item a number per label."""
+    """Response of `POST /v1/score`: for each item a number per label."""
 
     object: Literal["scoring"] = "scoring"
     scores: list[list[float]]

@@ -16,7 +16,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TokenizeRequest(RequestModel):
-    """A text (`prompt`, or `text`), or messages that go through the chat template."""
+    """A text (`prompt`, or `text`), or messages rendered by the chat template."""
 
     model: Name | None = None
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
@@ -28,11 +28,11 @@ class TokenizeRequest(RequestModel):
     chat_template_kwargs: FreeForm | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = Field(
-        None, description="If not given: true for a text, false for messages, whose template has them."
+        None, description="Default: true for a text, false for messages, whose template has them."
     )
     continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
-    return_token_strs: bool | None = Field(None, description="Also give each token's text.")
+    return_token_strs: bool | None = Field(None, description="Also return each token's text.")
 
 
 class DetokenizeRequest(RequestModel):
@@ -47,7 +47,7 @@ class DetokenizeRequest(RequestModel):
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    """Reply of `POST /tokenize`; of several texts each field but the last is a list."""
+    """Response of `POST /tokenize`; of several texts each field but the last is a list."""
 
     tokens: Sequence[int | list[int]]
     count: int | list[int]
@@ -56,14 +56,14 @@ class Tokenized(msgspec.Struct, frozen=True):
 
 
 class Detokenized(msgspec.Struct, frozen=True):
-    """Reply of `POST /detokenize`; the text stands under both names that clients read."""
+    """Response of `POST /detokenize`; the text stands under both names that clients read."""
 
     prompt: str | list[str]
     text: str | list[str]
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `GET /tokenizer_info`."""
+    """Response of `GET /tokenizer_info`."""
 
     tokenizer_class: str
     vocab_size: int
