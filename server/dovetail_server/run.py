@@ -273,7 +273,7 @@ def announce(settings: ServeSettings, keys: Keys, listener: socket.socket, phase
     if not str(host).startswith(LOOPBACK) and not keys.are_needed:
         logger.warning("!" * 100)
         logger.warning(
-            "Listening on %s WITHOUT A KEY: whoever reaches port %d can use the model and every file. "
+            "Listening on %s WITHOUT A KEY: any client that reaches port %d can use the model and every file. "
             "Give --api-key (or DOVETAIL_API_KEY) or --keys-file, or --host 127.0.0.1.",
             host,
             port,

@@ -142,7 +142,7 @@ def kill(args: argparse.Namespace, folder: Path) -> Table:
                 time.sleep(0.002)
             os.kill(workers_of(running.process.pid)[0], signal.SIGKILL)
             after = [each.result() for each in started]
-        moved = running.log.read_text("utf-8", "replace").count(" goes on with ")
+        moved = running.log.read_text("utf-8", "replace").count("Moved a stream of ")
     finally:
         running.close()
     table = Table(

@@ -56,7 +56,7 @@ def test_a_policy_that_never_returns_is_named_and_its_requests_go_on(
 
     asyncio.run(main())
     said = capfd.readouterr().err
-    assert "The engine has not got on for" in said
+    assert "No engine progress for" in said
     assert "schedule_policy 'slow' of slow_policy.py" in said
     assert f"Slow.order ({file}, line 1" in said
 

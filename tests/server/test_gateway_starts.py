@@ -173,7 +173,7 @@ def test_a_restart_that_does_not_come_is_told(
         assert not gateway._is_renewing
 
     asyncio.run(asyncio.wait_for(run(), 30))
-    assert "the rolling restart ends at worker DP0, which is not ready after 0.01 s: it is started anew" in caplog.text
+    assert "the rolling restart ends at worker DP0, which is not ready after 0.01 s: it is restarted" in caplog.text
 
 
 def test_lines_are_taken_though_none_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

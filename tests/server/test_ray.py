@@ -192,4 +192,4 @@ def test_no_stream_is_cut_by_the_death_of_a_replica(served: RayServed) -> None:
         [pid] = served.replicas()
         os.kill(pid, signal.SIGKILL)
         assert [each.result() for each in running] == unbroken
-    served.until(lambda: "goes on with another replica" in served.text(), 30)  # Ray forwards lines some time later
+    served.until(lambda: "to another replica" in served.text(), 30)  # Ray forwards lines some time later

@@ -313,5 +313,5 @@ def test_a_gateway_has_another_worker_go_on(fleet: Served, is_whole: bool) -> No
         lines = flowing(fleet, kill_the_busiest)
         assert text_of(lines) == expected
         assert len(lines) > 3
-        assert " goes on with DP" in fleet.text()
+        assert " to DP" in fleet.text()
     fleet.until(lambda: all(worker["ready"] for worker in fleet.workers(ADMIN)))

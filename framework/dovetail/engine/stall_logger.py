@@ -68,7 +68,7 @@ class StallLogger:
             frame = sys._current_frames().get(self._watched)
             if still_s is not None and now != told and frame is not None:
                 told = now
-                logger.error("The engine has not got on for %.0f s. It is in %s.", still_s, place_of(frame, self._plan))
+                logger.error("No engine progress for %.0f s; stalled in %s.", still_s, place_of(frame, self._plan))
 
 
 def place_of(frame: FrameType, plan: PluginPlan) -> str:

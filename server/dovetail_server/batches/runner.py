@@ -97,7 +97,7 @@ class Runner:
         if problem is not None and self._problem is None:
             logger.warning("Batches pause: %s", problem)
         elif problem is None and self._problem is not None:
-            logger.warning("Batches go on.")
+            logger.warning("Batches resumed.")
         self._problem = problem
 
     async def _wait(self) -> None:
@@ -270,4 +270,4 @@ class Runner:
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         if held or tasks:
-            logger.info("Batches: %d requests wait for the next start.", len(held) + len(tasks))
+            logger.info("Batches: %d requests left for the next start.", len(held) + len(tasks))

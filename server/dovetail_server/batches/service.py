@@ -164,7 +164,7 @@ class BatchService:
     async def _beat(self) -> None:
         """Tell that this process lives, and take over from those that do not."""
         if not await self.processes.beat():
-            logger.warning("This server was taken for gone, after a pause or without the database; it begins again.")
+            logger.warning("Other servers presumed this one dead (pause or database outage); registering again.")
             await asyncio.to_thread(self.owner.rename)
             self.runner.drop_all()
             self.writer.forget()
@@ -196,7 +196,7 @@ class BatchService:
                 await self.responses.fail_orphans(other)
                 if lock is not None:
                     await asyncio.to_thread(self.owner.forget, other)
-            logger.info("Batches: %d requests of a server that is gone are run again.", num)
+            logger.info("Batches: rerunning %d requests of a server that exited.", num)
             self.runner.wake()
 
     async def close(self) -> None:
@@ -223,7 +223,9 @@ class BatchService:
             await self.processes.evict(self.owner.name, await self.processes.own_beat())
             await self.responses.fail_orphans(self.owner.name)
         except Exception as error:
-            logger.warning("What this server held is free once others see that it is gone: %s", error)
+            logger.warning(
+                "The requests of this server are released when other servers notice that it exited: %s", error
+            )
 
 
 def check_endpoint(endpoint: str, others: Collection[str]) -> None:

@@ -83,7 +83,7 @@ class ResultWriter:
                 await asyncio.sleep(RETRY_S)
                 continue
             if self.problem is not None:
-                logger.warning("Batches go on: results can be written again.")
+                logger.warning("Batches resumed: results can be written again.")
                 self.problem = None
             for _, _, done in items:
                 if not done.done():

@@ -75,7 +75,7 @@ class DownstreamResponse:
             async with asyncio.timeout(limit or None):
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
-            logger.warning("A client took nothing for %.0f s and was cut off.", time.monotonic() - began)
+            logger.warning("Disconnected a client that read nothing for %.0f s.", time.monotonic() - began)
             self.state.cut_off(self.scope)
             raise ClientGoneError("the client takes nothing") from None
         self.num_sent += len(data)

@@ -52,7 +52,12 @@ class WorkerHealth:
             num_silent = num_silent + 1 if why == SILENT else 0
             if num_silent >= STUCK and worker.has_served:
                 num_silent = 0
-                logger.error("Worker %s is stuck: %d times %s. Its streams go on elsewhere.", worker.tag, STUCK, SILENT)
+                logger.error(
+                    "Worker %s is unresponsive: %d times %s. Moving its streams to other workers.",
+                    worker.tag,
+                    STUCK,
+                    SILENT,
+                )
                 for give_up in list(worker.when_stuck):
                     give_up()
             if why is None and not worker.is_ready:

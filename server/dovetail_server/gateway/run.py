@@ -193,10 +193,10 @@ class Gateway:
 
     def _renew(self) -> None:
         if self._is_renewing:
-            logger.info("SIGHUP: the workers are started anew once more after this.")
+            logger.info("SIGHUP: the workers will be restarted again after this restart.")
             self._is_renewed_again = True
             return
-        logger.info("SIGHUP: the workers are started anew, one after the other.")
+        logger.info("SIGHUP: restarting the workers, one after another.")
         self._is_renewing = True
         self.tasks.start("rolling restart", self._renew_all())
 
@@ -222,7 +222,7 @@ class Gateway:
         """
         for child in self.children:
             worker, starts = child.worker, child.num_starts
-            worker.is_lost("it is started anew")
+            worker.is_lost("it is restarted")
             child.restart()
             deadline = time.monotonic() + RENEW_S
             while child.num_starts == starts or not worker.is_ready:
@@ -232,7 +232,7 @@ class Gateway:
                     text = f"the rolling restart ends at worker {worker.tag}, which is not ready after {RENEW_S:g} s"
                     raise DovetailError(f"{text}: {worker.why_not}")
                 await asyncio.sleep(WATCH_S)
-        logger.info("All %d workers were started anew.", len(self.children))
+        logger.info("All %d workers restarted.", len(self.children))
 
     async def _end(self, state: GatewayState) -> None:
         """End the workers, smg and the session."""

@@ -178,7 +178,7 @@ OWN = Style(
         ),
         Count(
             "dovetail_unknown_fields",
-            "Requests with a field that nobody here knows, left out of them; `other` beyond 100 names.",
+            "Requests with an unknown field, which was ignored; `other` beyond 100 names.",
             by_field,
             ("field",),
         ),

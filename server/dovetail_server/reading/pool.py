@@ -222,7 +222,7 @@ class WorkerExchange:
             is_over = True
             if time.monotonic() - began >= job.cpu_s:  # the system's limit ended it, in native code
                 return BodyResult(refusal=too_costly("time", job.num_bytes))
-            logger.error("The process %d that read a body of %d bytes (%s) died.", self._pid, len(raw), job.task)
+            logger.error("Process %d exited while it read a body of %d bytes (%s).", self._pid, len(raw), job.task)
             ran = "" if job.num_bytes > LARGE else f" while it ran the model's {' or '.join(PARTS)}"
             raise died(f"died{ran}") from None
         finally:

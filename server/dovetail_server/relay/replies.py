@@ -207,7 +207,7 @@ class RelayedStream(ABC):
                 if isinstance(found, str):
                     await self.send(self.kept.final_events(found))
                     return
-                logger.warning("A stream of %s goes on with %s: %s.", server, self.successor, why)
+                logger.warning("Moved a stream of %s to %s: %s.", server, self.successor, why)
                 pieces = found
         finally:
             self.kept.forget()

@@ -187,7 +187,7 @@ class EventStream(Response):
             if sender.done():
                 sender.result()
         except TimeoutError:
-            logger.warning("A client took nothing of its stream for %g s and was cut off.", self._write_timeout)
+            logger.warning("Disconnected a client that read nothing from its stream for %g s.", self._write_timeout)
             self._state.cut_off(scope)
         except MovedError:
             self._state.cut_off(scope)

@@ -185,7 +185,7 @@ def translate(
         )
     if unknown and warns:
         logger.warning(
-            "config.json: nobody here knows %s; if it changes what the model computes, the output is wrong.",
+            "config.json: unknown keys %s; if it changes what the model computes, the output is wrong.",
             ", ".join(f"{key} = {_short(value)}" for key, value in unknown.items()),
         )
     return config

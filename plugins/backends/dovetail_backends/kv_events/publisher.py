@@ -97,7 +97,7 @@ class Publisher(CacheObserver):
 
     def events_lost(self, num_events: int) -> None:
         """Take everything back: what is cached is not known any more; what comes from now on is."""
-        logger.warning("kv-events lost %d batches; subscribers are told to forget all blocks.", num_events)
+        logger.warning("kv-events lost %d batches; subscribers receive a reset of all blocks.", num_events)
         self.cache_cleared(0)
 
     def _publish(self, batch: EventBatch) -> None:

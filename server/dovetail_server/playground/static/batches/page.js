@@ -31,7 +31,7 @@ export function BatchesPage() {
     }
   };
   return html`<${Page} title="Batches" problem=${problem || batches.problem}
-    lead="A file with one request a line is answered in the background, when nobody else needs the server.">
+    lead="A file with one request per line, processed in the background while no other request needs the server.">
     <${Upload} attempt=${attempt} />
     ${batches.value?.length === 0 && html`<p class="note">No batches yet.</p>`}
     ${(batches.value ?? []).map((batch) => html`<${Batch} key=${batch.id} batch=${batch} attempt=${attempt} />`)}

@@ -104,7 +104,7 @@ export function LivePage() {
         <${Times} title="Inter-token latency" rows=${since(fromNow?.gap ?? [], now.gap)} />
         <${Times} title="End-to-end latency" rows=${since(fromNow?.whole ?? [], now.whole)} />
       </section>
-      <p class="note">Requests: ${count(now.counters.requests ?? 0)}, tokens: ${count(now.counters.tokens ?? 0)}, since the start.
+      <p class="note">Requests: ${count(now.counters.requests ?? 0)}, tokens: ${count(now.counters.tokens ?? 0)}, since startup.
         ${now.finished.filter(({ value }) => value).map(({ labels, value }) => ` ${labels.reason}: ${count(value)}.`)}
         ${now.restarts > 0 && ` Engine restarts: ${count(now.restarts)}.`}</p>
     `}

@@ -26,7 +26,7 @@ export function Timeline({ rows, now }) {
   const prompts = shown.filter((row) => row.num_prefill_tokens).length;
   const busy = shown.reduce((sum, row) => sum + row.seconds * 1000, 0);
   const words = shown.length
-    ? `${count(shown.length)} steps in ten seconds, ${count(prompts)} with prompts; the longest took ${seconds(slowest[0].seconds * 1000)}, all together ${seconds(busy)}`
+    ? `${count(shown.length)} steps in ten seconds, ${count(prompts)} with prompts; longest ${seconds(slowest[0].seconds * 1000)}, total ${seconds(busy)}`
     : "no steps in ten seconds";
   return html`<figure class="chart steps" aria-label="Steps">
     <figcaption><span>Steps of the last ten seconds</span><b>${words}</b></figcaption>
