@@ -51,7 +51,7 @@ class KVCacheChecker:
             self.num_repairs += 1
             self.num_repaired_pages += found.num_lost + found.num_doubled + found.num_stuck
             logger.error(
-                "Page accounting was wrong and was repaired: %d pages without an owner, %d with two, %d locked without "
+                "Page accounting was wrong and is repaired: %d pages without an owner, %d with two, %d locked without "
                 "a reader; aborted %d requests. Please report this.",
                 found.num_lost,
                 found.num_doubled,
