@@ -320,7 +320,7 @@ def test_validate_checks_a_project_that_is_not_installed(tmp_path: Path, capsys:
     out = run(capsys, "validate", str(folder))
     assert out.startswith("dovetail-acme-r2 0.1.0: reasoning_parser 'acme-r2'\n")
     assert "as TestAcmeR2" in out
-    assert out.endswith("1 plugins; 0 problems; the kit fails for none\n")
+    assert out.endswith("plugins: 1, problems: 0, kit failures: none\n")
     assert (list(sys.path), os.environ.get("PYTHONPATH")) == before
     assert "plugin 'acme-r2': not installed" in run(capsys, "info", "acme-r2", code=2)
 
@@ -332,7 +332,7 @@ def test_validate_checks_a_project_that_is_not_installed(tmp_path: Path, capsys:
     out = run(capsys, "validate", str(folder), code=1)
     assert "problem: reasoning_parser 'new' is incompatible: made for API 9 of reasoning_parser; " in out
     assert "problem: dovetail-acme-r2 0.1.0: manifest of 'no_such_facts' ignored: package 'no_such_facts' is not" in out
-    assert "2 plugins; 2 problems; the kit fails for dovetail-acme-r2:acme-r2\n" in out
+    assert "plugins: 2, problems: 2, kit failures: dovetail-acme-r2:acme-r2\n" in out
     assert 'in pyproject.toml: [project.entry-points."dovetail.conformance"] NAME = "MODULE:CLASS"\n' in out
     project.write_text(right.replace(">=3.11", ">=9"))
     out = run(capsys, "validate", str(folder), code=1)

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             "only what the kit knows by itself was tried: name the classes of your own tests, with their samples or "
             f'reference, in pyproject.toml: [project.entry-points."{KIT_GROUP}"] NAME = "MODULE:CLASS"'
         )
-    print(f"{len(records)} plugins; {len(problems)} problems; the kit fails for {', '.join(failed) or 'none'}")
+    print(f"plugins: {len(records)}, problems: {len(problems)}, kit failures: {', '.join(failed) or 'none'}")
     return 1 if problems or failed else 0
 
 
