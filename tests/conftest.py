@@ -391,7 +391,7 @@ LONG = (
     "tests/playground/test_pages.py",
     "tests/playground/test_conversations.py",
     "tests/packaging/test_examples.py",
-    "tests/peers/test_gateways.py",
+    "tests/compat/test_gateways.py",
     "tests/playground/test_keyboard.py",
     "tests/server/test_e2e.py",
     "tests/models/test_parity.py",
@@ -400,7 +400,7 @@ LONG = (
     "tests/engine/test_restart.py",
     "tests/docs/test_tutorials.py",
     "tests/server/test_ray_batch.py",
-    "tests/peers/test_sglang_frontend.py",
+    "tests/compat/test_sglang_frontend.py",
     "tests/layers/test_quant_benches.py",
     "tests/engine/test_poison_isolation.py",
 )
@@ -490,8 +490,8 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     config.stash[WARM].set(not config.getoption("full"))
 
 
-TOGETHER = ("tests/peers/test_gateways.py", "tests/peers/test_sglang_frontend.py", "tests/peers/test_npm.py",
-    "tests/peers/test_llm_comply.py")  # fmt: skip
+TOGETHER = ("tests/compat/test_gateways.py", "tests/compat/test_sglang_frontend.py", "tests/compat/test_npm.py",
+    "tests/compat/test_llm_comply.py")  # fmt: skip
 """Files that one process runs, for they share servers; each process that ran one of them would start its own."""
 
 

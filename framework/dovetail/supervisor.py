@@ -80,7 +80,7 @@ class Service:
     def _note(self, error: BaseException) -> None:
         self._deaths.append(time.monotonic())
         self._last_error = f"{type(error).__name__}: {error}"
-        self._group.note_death(self.name, error)
+        self._group.note_crash(self.name, error)
 
     def _delay_s(self) -> float:
         recent = sum(at > time.monotonic() - WINDOW_S for at in self._deaths)
@@ -130,9 +130,9 @@ class Supervisor:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         name = self._tasks.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.note_death(name, error)
+            self.note_crash(name, error)
 
-    def note_death(self, name: str, error: BaseException) -> None:
+    def note_crash(self, name: str, error: BaseException) -> None:
         """Count a death and log it, with its traceback if its cause is new."""
         self.deaths[name] += 1
         last = traceback.extract_tb(error.__traceback__)[-1:]

@@ -19,6 +19,7 @@ import dovetail
 from dovetail.contracts.api import Api, View
 from dovetail.contracts.errors import EngineError, PluginError, RequestError
 from dovetail_server import errors
+from dovetail_server.compat.endpoints import why_not
 from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.http.addresses import Addresses, Routes
@@ -31,11 +32,11 @@ from dovetail_server.http.hosts import HostRules, Hosts
 from dovetail_server.http.journal import MAX_JOURNAL_BYTES, Resumable
 from dovetail_server.http.journal import PATH as RESUME_PATH
 from dovetail_server.openapi import complete
-from dovetail_server.peers.endpoints import why_not
 from dovetail_server.reading.tasks import OWN_NAMES
 from dovetail_server.routes import (
     admin,
     batches,
+    compat_info,
     conversations,
     docs,
     embeddings,
@@ -48,7 +49,6 @@ from dovetail_server.routes import (
     metrics,
     models,
     parsing,
-    peer_info,
     playground,
     profile,
     render,
@@ -92,7 +92,7 @@ ROUTERS = (
     files.router,
     batches.router,
     info.router,
-    peer_info.router,
+    compat_info.router,
     health.router,
     metrics.router,
     usage.router,

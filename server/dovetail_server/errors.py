@@ -24,9 +24,9 @@ from dovetail.messages import OUT_OF_MEMORY, POISON
 from dovetail.processing.refusals import input_too_long as input_too_long
 from dovetail.processing.refusals import prompt_too_long as prompt_too_long
 from dovetail.processing.refusals import unsupported as unsupported
+from dovetail_server.compat.endpoints import why_not
+from dovetail_server.compat.fields import ELSEWHERE, refusal
 from dovetail_server.error_body import ErrorBody, ErrorDetail
-from dovetail_server.peers.endpoints import why_not
-from dovetail_server.peers.fields import ELSEWHERE, refusal
 
 logger = logging.getLogger("dovetail.server")
 

@@ -16,8 +16,8 @@ from dovetail.config_file import read_config
 from dovetail.plugin_settings import ENV_PREFIX
 from dovetail.processing.text_settings import TextSettings
 from dovetail.settings import Names, flag
+from dovetail_server.compat.arguments import file_value
 from dovetail_server.key_settings import KeySettings
-from dovetail_server.peers.arguments import file_value
 from dovetail_server.setting_types import Aliases, Hosts, Origins
 
 

@@ -39,7 +39,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.compile.validity import verdict
+from dovetail.grammar.compile.validity import conforms
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
@@ -208,7 +208,7 @@ class Bench:
             calls = [(call.name, call.arguments) for call in folded.tool_calls]
             if [called for called, _ in calls] != ["f"]:
                 found.wrong.append(f"UNREAD {text!r} as {folded}")
-            elif not verdict(tool["function"]["parameters"], calls[0][1]):
+            elif not conforms(tool["function"]["parameters"], calls[0][1]):
                 found.wrong.append(f"INVALID {calls[0][1]} of {text!r} by {json.dumps(tool['function']['parameters'])}")
 
 

@@ -27,7 +27,7 @@ from random_pairs import DRAFTS
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.grammar.compile.validity import verdict
+from dovetail.grammar.compile.validity import conforms
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -72,7 +72,7 @@ def groups(suite: Path) -> Iterator[Group]:
 def judged_as(schema: Any, text: str) -> bool | None:
     """Return the verdict as a server tells it: an expression that Python cannot read leaves none."""
     try:
-        return verdict(schema, text)
+        return conforms(schema, text)
     except re.error:
         return None
 

@@ -117,13 +117,13 @@ class Books:
 
     def write(self, plan: StepPlan, breaks: bool) -> None:
         """Compute, as the device does: reads and writes pages in order; one request may go wrong by itself."""
-        culprit = self.rng.choice(plan.requests) if breaks else None
+        poisoned_entry = self.rng.choice(plan.requests) if breaks else None
         spans = [(r, r.computed_len, r.computed_len + 1) for r in plan.decode]
         spans += [(c.request, c.start, c.start + c.num_new) for c in plan.chunks]
         size = self.world.pages.page_size
         found = set()
         for request, start, stop in spans:
-            is_bad = request is culprit
+            is_bad = request is poisoned_entry
             for g, reach in enumerate(self.reaches):
                 own = request.pages[g]
                 if isinstance(reach, Recurrent):
@@ -136,7 +136,7 @@ class Books:
                 found.add(request)
                 for g, own in enumerate(request.pages):
                     self.spoilt.update((g, page) for page in own[start // size : -(-stop // size)] if page)
-        if culprit is not None:
+        if poisoned_entry is not None:
             self.num_broken += 1
         self.broken[plan.number] = found
 

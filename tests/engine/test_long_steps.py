@@ -122,7 +122,7 @@ def test_hangs_in_a_row_shrink_chunks_and_good_steps_bring_them_back() -> None:
     limits = StepLimits(max_running_requests=8, max_prefill_tokens=4096)
 
     def after(num: int, limits: StepLimits = limits) -> tuple[Recovery, Any]:
-        scheduler: Any = SimpleNamespace(limits=limits, pages=SimpleNamespace(page_size=16), suspects=[])
+        scheduler: Any = SimpleNamespace(limits=limits, pages=SimpleNamespace(page_size=16), poison_candidates=[])
         recovery = Recovery(scheduler)
         recovery.hung(num)
         return recovery, scheduler

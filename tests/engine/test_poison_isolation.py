@@ -10,7 +10,7 @@ import pytest
 from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
 from dovetail.engine.entry import RequestEntry
-from dovetail.engine.poison_isolation import RestartLimit, has_got_on, is_suspect, note_death, to_try
+from dovetail.engine.poison_isolation import RestartLimit, has_got_on, is_poison_candidate, note_crash, to_try
 from dovetail.engine.process import Restarts
 from dovetail.messages import POISON, SamplingParams, Submit, TokenDelta
 
@@ -142,8 +142,8 @@ def test_who_gets_on_between_deaths_is_never_a_suspect() -> None:
     """Any number of deaths, each at another place, makes nobody a suspect."""
     a = entry(1)
     for _ in range(50):
-        assert note_death([a], None, from_outside=False) is None
-        assert not is_suspect(a)
+        assert note_crash([a], None, from_outside=False) is None
+        assert not is_poison_candidate(a)
         give(a, 1)
 
 
@@ -151,47 +151,47 @@ def test_two_deaths_at_one_place_make_a_suspect_and_a_third_alone_a_culprit() ->
     """The likely innocent are tried first; whoever gets on is none any more; a death during a trial convicts."""
     a, b, queued = entry(1, 3), entry(2, 5), entry(3)
     for _ in range(2):
-        assert note_death([a, b], None, from_outside=False) is None
+        assert note_crash([a, b], None, from_outside=False) is None
     assert to_try([a, b, queued]) is a
     give(a, 4)
     assert has_got_on(a)
     assert to_try([a, b, queued]) is b
-    assert note_death([b], b, from_outside=False) is b
+    assert note_crash([b], b, from_outside=False) is b
 
 
 def test_a_trial_that_is_killed_from_outside_is_repeated() -> None:
     """A signal from elsewhere may hit anybody: three trials in a row must end so, without a token in between."""
     a, b = entry(1, 3), entry(2, 3)
     for _ in range(2):
-        note_death([a, b], None, from_outside=True)
-    assert note_death([a], to_try([a, b]), from_outside=True) is None
+        note_crash([a, b], None, from_outside=True)
+    assert note_crash([a], to_try([a, b]), from_outside=True) is None
     assert to_try([a, b]) is a, "its trial has begun"
     give(a, 1)
-    assert note_death([a], a, from_outside=True) is None
-    assert (a.num_deaths, is_suspect(a)) == (1, False)
+    assert note_crash([a], a, from_outside=True) is None
+    assert (a.num_crashes, is_poison_candidate(a)) == (1, False)
     for _ in range(2):
-        assert note_death([b], to_try([a, b]), from_outside=True) is None
-    assert note_death([b], to_try([a, b]), from_outside=True) is b
+        assert note_crash([b], to_try([a, b]), from_outside=True) is None
+    assert note_crash([b], to_try([a, b]), from_outside=True) is b
 
 
 def test_after_a_refusal_one_death_makes_suspects() -> None:
     """Others like it are likely; a kill from elsewhere still needs two deaths."""
     a, b = entry(1, 3), entry(2, 5)
-    note_death([a, b], None, from_outside=True, is_alarmed=True)
+    note_crash([a, b], None, from_outside=True, is_alarmed=True)
     assert to_try([a, b]) is None
     give(a, 1), give(b, 9)
-    note_death([a, b], None, from_outside=False, is_alarmed=True)
+    note_crash([a, b], None, from_outside=False, is_alarmed=True)
     assert to_try([a, b]) is a
-    assert note_death([a], a, from_outside=False, is_alarmed=True) is a
+    assert note_crash([a], a, from_outside=False, is_alarmed=True) is a
 
 
 def test_a_death_a_few_tokens_on_in_a_trial_convicts() -> None:
     """What a client knows of a request's place is some tokens behind: who dies alone before it has got on did it."""
     a, b = entry(1, 3), entry(2, 3)
     for _ in range(2):
-        note_death([a, b], None, from_outside=False)
+        note_crash([a, b], None, from_outside=False)
     give(a, 2)
-    assert note_death([a], a, from_outside=False) is a
+    assert note_crash([a], a, from_outside=False) is a
     give(b, 4)
     assert to_try([b]) is None
 
@@ -219,11 +219,11 @@ def test_a_culprit_among_many_is_always_found(seed: int) -> None:
             if tried is not None and has_got_on(tried):
                 break
         if is_killed or (rng.random() < 0.1 and tried is None):
-            culprit = note_death(present, tried, from_outside=not is_killed)
-            refused += [culprit] if culprit is not None else []
+            poisoned_entry = note_crash(present, tried, from_outside=not is_killed)
+            refused += [poisoned_entry] if poisoned_entry is not None else []
         elif tried is not None and has_got_on(tried):
-            tried.num_deaths = tried.num_trials = 0
-            tried.is_suspect = False
+            tried.num_crashes = tried.num_trials = 0
+            tried.is_poison_candidate = False
     assert refused == [guilty]
 
 

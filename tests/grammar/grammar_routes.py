@@ -12,7 +12,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Vocabulary
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.negotiation import asked
-from dovetail.grammar.spec.relax import weaken
+from dovetail.grammar.spec.relax import relax_schema
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
@@ -55,7 +55,7 @@ class Enforced:
         self.errors: list[str] = []
         self.enforcement = "refused"
         self.ignored: tuple[str, ...] = ()
-        for way in route.ways:
+        for way in route.options:
             if way.enforcement != "full" and full_only:
                 self.enforcement, self.ignored = way.enforcement, way.ignored
                 return  # nothing is claimed of it
@@ -76,7 +76,7 @@ class Enforced:
 
             try:
                 spec, until = spec_of(step), time.monotonic() + 60
-                made, left_out = weaken(spec, compiled, until) if step.weaken else (compiled(spec), ())
+                made, left_out = relax_schema(spec, compiled, until) if step.relax_schema else (compiled(spec), ())
                 self.grammar = watched(made)
             except RequestError as error:
                 self.errors.append(error.message)

@@ -129,18 +129,18 @@ def test_one_answer_routes_as_all_answers_do(backends: Mapping[str, GrammarBacke
         source = json.dumps(given, ensure_ascii=False)
         spec = GrammarSpec(kind=Kind.JSON, source=source)
         try:
-            every = router.route(spec, "x", asks_all=True).ways
+            every = router.route(spec, "x", asks_all=True).options
         except RequestError:
             continue
-        ways = router.route(spec, "x").ways
+        options = router.route(spec, "x").options
         assert not any(way.step.unasked for way in every)
-        assert said(ways[0], backends) == said(every[0], backends)
-        assert ways[0].enforcement == every[0].enforcement
-        assert ways[-1] == every[-1]
-        found = {name for way in ways if (name := full(way, backends)) is not None}
+        assert said(options[0], backends) == said(every[0], backends)
+        assert options[0].enforcement == every[0].enforcement
+        assert options[-1] == every[-1]
+        found = {name for way in options if (name := full(way, backends)) is not None}
         expected = {name for way in every if (name := full(way, backends)) is not None}
         assert found == expected, given
-        unasked += any(way.step.unasked for way in ways)
+        unasked += any(way.step.unasked for way in options)
     assert unasked > NUM // 8
 
 
@@ -165,10 +165,10 @@ def test_what_is_kept_as_it_came_accepts_nothing_invalid(
         if normalize(given, json.dumps(given)).text is None:
             continue
         route = GrammarRouter({"llguidance": backend}).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "x")
-        if route.ways[0].enforcement != "full":
+        if route.options[0].enforcement != "full":
             continue
         try:
-            made = backend.compile(spec_of(route.ways[0].step), GrammarLimits())
+            made = backend.compile(spec_of(route.options[0].step), GrammarLimits())
             grammar = backend.load(made) if isinstance(made, bytes) else made
         except RequestError:
             continue
@@ -209,14 +209,14 @@ def test_a_backend_behind_one_that_enforces_all_is_not_asked(backends: Mapping[s
     sources = [json.dumps({"type": "string", "pattern": f"^{letter}"}) for letter in "abc"]
     routes = [router.route(GrammarSpec(kind=Kind.JSON, source=source), "x") for source in sources]
     assert other.asked == 0
-    ways = [way for way in routes[0].ways if way.step.backend == "asked"]
-    assert [(way.step.unasked, way.step.weaken) for way in ways] == [(True, False), (True, True)]
-    assert resolved(ways[0], {"asked": other}) is None  # not all of it
-    found = resolved(ways[1], {"asked": other})
+    options = [way for way in routes[0].options if way.step.backend == "asked"]
+    assert [(way.step.unasked, way.step.relax_schema) for way in options] == [(True, False), (True, True)]
+    assert resolved(options[0], {"asked": other}) is None  # not all of it
+    found = resolved(options[1], {"asked": other})
     assert found is not None
     step, lost = found
     assert (json.loads(step.source), step.unasked) == ({"type": "string"}, False)
-    assert ways[1].with_left_out(lost) == ("approximate", ("/pattern",))
+    assert options[1].with_left_out(lost) == ("approximate", ("/pattern",))
 
 
 def test_places_of_what_came_are_its_own() -> None:

@@ -126,7 +126,7 @@ def first_way(
     route: GrammarRoute, backends: Mapping[str, GrammarBackend], vocabulary: Vocabulary
 ) -> tuple[Enforcement, tuple[str, ...], CompiledGrammar]:
     """Do what the engine does: the first way that compiles."""
-    for way in route.ways:
+    for way in route.options:
         found = resolved(way, backends)
         if found is None:
             continue
@@ -148,14 +148,14 @@ def test_what_would_only_be_judged_may_be_refused(backends: Mapping[str, Grammar
     )
     for refuses in (False, True):
         found = GrammarRouter(backends, enforced_only=refuses).route(spec, "response_format")
-        assert ("validate_only" in [way.enforcement for way in found.ways]) is not refuses
+        assert ("validate_only" in [way.enforcement for way in found.options]) is not refuses
     parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
     for refuses in (False, True):
         front = StructuredOutputs(backends, enforced_only=refuses)
         found = front.tools(parser, "hermes", [tool], "required", parallel=True, param="tools")
         front.close()
-        assert ("validate_only" in [way.enforcement for way in found.ways]) is not refuses
+        assert ("validate_only" in [way.enforcement for way in found.options]) is not refuses
 
 
 def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, GrammarBackend]) -> None:
@@ -163,7 +163,7 @@ def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, 
     spec = GrammarSpec(kind=Kind.JSON, source='{"type": "integer", "not": {"multipleOf": 3}}', strict=True)
     with pytest.raises(RequestError, match="/not"):
         GrammarRouter(backends, strict_schema=True).route(spec, "response_format")
-    assert GrammarRouter(backends).route(spec, "response_format").ways
+    assert GrammarRouter(backends).route(spec, "response_format").options
 
 
 def test_kinds_that_no_backend_reads_are_told_at_the_start(

@@ -106,7 +106,7 @@ def test_the_last_way_has_time_where_others_take_too_long(make_service: Make) ->
     slow = {"type": "integer", "multipleOf": 5_000_011}
     steps = (
         json_step(slow),
-        json_step(slow, weaken=True),
+        json_step(slow, relax_schema=True),
         json_step({**slow, "minimum": 1}),
         json_step({"type": "integer"}),
     )
@@ -169,7 +169,7 @@ def test_what_needs_no_process_does_not_wait_long_for_the_first(
     monkeypatch.setattr(ForkServer, "load", slow)
     settle(service, service.request((json_step({"type": "null"}),)))
     hostile = json_step({"type": "integer", "multipleOf": 5_000_011})
-    weaker = msgspec.structs.replace(hostile, weaken=True)
+    weaker = msgspec.structs.replace(hostile, relax_schema=True)
     began = time.monotonic()
     steps = (hostile, outlines_step(ENDLESS), weaker, json_step({"type": "integer"}))
     outcome = settle(service, service.request(steps))
@@ -297,7 +297,7 @@ def test_what_takes_too_long_goes_without_its_costliest_keyword(
     start_process(service)
     all_slow(service, monkeypatch)
     given = {"type": "object", "properties": {"n": SLOW, "c": {"enum": ["a"]}}, "required": ["n", "c"]}
-    steps = (json_step(given), json_step(given, weaken=True), json_step({"type": "object"}))
+    steps = (json_step(given), json_step(given, relax_schema=True), json_step({"type": "object"}))
     outcome = settle(service, service.request(steps))
     assert isinstance(outcome, Enforced)
     assert (outcome.step, outcome.ignored) == (1, ("/properties/n/multipleOf",))
@@ -319,7 +319,7 @@ def test_a_costly_keyword_does_not_drop_a_tools_schema(make_service: Make, monke
     outcome = settle(service, service.request(route.steps))
     assert isinstance(outcome, Enforced)
     assert route.needs_validation(outcome.step, outcome.ignored)
-    enforcement, ignored = route.ways[outcome.step].with_left_out(outcome.ignored)
+    enforcement, ignored = route.options[outcome.step].with_left_out(outcome.ignored)
     assert (enforcement, ignored) == ("approximate", ("/tools/0/function/parameters/properties/n/multipleOf",))
 
 

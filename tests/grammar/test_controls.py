@@ -8,7 +8,7 @@ import pytest
 from grammar_routes import Enforced, backends_of
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.grammar.compile.validity import verdict
+from dovetail.grammar.compile.validity import conforms
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
@@ -34,7 +34,7 @@ def test_what_is_full_accepts_nothing_without_its_control_character(beside: dict
             continue
         accepted = {text for value in VALUES if found.accepts(text := json.dumps({"x": value}, ensure_ascii=False))}
         accepted |= {text for value in VALUES if found.accepts(text := json.dumps({"x": value}))}
-        assert all(verdict(schema, text) for text in accepted), (pattern, accepted)
+        assert all(conforms(schema, text) for text in accepted), (pattern, accepted)
         assert accepted
 
 

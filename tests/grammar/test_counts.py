@@ -73,7 +73,7 @@ def test_counts_of_open_objects_are_enforced(
     given = {"type": "object", "properties": PARTS, **counts, **beside}
     plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "compiler")
     backend = plugins.get("grammar_backend", "llguidance")(vocabulary)
-    way = GrammarRouter({"llguidance": backend}).route(json_spec(given, "x"), "x").ways[0]
+    way = GrammarRouter({"llguidance": backend}).route(json_spec(given, "x"), "x").options[0]
     assert way.enforcement == "full" or way.ignored == ("/minProperties",)
     assert way.enforcement == "full" or counts["minProperties"] > 1
     made = backend.compile(spec_of(way.step), GrammarLimits())

@@ -148,7 +148,7 @@ def test_two_ways_may_fail_one_behind_the_other(core: EngineCore, monkeypatch: p
 
 def test_the_same_grammar_is_not_tried_again(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A way that differs only in what may be left out of it would fail in the same place."""
-    again = step({"enum": WORDS}, weaken=True)
+    again = step({"enum": WORDS}, relax_schema=True)
     failing(core, monkeypatch, [STEP, again], 2, True)
     assert run(core, STEP, again, WEAKER)[-1].grammar_option == 2
 

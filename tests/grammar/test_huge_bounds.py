@@ -47,7 +47,7 @@ def test_huge_bounds_are_enforced_or_named(given: Any, backends: dict[str, Gramm
     near += given.get("enum", [given.get("const", 0)])
     texts = {str(int(value) + more) for value in near for more in (-1, 0, 1)} | {str(2**63 - 1), str(10**18), "0"}
     num_ways = 0
-    for way in route.ways:
+    for way in route.options:
         found = resolved(way, backends)
         if way.enforcement != "full" or found is None or found[1]:
             continue
@@ -59,7 +59,7 @@ def test_huge_bounds_are_enforced_or_named(given: Any, backends: dict[str, Gramm
             matcher, ids = grammar.matcher(), list(text.encode())
             if matcher.accept(ids) == len(ids) and matcher.accepting:
                 assert Draft202012Validator(given).is_valid(json.loads(text)), text
-    assert num_ways or any(NAMED.search(place) for place in route.ways[0].ignored)
+    assert num_ways or any(NAMED.search(place) for place in route.options[0].ignored)
 
 
 def _bounds(given: Any) -> list[tuple[str, float]]:

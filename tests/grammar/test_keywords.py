@@ -27,7 +27,7 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail.grammar.compile.validity import verdict
+from dovetail.grammar.compile.validity import conforms
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
@@ -273,7 +273,7 @@ def test_what_a_library_lets_through_is_named(
     found = backends[name].supports(json_spec(schema))
     assert (found.level, len(found.ignored)) == (SupportLevel.APPROXIMATE, 1)
     if wrong is not None:
-        assert verdict(schema, wrong) is False
+        assert conforms(schema, wrong) is False
         assert matches(compiled(backends[name], json_spec(schema)), small, wrong)
 
 

@@ -75,7 +75,7 @@ def strict(backends: dict[str, GrammarBackend]) -> Iterator[StructuredOutputs]:
 
 def routed(front: StructuredOutputs, *tools: Any, name: str = "qwen3-coder") -> Any:
     parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
-    return front.tools(parser, name, tools, "auto", parallel=True, param="tools").ways[0]
+    return front.tools(parser, name, tools, "auto", parallel=True, param="tools").options[0]
 
 
 def tool(name: str, parameters: Any) -> Any:
@@ -176,9 +176,9 @@ def test_the_ways_are_those_of_a_validator() -> None:
         form = normalize(json.loads(json.dumps(schema)), is_taken_apart=True).schema
         if form is False:  # nothing is valid
             continue
-        ways, places = presences(form)
+        options, places = presences(form)
         allowed = [
-            some for some in sets if any(way.required <= some.keys() - way.absent == some.keys() for way in ways)
+            some for some in sets if any(way.required <= some.keys() - way.absent == some.keys() for way in options)
         ]
         valid = [some for some in sets if jsonschema.Draft202012Validator(schema).is_valid(some)]
         said = {f"/allOf/{at}" for at in range(len(form.get("allOf", ())))} | {f"/{key}" for key in form} - {"/allOf"}
@@ -204,8 +204,8 @@ def test_what_is_lost_of_a_tool_is_named(said: dict[str, Any], lost: str, tried:
     parser = load(make_plan(Registry.scan(), tool_parser="qwen3-coder"), "api").get("tool_parser", "qwen3-coder")()
     front = StructuredOutputs(tried.backends)
     try:
-        ways = front.tools(parser, "qwen3-coder", [tool], "required", parallel=False, param="tools").ways
+        options = front.tools(parser, "qwen3-coder", [tool], "required", parallel=False, param="tools").options
     finally:
         front.close()
-    assert ways[0].enforcement == "approximate"
-    assert all(place.startswith(f"/tools/0/function/parameters{lost}") for place in ways[0].ignored)
+    assert options[0].enforcement == "approximate"
+    assert all(place.startswith(f"/tools/0/function/parameters{lost}") for place in options[0].ignored)

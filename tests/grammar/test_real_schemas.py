@@ -12,7 +12,7 @@ from grammar_routes import backends_of, resolved
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind
-from dovetail.grammar.spec.relax import weaken
+from dovetail.grammar.spec.relax import relax_schema
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -148,7 +148,7 @@ def test_patterns_mean_what_ecmascript_reads(
 def enforced(given: Any, backends: dict[str, GrammarBackend]) -> tuple[str, Any]:
     """Return how the first way enforces a schema, and whether it accepts a text."""
     route = GrammarRouter(backends).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema")
-    grammar, level = next(found for way in route.ways if (found := compiled(way, backends)) is not None)
+    grammar, level = next(found for way in route.options if (found := compiled(way, backends)) is not None)
 
     def accepts(each: str) -> bool:
         matcher, ids = grammar.matcher(), list(each.encode())
@@ -171,7 +171,7 @@ def compiled(way: EnforcementOption, backends: dict[str, GrammarBackend]) -> tup
 
     try:
         spec = spec_of(step)
-        grammar, left_out = weaken(spec, made, time.monotonic() + 60) if step.weaken else (made(spec), ())
+        grammar, left_out = relax_schema(spec, made, time.monotonic() + 60) if step.relax_schema else (made(spec), ())
     except RequestError:
         return None
     return grammar, way.with_left_out((*lost, *left_out))[0]

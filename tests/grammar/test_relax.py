@@ -17,7 +17,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
-from dovetail.grammar.spec.relax import keywords_in, leave_out, weaken
+from dovetail.grammar.spec.relax import keywords_in, leave_out, relax_schema
 from dovetail.grammar.spec.route import GrammarRoute, GrammarRouter
 from dovetail.grammar.structured_outputs import GrammarOutcome, StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
@@ -46,7 +46,7 @@ def test_only_what_is_refused_is_left_out() -> None:
     """Two keywords of forty, wherever they stand; the source that compiled lacks nothing else."""
     schema = {"properties": {f"p{i}": {"type": "string", "minLength": i, "pattern": f"^{i}"} for i in range(20)}}
     places = ("/properties/p7/pattern", "/properties/p13/minLength")
-    source, gone = weaken(spec(schema), refusing(*places), FOREVER)
+    source, gone = relax_schema(spec(schema), refusing(*places), FOREVER)
     assert set(gone) == set(places)
     assert json.loads(source) == leave_out(schema, places)
 
@@ -54,7 +54,7 @@ def test_only_what_is_refused_is_left_out() -> None:
 def test_a_search_without_time_leaves_out_more_rather_than_failing() -> None:
     """With no time left, what was found to work is taken."""
     schema = {"properties": {f"p{i}": {"minLength": i} for i in range(20)}}
-    source, gone = weaken(spec(schema), refusing("/properties/p3/minLength"), 0.0)
+    source, gone = relax_schema(spec(schema), refusing("/properties/p3/minLength"), 0.0)
     assert "/properties/p3/minLength" in gone or "/properties" in gone
     assert json.loads(source) is not None
 
@@ -70,7 +70,7 @@ def test_what_no_keyword_is_to_blame_for_stays_an_error() -> None:
 
     for compile_ in (unsatisfiable, broken):
         with pytest.raises(RequestError):
-            weaken(spec({"minimum": 3, "properties": {"a": {"minimum": 1}}}), compile_, FOREVER)
+            relax_schema(spec({"minimum": 3, "properties": {"a": {"minimum": 1}}}), compile_, FOREVER)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def router(small: Vocabulary) -> GrammarRouter:
 def test_ties_go_to_the_backend_that_is_liked_most(router: GrammarRouter) -> None:
     """Of two that ignore one keyword, the fast one is tried first."""
     route = router.route(spec({"type": "array", "contains": {"type": "string"}}), "json_schema")
-    first = route.ways[0]
+    first = route.options[0]
     assert (first.step.backend, first.enforcement, first.ignored) == ("llguidance", "approximate", ("/contains",))
 
 
@@ -137,9 +137,9 @@ def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarServi
         "$ref": "#/definitions/x",
     }
     route = router.route(spec(schema), "json_schema")
-    assert route.ways[0].enforcement == "full"  # as far as is known before
+    assert route.options[0].enforcement == "full"  # as far as is known before
     outcome = settled(service, route)
-    enforcement, ignored = route.ways[outcome.step].with_left_out(outcome.ignored)
+    enforcement, ignored = route.options[outcome.step].with_left_out(outcome.ignored)
     assert (enforcement, ignored) == ("approximate", ("/definitions/x/patternProperties",))
     matcher = outcome.compiled.matcher()
     wrong = [small.tokens.index(bytes([byte])) for byte in b'{"n":"']
@@ -149,25 +149,28 @@ def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarServi
 def test_the_engine_asks_whom_nobody_has_asked(service: GrammarService, router: GrammarRouter) -> None:
     """A backend that does not enforce all is passed over, and where less is allowed says what it leaves out."""
     route = router.route(spec({"type": "array", "items": {"type": "integer"}, "minItems": 1}), "json_schema")
-    assert any(way.step.unasked for way in route.ways)
+    assert any(way.step.unasked for way in route.options)
     source = json.dumps({"type": "string", "pattern": "a$", "contentEncoding": "base64"})
     mine = [
-        replace(way, step=msgspec.structs.replace(way.step, source=source, backend="llguidance")) for way in route.ways
+        replace(way, step=msgspec.structs.replace(way.step, source=source, backend="llguidance"))
+        for way in route.options
     ]
     unasked = GrammarRoute(route.spec, tuple(way for way in mine if way.step.unasked), "json_schema")
-    assert [way.step.weaken for way in unasked.ways] == [False, False, True]
+    assert [way.step.relax_schema for way in unasked.options] == [False, False, True]
     outcome = settled(service, unasked)
     assert outcome.step == 2
-    assert unasked.ways[2].with_left_out(outcome.ignored) == ("approximate", ("/contentEncoding",))
+    assert unasked.options[2].with_left_out(outcome.ignored) == ("approximate", ("/contentEncoding",))
 
 
 def test_what_fails_at_its_first_texts_is_weakened(service: GrammarService, router: GrammarRouter) -> None:
     """Ten thousand optional properties compile and fail at the first key: found out before anybody is given it."""
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
     route = router.route(spec(schema), "json_schema")
-    only = GrammarRoute(route.spec, tuple(way for way in route.ways if way.step.backend == "llguidance"), "json_schema")
+    only = GrammarRoute(
+        route.spec, tuple(way for way in route.options if way.step.backend == "llguidance"), "json_schema"
+    )
     outcome = settled(service, only)
-    assert only.ways[outcome.step].with_left_out(outcome.ignored)[0] != "full"
+    assert only.options[outcome.step].with_left_out(outcome.ignored)[0] != "full"
 
 
 TOOL = {
@@ -202,7 +205,7 @@ def test_one_keyword_of_a_tool_costs_that_keyword_alone(name: str, router: Gramm
     parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
     front = StructuredOutputs({"llguidance": dict(router.able(Kind.JSON, ""))["llguidance"]})
     route = front.tools(parser, name, [TOOL], "required", parallel=False, param="tool_choice")
-    way = route.ways[0]
+    way = route.options[0]
     assert (way.enforcement, way.ignored) == ("approximate", (PLACE,))
     assert "contains" not in way.step.source
     assert "Rome" in way.step.source
@@ -242,7 +245,7 @@ def test_a_length_between_tags_is_enforced(most: int, router: GrammarRouter) -> 
     front = StructuredOutputs(dict(router.able(Kind.JSON, "")))
     route = front.tools(parser, "qwen3-coder", [tool], "required", parallel=False, param="tool_choice")
     front.close()
-    assert route.ways[0].ignored == ()
+    assert route.options[0].ignored == ()
     vocabulary = small_vocabulary()
     found = Followed(route, backends_of(vocabulary), vocabulary)
     text = "<tool_call>\n<function=f>\n<parameter=s>\n%s\n</parameter>\n</function>\n</tool_call>"

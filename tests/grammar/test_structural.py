@@ -437,8 +437,8 @@ def test_json_may_be_compact_or_spaced_as_asked() -> None:
         asked = read_grammar({"structured_outputs": {"json": schema, **extra}})
         assert asked is not None
         route = router.route(asked.spec, asked.param, asks_all=True)
-        for way in route.ways:
-            if way.enforcement != "full" or way.step.weaken:
+        for way in route.options:
+            if way.enforcement != "full" or way.step.relax_schema:
                 continue
             backend = backends_of_all()[way.step.backend]
             made = backend.compile(spec_of(way.step), GrammarLimits())
@@ -450,7 +450,7 @@ def test_json_may_be_compact_or_spaced_as_asked() -> None:
     compact = GrammarRouter(backends_of_all(), compact=True)
     asked = read_grammar({"json_schema": schema})
     assert asked is not None
-    assert compact.route(asked.spec, asked.param).ways[0].step.max_whitespace == 0
+    assert compact.route(asked.spec, asked.param).options[0].step.max_whitespace == 0
     for wrong_field in ({"whitespace_pattern": ".*"}, {"disable_any_whitespace": 1}):
         with pytest.raises(RequestError, match="structured_outputs"):
             read_grammar({"structured_outputs": {"json": schema, **wrong_field}})

@@ -74,7 +74,7 @@ class Watched:
         route = GrammarRouter({"llguidance": backend}).route(
             GrammarSpec(kind=Kind.JSON, source=json.dumps(given)), "json_schema"
         )
-        way = route.ways[0]
+        way = route.options[0]
         self.enforcement, self.ignored = way.enforcement, way.ignored
         compiled = backend.compile(spec_of(way.step), GrammarLimits())
         inner = backend.load(compiled) if isinstance(compiled, bytes) else compiled

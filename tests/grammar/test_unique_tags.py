@@ -108,14 +108,14 @@ def tool_way(name: str, choice: Any, backend: GrammarBackend, tool: Mapping[str,
     parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
     front = StructuredOutputs({"llguidance": backend})
     try:
-        return front.tools(parser, name, [tool], choice, parallel=False, param="tool_choice").ways[0]
+        return front.tools(parser, name, [tool], choice, parallel=False, param="tool_choice").options[0]
     finally:
         front.close()
 
 
 def structural(format_: Any, backend: GrammarBackend) -> EnforcementOption:
     spec = GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": format_}))
-    return GrammarRouter({"llguidance": backend}).route(spec, "structural_tag").ways[0]
+    return GrammarRouter({"llguidance": backend}).route(spec, "structural_tag").options[0]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -241,7 +241,7 @@ def test_a_text_or_calls_name_what_neither_watches(backend: GrammarBackend) -> N
     assert asked is not None
     try:
         calls = front.tools(parser, "hermes", [TOOL], "required", parallel=True, param="tool_choice")
-        way = front.either(asked, calls, parser.extend(FormatSpec(), [TOOL])).ways[0]
+        way = front.either(asked, calls, parser.extend(FormatSpec(), [TOOL])).options[0]
     finally:
         front.close()
     assert way.enforcement == "approximate"

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from dovetail.grammar.compile.validity import verdict
+from dovetail.grammar.compile.validity import conforms
 
 TEXTS = [
     "",
@@ -49,7 +49,7 @@ def test_texts_and_names_are_judged_by_ecmascript(pattern: str) -> None:
     cases += [(each, {text: value}) for text in TEXTS for value in (1, "x") for each in (rest, unevaluated)]
     for schema, value in cases:
         expected = jsonschema_rs.validator_for(schema).is_valid(value)
-        assert verdict(schema, json.dumps(value)) == expected, (schema, value)
+        assert conforms(schema, json.dumps(value)) == expected, (schema, value)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_texts_and_names_are_judged_by_ecmascript(pattern: str) -> None:
 )
 def test_numbers_are_judged_as_they_are_written(schema: Any, text: str, expected: bool) -> None:
     """By bounds beyond what backends count with, and by fractions that no floating-point number is."""
-    assert verdict(schema, text) is expected
+    assert conforms(schema, text) is expected
 
 
 def test_a_final_newline_is_no_end() -> None:
     """Python's own `$` would stand before it."""
-    assert verdict({"pattern": "^a$"}, '"a"')
-    assert not verdict({"pattern": "^a$"}, '"a\\n"')
-    assert not verdict({"patternProperties": {"^a$": True}, "additionalProperties": False}, '{"a\\n": 1}')
+    assert conforms({"pattern": "^a$"}, '"a"')
+    assert not conforms({"pattern": "^a$"}, '"a\\n"')
+    assert not conforms({"patternProperties": {"^a$": True}, "additionalProperties": False}, '{"a\\n": 1}')
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_a_final_newline_is_no_end() -> None:
 )  # fmt: skip
 def test_what_the_other_validator_reads_otherwise(pattern: str, right: str | None, wrong: str) -> None:
     """Edges of words are between letters of ASCII, and a class may be empty: ECMA-262, 22.2.2."""
-    assert right is None or verdict({"pattern": pattern}, json.dumps(right))
-    assert not verdict({"pattern": pattern}, json.dumps(wrong))
+    assert right is None or conforms({"pattern": pattern}, json.dumps(right))
+    assert not conforms({"pattern": pattern}, json.dumps(wrong))
 
 
 def test_what_is_no_expression_judges_nothing() -> None:
     """A bracket too many does not end what is put around."""
     with pytest.raises(re.error):
-        verdict({"pattern": "a)(b"}, '"ab"')
+        conforms({"pattern": "a)(b"}, '"ab"')
 
 
 def test_names_of_groups_and_equal_expressions() -> None:
     """Python writes names in another way; two expressions that it writes alike both say something."""
     schema: dict[str, Any] = {"pattern": r"^(?<one>[ab])\k<one>$"}
-    assert verdict(schema, '"bb"')
-    assert not verdict(schema, '"ab"')
+    assert conforms(schema, '"bb"')
+    assert not conforms(schema, '"ab"')
     schema = {"patternProperties": {r"\d": {"minimum": 1}, "[0-9]": {"maximum": 1}}}
-    assert [verdict(schema, f'{{"7": {value}}}') for value in (0, 1, 2)] == [False, True, False]
+    assert [conforms(schema, f'{{"7": {value}}}') for value in (0, 1, 2)] == [False, True, False]
 
 
 def test_the_schema_is_judged_by_again() -> None:
@@ -114,8 +114,8 @@ def test_the_schema_is_judged_by_again() -> None:
     schema = {"type": "object", "properties": {"a": {"pattern": r"^\d$"}}, "patternProperties": {"^b$": False}}
     before = json.dumps(schema)
     for _ in range(2):
-        assert verdict(schema, '{"a": "7"}')
-        assert not verdict(schema, '{"a": "7\\n"}')
+        assert conforms(schema, '{"a": "7"}')
+        assert not conforms(schema, '{"a": "7\\n"}')
     assert json.dumps(schema) == before
 
 
@@ -134,7 +134,7 @@ def test_the_schema_is_judged_by_again() -> None:
 )
 def test_the_schema_as_it_came_is_judged_by(schema: Any, text: str, wanted: bool | None) -> None:
     """Dynamic references are followed; one to a schema that is not at hand leaves no verdict, unless all else fails."""
-    assert verdict(schema, text) is wanted
+    assert conforms(schema, text) is wanted
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_the_schema_as_it_came_is_judged_by(schema: Any, text: str, wanted: bool
 def test_formats_are_told_or_nobody_knows(name: str, text: str, expected: bool | None) -> None:
     """Never called valid without knowing; another fault is told all the same."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": name}, "b": {"type": "integer"}}}
-    assert verdict(schema, json.dumps({"a": text})) is expected
-    assert verdict(schema, json.dumps({"a": text, "b": "x"})) is False
-    assert verdict({"type": ["string", "integer"], "format": name}, "3") is True
+    assert conforms(schema, json.dumps({"a": text})) is expected
+    assert conforms(schema, json.dumps({"a": text, "b": "x"})) is False
+    assert conforms({"type": ["string", "integer"], "format": name}, "3") is True
 
 
 def test_content_as_draft_7_asks_for_it_is_not_known() -> None:
@@ -168,6 +168,6 @@ def test_content_as_draft_7_asks_for_it_is_not_known() -> None:
         "type": "string",
         "contentMediaType": "application/json",
     }
-    assert verdict(schema, '"{:}"') is None
-    assert verdict(schema, "1") is False
-    assert verdict({**schema, "$schema": "https://json-schema.org/draft/2020-12/schema"}, '"{:}"') is True
+    assert conforms(schema, '"{:}"') is None
+    assert conforms(schema, "1") is False
+    assert conforms({**schema, "$schema": "https://json-schema.org/draft/2020-12/schema"}, '"{:}"') is True

@@ -35,7 +35,7 @@ def page() -> Iterator[str]:
     yield "\n# Environment variables that are read by their own names"
     yield from (f"variable {name}: read" for name in variables())
     yield "\n# Flags, fields, variables and paths of SGLang, vLLM and others, known without being served"
-    yield from known_of_peers()
+    yield from known_to_compat()
     yield "\n# Exit codes"
     yield from exit_codes()
 
@@ -160,9 +160,9 @@ def read_by(path: Path) -> Iterator[str]:
         yield from (str(one.value) for one in names if isinstance(one, ast.Constant) and str(one.value).isupper())
 
 
-def known_of_peers() -> Iterator[str]:
+def known_to_compat() -> Iterator[str]:
     """Yield what is known of others, and when it is taken."""
-    from dovetail_server.peers import endpoints, environment, fields, flags
+    from dovetail_server.compat import endpoints, environment, fields, flags
 
     for what, table in (("peer-flag", flags.TABLE), ("peer-field", fields.FIELDS)):
         for name, known in sorted(table.items()):

@@ -39,7 +39,7 @@ ELSEWHERE = {
     "server/dovetail_server": ["server"],
     "server/dovetail_server/batches": ["storage"],
     "server/dovetail_server/cli/plugin": ["plugins"],
-    "server/dovetail_server/peers": ["server"],
+    "server/dovetail_server/compat": ["server"],
     "docs/examples": ["packaging"],
     "tests": ["packaging"],
     "tests/benchmarks": ["docs"],

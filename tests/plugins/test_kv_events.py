@@ -22,7 +22,7 @@ from dovetail.contracts import CacheEvent
 from dovetail.contracts.errors import ConfigError
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 from dovetail_backends.kv_events.blocks import BlockNames, BlockRemoved, BlockStored, block_hash
-from dovetail_server.peers.arguments import ArgumentTranslation
+from dovetail_server.compat.arguments import ArgumentTranslation
 from dovetail_testing import HooksConformance
 
 pytestmark = pytest.mark.usefixtures("light_servers")

@@ -16,7 +16,7 @@ import requests
 from dovetail.contracts import ChoiceTimes, HttpEnd, HttpStart, RequestEnd, RequestStart
 from dovetail.contracts.errors import ConfigError
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
-from dovetail_server.peers.arguments import ArgumentTranslation
+from dovetail_server.compat.arguments import ArgumentTranslation
 from dovetail_testing import HooksConformance
 
 pytest.importorskip("opentelemetry.exporter.otlp", reason="opentelemetry is not installed")

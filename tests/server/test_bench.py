@@ -25,8 +25,8 @@ from dovetail_server.bench.engine import Round
 from dovetail_server.bench.jobs import Record
 from dovetail_server.bench.latency import LatencyOptions, check_room
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds, RandomText, read_dataset
-from dovetail_server.bench.results import figures_of
-from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of
+from dovetail_server.bench.results import results_of
+from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import UsageCounts
 from dovetail_server.bench.workloads import STANDARD, USER, Workload, sampling_text
@@ -36,7 +36,7 @@ from dovetail_server.settings import ServeSettings
 Harness = Any
 pytestmark = pytest.mark.usefixtures("light_servers")
 LOAD = Workload(name="load", num_prompts=4, concurrency=2, input_len=(8, 8), output_len=(4, 4))
-UNKNOWN = Floor(facts=None, bandwidth=None, unknown="nobody knows")
+UNKNOWN = Roofline(facts=None, bandwidth=None, unknown="nobody knows")
 
 
 def event(text: str, tokens: int | None, finish: str | None = None, space: str = "") -> bytes:
@@ -132,8 +132,8 @@ def test_figures_come_from_the_clients_records() -> None:
         Record(index=2, start=12.0, end=20.0, error="HTTP 429: full"),
     ]  # fmt: skip
     facts = ModelFacts(name="x", dtype="bfloat16", weight_bytes=1000, caches=((5, None), (5, 4)), vocab_size=10)
-    floor = Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=1000.0, origin="test"))
-    found = figures_of(LOAD, Seen(records, 1, 0.1), floor, [4, 5, 4])
+    floor = Roofline(facts=facts, bandwidth=Bandwidth(bytes_per_s=1000.0, origin="test"))
+    found = results_of(LOAD, Seen(records, 1, 0.1), floor, [4, 5, 4])
     assert (found.num_ok, found.num_failed, found.failures) == (2, 1, {"HTTP 429: full": 1})
     assert (found.duration_s, found.output_tok_s, found.requests_s) == (10.0, 0.8, 0.2)
     assert found.itl_ms == {"p50": 1000.0, "p99": 1000.0}
@@ -150,7 +150,7 @@ def test_figures_come_from_the_clients_records() -> None:
 def test_what_is_not_known_stays_unknown() -> None:
     """Without facts of the model there is no floor, and requests that all failed have no rates."""
     records = [Record(index=0, start=1.0, end=2.0, error="no")]
-    found = figures_of(LOAD, Seen(records, 1, 0.0), UNKNOWN, [4])
+    found = results_of(LOAD, Seen(records, 1, 0.0), UNKNOWN, [4])
     assert (found.num_ok, found.of_floor, found.ttft_ms, found.output_tok_s) == (0, None, None, 0.0)
     assert "config.json" in str(facts_of(Path(__file__).parent))
 

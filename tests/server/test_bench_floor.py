@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.demo import MODEL_DIR
-from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
+from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of, quantised_by
 
 
 def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
     assert isinstance(facts, ModelFacts)
     assert facts.weight_bytes == 988_010_240
     assert facts.kv_bytes_per_token == 12_288
-    floor = Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=4.3e12, origin="test"))
+    floor = Roofline(facts=facts, bandwidth=Bandwidth(bytes_per_s=4.3e12, origin="test"))
     alone = floor.step_s(1, 0)
     assert alone is not None
     assert 1 / alone == pytest.approx(4352, abs=1)

@@ -21,7 +21,7 @@ from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
 from dovetail_server.cli.help_groups import GROUPS, METAVARS, metavar_of
 from dovetail_server.cli.options import build_parser, has_flag, load_settings, parse_flags
-from dovetail_server.peers.flags import TABLE
+from dovetail_server.compat.flags import TABLE
 from dovetail_server.settings import ServeSettings
 
 FLAGS = """

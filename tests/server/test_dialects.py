@@ -11,8 +11,8 @@ from exchanges import error_of, events
 from grammar_server import WithGrammars, server  # noqa: F401
 from harness import Harness
 
-from dovetail_server.peers.dialects import OWN, SAID
-from dovetail_server.peers.sent import SENT
+from dovetail_server.compat.dialects import OWN, SAID
+from dovetail_server.compat.sent import SENT
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hey"}]

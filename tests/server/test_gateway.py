@@ -216,7 +216,7 @@ def test_the_least_busy_ready_worker_is_taken() -> None:
         assert fleet.least_busy() is fleet.workers[0]
         fleet.workers[0].is_lost("gone")
         assert fleet.problem() == "no worker is ready"
-        assert "DP0 http://a: gone" in str(fleet.nobody())
+        assert "DP0 http://a: gone" in str(fleet.no_worker())
         assert await fleet.wait_ready(0.01) is None
         asyncio.get_running_loop().call_later(0.02, fleet.is_now_ready, fleet.workers[1])
         return await fleet.wait_ready(5) is fleet.workers[1]

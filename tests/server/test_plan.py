@@ -16,7 +16,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
-from dovetail.processing.judge import config_of
+from dovetail.processing.folder_facts import config_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.hf_config import read_config
 from dovetail_server.cli import main as dovetail

@@ -27,7 +27,7 @@ CALL: Any = {"id": "call_1", "type": "function", "function": {"name": "get_weath
 RESULT: Any = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 PLAIN: Any = {"role": "assistant", "content": None, "reasoning_content": "I look.", "tool_calls": [CALL]}
 TEXT = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-RECORDED = json.loads((Path(__file__).parent / "peers" / "sent_back.json").read_text("utf-8"))
+RECORDED = json.loads((Path(__file__).parent / "compat" / "sent_back.json").read_text("utf-8"))
 """By library: the assistant's message that it sent behind a call, and the tool's; see `recorded_by` in the file."""
 
 

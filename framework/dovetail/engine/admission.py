@@ -58,7 +58,7 @@ class Requests(Protocol):
     waiting: WaitQueue
     running: list[EngineRequest]
     num_background: int
-    suspects: list[EngineRequest]
+    poison_candidates: list[EngineRequest]
 
     @property
     def ratio(self) -> Ratio:
@@ -90,7 +90,7 @@ class Admission:
         self._budget = scheduler.limits.max_prefill_tokens
         self._expected: int | None = None
         self._coming: set[PageKey] = set()
-        self._num_vain, self._vain = 0, set[PageKey]()
+        self._num_deferred, self._deferred = 0, set[PageKey]()
         """Requests matched in vain, and how they begin."""
         self._owners = scheduler.owners(background=False)
         """Of the requests that come in at the moment: see `fill`."""
@@ -109,7 +109,7 @@ class Admission:
             most: How many may be admitted; None: any number.
         """
         self._owners, self._background = self._scheduler.owners(background=background), background
-        self._is_shared = self._owners.is_shared and not self._scheduler.suspects
+        self._is_shared = self._owners.is_shared and not self._scheduler.poison_candidates
         if self._is_shared:
             self._take_turns(most)
             return
@@ -133,7 +133,7 @@ class Admission:
     def _begin(self) -> None:
         """Look at what those who run are computing, before others are admitted beside them."""
         self._expected = None
-        self._num_vain, self._vain = 0, set()
+        self._num_deferred, self._deferred = 0, set()
         self._coming = self._being_computed()
 
     def _take_turns(self, most: int | None) -> None:
@@ -230,7 +230,7 @@ class Admission:
             return (
                 AdmissionAnswer.LATER
             )  # retracted with a token on its way, which belongs to what is to be computed again
-        if self._num_vain >= MAX_MATCHED and self._first_page(request) in self._vain:
+        if self._num_deferred >= MAX_MATCHED and self._first_page(request) in self._deferred:
             return AdmissionAnswer.LATER
         if not self._may_fit(request):
             return AdmissionAnswer.NO_ROOM
@@ -238,8 +238,8 @@ class Admission:
         key = self._next_page(request)
         if key is not None and key in self._coming and request.first_needed:
             self._pages.unmatch(request)  # another request is computing this very page: wait for it and share
-            self._num_vain += 1
-            self._vain.add(self._first_page(request))
+            self._num_deferred += 1
+            self._deferred.add(self._first_page(request))
             return AdmissionAnswer.LATER
         whole = self._limits.cut_prompts or not self._plan.chunks or self._uncached(request) <= self._budget
         if not whole or not self._make_space(request):

@@ -46,9 +46,9 @@ class RequestEntry:
         is_aborted: Somebody asked for its end.
         has_ended: Its last delta came.
         place: How many ids had come when the engine last died while it took part; -1 if none did.
-        num_deaths: Deaths in a row that found it at this place.
+        num_crashes: Deaths in a row that found it at this place.
         num_trials: How many of these came while it was tried alone.
-        is_suspect: It may have caused them.
+        is_poison_candidate: It may have caused them.
     """
 
     __slots__ = (
@@ -63,9 +63,9 @@ class RequestEntry:
         "has_ended",
         "is_aborted",
         "is_admitted",
+        "is_poison_candidate",
         "is_sent",
-        "is_suspect",
-        "num_deaths",
+        "num_crashes",
         "num_trials",
         "number",
         "output",
@@ -79,8 +79,8 @@ class RequestEntry:
         self.submit = submit
         self.output: list[int] = submit.output_ids[:]
         self.is_sent = self.is_admitted = self.is_aborted = self.has_ended = False
-        self.place, self.num_deaths, self.num_trials = -1, 0, 0
-        self.is_suspect = False
+        self.place, self.num_crashes, self.num_trials = -1, 0, 0
+        self.is_poison_candidate = False
         self._facts: TokenDelta | None = None
         self._every = every
         self._has_begun = False

@@ -55,10 +55,10 @@ class LateMasks:
         late = [chunk.request for chunk in plan.chunks if chunk.samples and chunk.request.waiting_for_grammar]
         if not late or self.grammars is None:
             return
-        moment = time.monotonic() + (PATIENCE_S if len(late) == len(plan.requests) else 0)
+        deadline = time.monotonic() + (PATIENCE_S if len(late) == len(plan.requests) else 0)
         self._decide()
         while any(request.waiting_for_grammar and request.finish is None for request in late) and (
-            self.executor.is_computing() or time.monotonic() < moment
+            self.executor.is_computing() or time.monotonic() < deadline
         ):
             self.grammars.wait(WATCH_S)
             self._decide()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from dovetail.engine.entry import RequestEntry
 
-SUSPECT_DEATHS = 2
+CANDIDATE_CRASHES = 2
 ALARM_S = 60.0
 """For so long after a request was refused, one death makes suspects."""
 PROOF = 4
@@ -25,9 +25,9 @@ MAX_FAILED_STARTS = 3
 """An engine that so many times in a row did not get ready will not the next time."""
 
 
-def is_suspect(entry: RequestEntry) -> bool:
+def is_poison_candidate(entry: RequestEntry) -> bool:
     """Whether a request is to be tried."""
-    return entry.is_suspect and not has_got_on(entry)
+    return entry.is_poison_candidate and not has_got_on(entry)
 
 
 def has_got_on(entry: RequestEntry) -> bool:
@@ -37,11 +37,11 @@ def has_got_on(entry: RequestEntry) -> bool:
 
 def to_try(entries: Iterable[RequestEntry]) -> RequestEntry | None:
     """Return the next suspect: one whose trial has begun, then in order."""
-    suspects = [entry for entry in entries if is_suspect(entry)]
-    return min(suspects, key=lambda entry: (-entry.num_trials, entry.number), default=None)
+    poison_candidates = [entry for entry in entries if is_poison_candidate(entry)]
+    return min(poison_candidates, key=lambda entry: (-entry.num_trials, entry.number), default=None)
 
 
-def note_death(
+def note_crash(
     present: Iterable[RequestEntry], tried: RequestEntry | None, *, from_outside: bool, is_alarmed: bool = False
 ) -> RequestEntry | None:
     """Account for a death; returns the request that is to be refused for it, if one is.
@@ -52,16 +52,16 @@ def note_death(
         from_outside: Whether the engine was killed by a signal that it does not give itself.
         is_alarmed: Whether a request was refused lately.
     """
-    enough = 1 if is_alarmed and not from_outside else SUSPECT_DEATHS
+    enough = 1 if is_alarmed and not from_outside else CANDIDATE_CRASHES
     for entry in present:
         if entry is tried and not has_got_on(entry) and not from_outside:
-            entry.num_deaths += 1
+            entry.num_crashes += 1
             return entry
         at = len(entry.output)
-        entry.num_deaths += 1
+        entry.num_crashes += 1
         if at > entry.place:
-            entry.place, entry.num_deaths, entry.num_trials, entry.is_suspect = at, 1, 0, False
-        entry.is_suspect = entry.is_suspect or entry.num_deaths >= enough
+            entry.place, entry.num_crashes, entry.num_trials, entry.is_poison_candidate = at, 1, 0, False
+        entry.is_poison_candidate = entry.is_poison_candidate or entry.num_crashes >= enough
         if entry is tried:
             entry.num_trials += 1
             if entry.num_trials >= FROM_OUTSIDE:

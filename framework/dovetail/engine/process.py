@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.entry import RequestEntry
-from dovetail.engine.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_death, to_try
+from dovetail.engine.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_crash, to_try
 from dovetail.engine.process_handle import EngineProcess
 from dovetail.engine.streams import ABORTED, CLOSED, EngineTokenStream, StreamClient
 from dovetail.engine.watchdog import EngineWatchdog
@@ -79,7 +79,7 @@ class ProcessClient(StreamClient):
         self._limit = RestartLimit(self._restarts.max_restarts, self._restarts.window_s)
         self._tasks = Supervisor()
         self._life: EngineProcess | None = None
-        self._heart = EngineWatchdog(CONNECT_S)
+        self._watchdog = EngineWatchdog(CONNECT_S)
         self._num_heard = 0
         self._num_hangs = 0
         self._num_restarts = 0
@@ -158,7 +158,7 @@ class ProcessClient(StreamClient):
                 self._step = 0
                 start = msgspec.structs.replace(self._start_message, num_hangs=self._num_hangs)
                 self._life = life = EngineProcess(self.command, start, self._take)
-                self._heart = EngineWatchdog(CONNECT_S)
+                self._watchdog = EngineWatchdog(CONNECT_S)
                 why = await life.run()
                 self._num_hangs = (0 if self._step >= GROWN else self._num_hangs) + life.has_hung
                 if self._info is None or self._closing or (refusal := self._may_not_restart(life, why)):
@@ -176,7 +176,7 @@ class ProcessClient(StreamClient):
 
     def _may_not_restart(self, life: EngineProcess, why: str) -> str | None:
         """Account for a death; returns why there is no further start, if there is none."""
-        num_explained = self._note_death(life, why)
+        num_explained = self._note_crash(life, why)
         refusal = self._limit.died(was_ready=life.is_ready, num_explained=num_explained)
         if refusal is not None:
             return refusal
@@ -188,27 +188,27 @@ class ProcessClient(StreamClient):
         logger.warning(text, why, limit.num_recent, limit.most, limit.window_s, len(self._entries))
         return None
 
-    def _note_death(self, life: EngineProcess, why: str) -> int:
+    def _note_crash(self, life: EngineProcess, why: str) -> int:
         """Take all requests back, and end those that are over and the one to blame; returns how often it was."""
         open_entries = [entry for entry in self._entries.values() if not entry.has_ended]
         present = [entry for entry in open_entries if entry.is_sent and entry.is_admitted]
         is_alarmed = time.monotonic() < self._alarmed_until
-        culprit = note_death(present, self._tried, from_outside=life.ended_from_outside, is_alarmed=is_alarmed)
+        poisoned_entry = note_crash(present, self._tried, from_outside=life.ended_from_outside, is_alarmed=is_alarmed)
         self._tried = None
         for entry in open_entries:
             if entry.is_sent:
                 self._renumber(entry)
-            if entry is culprit:
+            if entry is poisoned_entry:
                 self._alarmed_until = time.monotonic() + ALARM_S
                 text = "Request %s ended the engine %d times at its token %d, at last alone, and is refused: %s"
-                logger.error(text, entry.submit.rid, entry.num_deaths, len(entry.output), why)
-                message = f"the engine died {entry.num_deaths} times of this request, the last time of it alone"
+                logger.error(text, entry.submit.rid, entry.num_crashes, len(entry.output), why)
+                message = f"the engine died {entry.num_crashes} times of this request, the last time of it alone"
                 entry.end(Finish("abort", None, message, POISON))
             elif entry.is_aborted:
                 entry.end(ABORTED)
-        return 0 if culprit is None else culprit.num_deaths
+        return 0 if poisoned_entry is None else poisoned_entry.num_crashes
 
-    def _tell_of_return(self) -> None:
+    def _record_recovery(self) -> None:
         took_s = time.monotonic() - self._died_at
         self._num_restarts += 1
         why, self._restarting = self._restarting, None
@@ -222,17 +222,17 @@ class ProcessClient(StreamClient):
         """Try the next suspect alone; where there is none, send everything: first what had begun, in order."""
         last, self._tried = self._tried, None
         if last is not None and not last.has_ended and last.submit.handle in self._entries:
-            self._tried_well(last)
+            self._trial_passed(last)
         waiting = sorted(self._entries.values(), key=lambda entry: (not entry.output, entry.number))
         waiting = [entry for entry in waiting if not entry.is_sent and not entry.has_ended]
         self._tried = to_try(waiting)
         for entry in waiting if self._tried is None else [self._tried]:
             super()._dispatch(entry)
 
-    def _tried_well(self, entry: RequestEntry) -> None:
+    def _trial_passed(self, entry: RequestEntry) -> None:
         """A suspect has got on alone: it waits until the others were tried, and is none any more."""
-        entry.num_deaths = entry.num_trials = 0
-        entry.is_suspect = False
+        entry.num_crashes = entry.num_trials = 0
+        entry.is_poison_candidate = False
         if not entry.is_aborted:  # else it is about to end
             self._send(Abort(entry.submit.handle))
             self._renumber(entry)
@@ -263,9 +263,9 @@ class ProcessClient(StreamClient):
     def _is_ready(self) -> None:
         if self._life is not None:
             self._life.is_ready = True
-        self._heart = EngineWatchdog(self._restarts.hang_s)
+        self._watchdog = EngineWatchdog(self._restarts.hang_s)
         if self._restarting is not None:
-            self._tell_of_return()
+            self._record_recovery()
         for command, _ in self._replies.values():
             self._send(command)
         self._try_next()
@@ -273,13 +273,13 @@ class ProcessClient(StreamClient):
     async def _watch(self) -> None:
         """End an engine that stands still; its death is accounted for as any other."""
         while True:
-            await asyncio.sleep(self._heart.look_s)
+            await asyncio.sleep(self._watchdog.look_s)
             life = self._life
             if life is None:
                 continue
-            if life.is_connected and not life.is_ready and self._heart.limit_s == CONNECT_S:
-                self._heart = EngineWatchdog(START_SILENCE_S)
-            late_s = self._heart.look(self._num_heard, is_busy=not life.is_ready or self._is_busy)
+            if life.is_connected and not life.is_ready and self._watchdog.limit_s == CONNECT_S:
+                self._watchdog = EngineWatchdog(START_SILENCE_S)
+            late_s = self._watchdog.look(self._num_heard, is_busy=not life.is_ready or self._is_busy)
             if late_s is not None:
                 life.has_hung = life.is_ready
                 life.kill(self._late(life, late_s))

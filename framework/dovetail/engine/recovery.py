@@ -56,10 +56,10 @@ class Recovery:
 
     def hung(self, num: int) -> None:
         """So many engines in a row hung before this one: begin with smaller chunks of prompts."""
-        limits, floor = self._scheduler.limits, self._scheduler.pages.page_size
+        limits, page_size = self._scheduler.limits, self._scheduler.pages.page_size
         if not limits.cut_prompts:
             return
-        tokens = min(limits.max_prefill_tokens, max(floor, limits.max_prefill_tokens // HANG_CUT**num))
+        tokens = min(limits.max_prefill_tokens, max(page_size, limits.max_prefill_tokens // HANG_CUT**num))
         self._patience = min(PATIENCE << num, MAX_PATIENCE)
         self._scheduler.limits = _at_most(limits, tokens)
         text = (
@@ -79,15 +79,15 @@ class Recovery:
             return self._shrink(plan, live, failure.text)
         if len(plan.requests) == 1:
             return live[0] if live else None
-        suspects = [request for request in live if request in self._scheduler.suspects]
-        self._scheduler.suspects = suspects or live
+        poison_candidates = [request for request in live if request in self._scheduler.poison_candidates]
+        self._scheduler.poison_candidates = poison_candidates or live
         return None
 
     def worked(self, plan: StepPlan) -> None:
         """No step has failed since the last call."""
         scheduler = self._scheduler
-        if scheduler.suspects:
-            scheduler.suspects = [request for request in scheduler.suspects if request.row < 0]
+        if scheduler.poison_candidates:
+            scheduler.poison_candidates = [request for request in scheduler.poison_candidates if request.row < 0]
         if scheduler.limits is self._asked or not plan.requests:
             return
         self._num_good += 1
@@ -103,9 +103,9 @@ class Recovery:
 
     def _shrink(self, plan: StepPlan, live: list[EngineRequest], why: str) -> EngineRequest | None:
         """Make the next steps smaller; where they cannot be, that is the request's end."""
-        limits, floor = self._scheduler.limits, self._scheduler.pages.page_size
-        if limits.cut_prompts and plan.num_prefill_tokens > floor:
-            tokens = max(floor, min(limits.max_prefill_tokens, plan.num_prefill_tokens) // 2)
+        limits, page_size = self._scheduler.limits, self._scheduler.pages.page_size
+        if limits.cut_prompts and plan.num_prefill_tokens > page_size:
+            tokens = max(page_size, min(limits.max_prefill_tokens, plan.num_prefill_tokens) // 2)
             limits = dataclasses.replace(limits, max_prefill_tokens=tokens)
         elif len(plan.requests) > 1:
             limits = dataclasses.replace(limits, max_running_requests=max(1, len(plan.requests) // 2))

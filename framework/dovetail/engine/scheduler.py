@@ -50,8 +50,8 @@ class Scheduler:
     """Continuous batching over a paged cache.
 
     `waiting` has no pages or row; `running` has both, whether in prefill or decode. `num_background` of all of them are
-    of the background. `num_launched` counts steps. While there are `suspects`, one of which makes steps fail, nobody
-    is admitted but half of them. With `speculation`, a step is planned when the one before it has been read.
+    of the background. `num_launched` counts steps. While there are `poison_candidates`, one of which makes steps fail,
+    nobody is admitted but half of them. With `speculation`, a step is planned when the one before it has been read.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Scheduler:
         self.waiting = WaitQueue(self._owners[False], self._owners[True])
         self.num_background = 0
         self.num_launched = 0
-        self.suspects: list[EngineRequest] = []
+        self.poison_candidates: list[EngineRequest] = []
         self.speculation: Speculation | None = None
         self._in_flight: list[StepPlan] = []
         self._live: dict[int, EngineRequest] = {}
@@ -212,8 +212,8 @@ class Scheduler:
     def end(self, request: EngineRequest) -> None:
         """Take a request out, waiting or running; its pages and row are released, and nothing binds it any more."""
         request.constraint = None
-        if request in self.suspects:
-            self.suspects.remove(request)
+        if request in self.poison_candidates:
+            self.poison_candidates.remove(request)
         del self._live[request.handle]
         if request.row < 0:
             self.waiting.remove(request)
@@ -224,8 +224,8 @@ class Scheduler:
 
     def candidates(self, num: int, *, background: bool) -> Sequence[EngineRequest]:
         """Return the first who may be admitted, in order: of the background, or of everybody else."""
-        if self.suspects:
-            half = self.suspects[: (len(self.suspects) + 1) // 2]
+        if self.poison_candidates:
+            half = self.poison_candidates[: (len(self.poison_candidates) + 1) // 2]
             return [r for r in half if r.row < 0 and r.is_background == background]
         found = self.waiting.first(num, background=background)
         return self.policy.order(found, self.pages.tree) if found else found
@@ -243,7 +243,7 @@ class Scheduler:
 
     def _pause(self) -> tuple[set[int], int | None]:
         """Which running background requests take no part in this step, by `id`; and how many waiting ones may begin."""
-        if not self.num_background or self.suspects:
+        if not self.num_background or self.poison_candidates:
             return set(), None
         allowed = self.background.allowance(is_busy=len(self._live) > self.num_background)
         if allowed is None:

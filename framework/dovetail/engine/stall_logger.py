@@ -43,7 +43,7 @@ class StallLogger:
             tell: Tells the client that the engine gets on; may be called while the engine sends.
         """
         self._plan, self._progress, self._is_busy, self._tell = plan, progress, is_busy, tell
-        self._heart = EngineWatchdog(EARLY * hang_s)
+        self._watchdog = EngineWatchdog(EARLY * hang_s)
         self._watched = threading.get_ident()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dovetail-standstill", daemon=True)
@@ -56,18 +56,18 @@ class StallLogger:
         self._thread.join()
 
     def _run(self) -> None:
-        news, before, told = 0, (-1, -1), (-1, -1)
-        while not self._ended.wait(self._heart.look_s):
+        news, before, logged_step = 0, (-1, -1), (-1, -1)
+        while not self._ended.wait(self._watchdog.look_s):
             now, is_busy = self._progress(), self._is_busy()
             if now != before:
                 if now[0] == before[0] and is_busy:
                     with contextlib.suppress(ClosedError):  # the loop will hear of it, too
                         self._tell()
                 news, before = news + 1, now
-            still_s = self._heart.look(news, is_busy=is_busy)
+            still_s = self._watchdog.look(news, is_busy=is_busy)
             frame = sys._current_frames().get(self._watched)
-            if still_s is not None and now != told and frame is not None:
-                told = now
+            if still_s is not None and now != logged_step and frame is not None:
+                logged_step = now
                 logger.error("No engine progress for %.0f s; stalled in %s.", still_s, place_of(frame, self._plan))
 
 

@@ -17,7 +17,7 @@ from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.executor.rank_messages import Answer, Command, Done, Ping, RankFailed, next_answer, send
 
 END_S = 5.0
-BLAME_S = 5.0
+FAILED_RANK_S = 5.0
 """What ranks have to say that a collective failed for them, too, before those that say nothing are named."""
 PING_S = 1.0
 
@@ -190,9 +190,9 @@ class RankFollowers:
             if trouble and "stopped" not in trouble:
                 raise RankError(f"rank {rank} {trouble}")
 
-    def blame(self, why: str) -> RankError:
+    def failed_rank(self, why: str) -> RankError:
         """Name those to whom it is owed that a collective failed here: others say that it failed for them, too."""
-        deadline = time.monotonic() + BLAME_S
+        deadline = time.monotonic() + FAILED_RANK_S
         found = []
         for rank in self.ranks:
             follower = self.all[rank - 1]

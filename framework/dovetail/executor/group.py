@@ -140,7 +140,7 @@ class GroupExecutor:
         try:
             self._links.connect(meeting, CONNECT_S, limit_s)
         except RuntimeError as error:
-            raise self._ranks.blame(str(error)) from error
+            raise self._ranks.failed_rank(str(error)) from error
 
     def _prepare_some(self) -> None:
         """Prepare what is not needed at once, for a while: one rank's clock decides for all."""
@@ -215,7 +215,7 @@ class GroupExecutor:
             work()
         except StepError as failure:
             if self._links.is_broken:
-                raise self._ranks.blame(failure.text) from failure
+                raise self._ranks.failed_rank(failure.text) from failure
             self._ranks.tell(Settle())
             for rank in self._ranks.ranks if is_answered else ():
                 self._ranks.done(rank)
@@ -240,7 +240,7 @@ class GroupExecutor:
                 looked = now
                 self._ranks.find_trouble()
                 if now - started > self._ranks.limit_s:
-                    raise self._ranks.blame(f"the device has not computed a step for {now - started:.0f} s")
+                    raise self._ranks.failed_rank(f"the device has not computed a step for {now - started:.0f} s")
             time.sleep(0)
 
     # ---- profiles

@@ -170,14 +170,16 @@ class StructuredOutputs:
             RequestError: The two cannot be put together.
         """
         route = self._router.route(asked.spec, asked.param, asks_all=True)
-        ways = [joined for text in route.ways for calls in tools.ways if (joined := join(text, calls, asked, spec))]
-        if not ways:
+        options = [
+            joined for text in route.options for calls in tools.options if (joined := join(text, calls, asked, spec))
+        ]
+        if not options:
             text = (
                 f"{asked.param} together with tools is not supported for a {asked.spec.kind}; set tool_choice to none"
             )
             raise RequestError(text, param=asked.param, code="unsupported_parameter")
-        ways.sort(key=lambda way: (way.enforcement != "full", len(way.ignored)))
-        return GrammarRoute(asked.spec, tuple(ways[:MAX_JOINED]), asked.param, tools.tools)
+        options.sort(key=lambda option: (option.enforcement != "full", len(option.ignored)))
+        return GrammarRoute(asked.spec, tuple(options[:MAX_JOINED]), asked.param, tools.tools)
 
     def report(self, route: GrammarRoute, outcome: GrammarOutcome) -> GrammarReport:
         """Say what came of a grammar; judges what came where enforcement was not full, which blocks.
@@ -186,9 +188,9 @@ class StructuredOutputs:
             route: The request's.
             outcome: What came.
         """
-        way = route.ways[outcome.step]
-        enforcement, ignored = way.with_left_out(outcome.left_out)
-        made = GrammarReport(way.step.backend, enforcement, ignored, None)
+        option = route.options[outcome.step]
+        enforcement, ignored = option.with_left_out(outcome.left_out)
+        made = GrammarReport(option.step.backend, enforcement, ignored, None)
         if route.tools:
             made = replace(made, tools=self._tool_reports(route, made, outcome))
         if not outcome.ended:

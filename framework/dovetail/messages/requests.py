@@ -17,7 +17,7 @@ class GrammarOption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     source: str
     max_whitespace: int | None = None
     whitespace: str | None = None
-    weaken: bool = False
+    relax_schema: bool = False
     """Keywords of its JSON schemas may be left out where the backend refuses them; `TokenDelta` names them."""
     unique: str = ""
     """Where items of arrays differ, which `source` does not say: see `dovetail.grammar.spec.unique`."""

@@ -272,9 +272,9 @@ def _note_taken_names(records: list[PluginRecord]) -> None:
                 by_key.setdefault((record.kind, own), []).append(record)
     for record in records:
         if record.usable and not record.builtin and not record.reason:
-            rivals = [r for r in by_key[record.kind, normalise(record.kind, record.name)] if r is not record]
-            if rivals:
-                owner = next((r for r in rivals if r.builtin), rivals[0])
+            conflicts = [r for r in by_key[record.kind, normalise(record.kind, record.name)] if r is not record]
+            if conflicts:
+                owner = next((r for r in conflicts if r.builtin), conflicts[0])
                 record.reason = f"{owner.qualified} has this name too; use {record.qualified}"
 
 

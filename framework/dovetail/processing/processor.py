@@ -19,12 +19,12 @@ from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PlannedPlugin, PluginPlan, load
 from dovetail.processing.embeddings import Embedder, TextRules
 from dovetail.processing.logits import LogitsRequests
+from dovetail.processing.oddities import oddities, usable_defaults
 from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big, token_without_row
 from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
 from dovetail.processing.text_settings import TextSettings, template_switches
-from dovetail.processing.told import oddities, usable_defaults
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.budget import FULL, INLINE
 from dovetail.text.chat.template import ChatTemplate

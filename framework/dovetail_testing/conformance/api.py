@@ -172,8 +172,8 @@ class ApiConformance(Conformance):
     def test_refuses_what_is_wrong(self) -> None:
         """What is wrong is refused with `RequestError`: `wrong`, what is no object, and a field that there is not."""
         for route, body in self.sampled():
-            nobody: list[Any] = [[], 3, None, "text", True, {**body, "no_such_field": 1}]
-            for wrong in (*self.wrong.get(route.path, ()), *nobody):
+            malformed: list[Any] = [[], 3, None, "text", True, {**body, "no_such_field": 1}]
+            for wrong in (*self.wrong.get(route.path, ()), *malformed):
                 try:
                     self.read(route, copy.deepcopy(wrong))
                 except RefusedError:
@@ -254,11 +254,14 @@ class ApiConformance(Conformance):
         """A stream ends with what went wrong; on its own paths an error has a status and a JSON body."""
         for route in self.routes():
             if isinstance(route, Route):
-                told = self._told(route.path, route.writer.failed)
-                check(isinstance(told, bytes) and b"early" in told, f"{route.path}: failed() leaves out the message")
-                check_framing(route, told)
+                failure_body = self._failure_body(route.path, route.writer.failed)
+                check(
+                    isinstance(failure_body, bytes) and b"early" in failure_body,
+                    f"{route.path}: failed() leaves out the message",
+                )
+                check_framing(route, failure_body)
         if self.plugin().owns:
-            status, body = self._told("the API", self.api().failed)
+            status, body = self._failure_body("the API", self.api().failed)
             check(isinstance(status, int) and 400 <= status < 600, f"failed() gives the status {status!r}")
             check("early" in json.dumps(msgspec.to_builtins(body)), "failed() leaves out the message")
 
@@ -277,7 +280,7 @@ class ApiConformance(Conformance):
             check(b"early" in end and b"early" in whole, f"{route.path}: close() or whole() leaves out the failure")
             check_framing(route, made + end)
 
-    def _told(self, what: str, failed: Callable[[Failure, str | None], Any]) -> Any:
+    def _failure_body(self, what: str, failed: Callable[[Failure, str | None], Any]) -> Any:
         try:
             check(failed(FAILURE, None) is not None, f"{what}: failed() returns nothing where there is no request id")
             return failed(FAILURE, "req-1")

@@ -98,7 +98,7 @@ class ParserConformance(Conformance):
         return [Sample(parsing.soup(spec, pieces, rng), prompt_tail=rng.choice(tails)) for _ in range(count)]
 
     def _ways(self) -> list[Way]:
-        return parsing.ways(self.declared())
+        return parsing.options(self.declared())
 
     # The standard tests, those first whose message is the clearest.
 

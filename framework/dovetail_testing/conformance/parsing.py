@@ -71,7 +71,7 @@ def _fallback() -> Tokenizer:
     return byte_fallback()
 
 
-def ways(spec: FormatSpec) -> list[Way]:
+def options(spec: FormatSpec) -> list[Way]:
     """Return: as text; as ids where each marker is one token; as ids where markers are spelled in several."""
     return [
         Way("as text", None),

@@ -125,10 +125,10 @@ class LlguidanceBackend(GrammarBackend):
 
     def load(self, blob: bytes) -> CompiledGrammar:
         """Build from the library's form, with which its kind stands, and what tells its states."""
-        kind, source, told_by = json.loads(blob)
-        return self._build(source, Kind(kind), told_by)
+        kind, source, vocabulary_digest = json.loads(blob)
+        return self._build(source, Kind(kind), vocabulary_digest)
 
-    def _build(self, source: str, kind: Kind, told_by: str) -> LlguidanceGrammar:
+    def _build(self, source: str, kind: Kind, vocabulary_digest: str) -> LlguidanceGrammar:
         """Build, and compute the first mask, so that the lexer's first states are made outside the engine's loop."""
         self._shared()  # made once, and not part of what follows
         began = time.thread_time()
@@ -143,7 +143,7 @@ class LlguidanceBackend(GrammarBackend):
             text = f"the grammar cannot be enforced: {worded(matcher.get_error(), kind)}"
             raise RequestError(text, code="unsupported_grammar")
         build = None if took_s > MAX_BUILD_S else lambda: self._matcher(source)
-        tell = (lambda: states_of(kind, told_by, self._made_texts())) if told_by else None
+        tell = (lambda: states_of(kind, vocabulary_digest, self._made_texts())) if vocabulary_digest else None
         return LlguidanceGrammar(matcher, row[0], len(source), self._made_ends(), build, tell)
 
     def _matcher(self, source: str) -> Any:
@@ -230,12 +230,12 @@ class LlguidanceBackend(GrammarBackend):
         while time.perf_counter() < deadline:
             matcher.fill(mask, 0)
             drawn = draw_ids(mask[0], WALK_CHOICES, rng)
-            liked = min(
+            preferred_token = min(
                 (t for t in drawn if t < len(tokens)),
                 key=lambda t: (tokens[t].isspace(), b'"' not in tokens[t]),
                 default=None,
             )
-            if liked is None or matcher.accept([liked]) != 1 or matcher.terminated:
+            if preferred_token is None or matcher.accept([preferred_token]) != 1 or matcher.terminated:
                 return
             time.sleep(WALK_PAUSE_S)
 
@@ -338,7 +338,7 @@ class LlguidanceMatcher(EndingMatcher):
         self._inner = inner
         self._grammar = grammar
         self._taken: list[int] = []
-        self._num_told = 0
+        self._num_consumed = 0
         self._refused = ""
         self._places: list[tuple[TextState | None, Counts]] = []
         self._now: SharedMask | None = None
@@ -350,7 +350,7 @@ class LlguidanceMatcher(EndingMatcher):
     def inner(self) -> Any:
         """The library's matcher, which has been told of all tokens; it may fail at whatever it is asked."""
         self._was_asked = True
-        if self._num_told < len(self._taken):
+        if self._num_consumed < len(self._taken):
             self._tell()
         return self._inner
 
@@ -408,16 +408,16 @@ class LlguidanceMatcher(EndingMatcher):
 
     def _tell(self) -> None:
         """Tell the library of the tokens that masks have allowed since it was last asked something."""
-        tokens = self._taken[self._num_told :]
+        tokens = self._taken[self._num_consumed :]
         if not self._refused and self._inner.try_consume_tokens(tokens) != len(tokens):
             self._refused = "the grammar refuses a text that its masks had allowed"
-        self._num_told = len(self._taken)
+        self._num_consumed = len(self._taken)
         self._max_untold = self._grammar.next_turn()
 
     def fork(self) -> LlguidanceMatcher:
         """Copy."""
         made = LlguidanceMatcher(self.inner.deep_copy(), self._ends, self._grammar, terminated=self._terminated)
-        made._taken, made._num_told = self._taken.copy(), len(self._taken)
+        made._taken, made._num_consumed = self._taken.copy(), len(self._taken)
         made._places, made._now, made._refused = self._places.copy(), self._now, self._refused
         return made
 
@@ -435,7 +435,7 @@ class LlguidanceMatcher(EndingMatcher):
         """Whether the mask that is kept for this state allows a token that is no end."""
         now, num = self._now, len(self._taken)
         # States are found by `known` or `fill_batch`, in the engine's thread: whoever fills masks one by one has none.
-        if now is None or len(self._places) <= num or num - self._num_told >= self._max_untold or self._terminated:
+        if now is None or len(self._places) <= num or num - self._num_consumed >= self._max_untold or self._terminated:
             return False
         bits = now.bits
         return bits is not None and bits[token_id >> 3] >> (token_id & 7) & 1 == 1 and token_id not in self._ends.ids
@@ -456,17 +456,17 @@ class LlguidanceMatcher(EndingMatcher):
         inner = self.inner
         if self._refused or inner.is_stopped() or not inner.try_consume_tokens([token_id]):
             return False
-        self._num_told += 1
+        self._num_consumed += 1
         self._taken.append(token_id)
         return True
 
     def _retreat(self, num_tokens: int) -> None:
         del self._taken[-num_tokens:]
         del self._places[len(self._taken) :]  # the last one is found again, and what it shares
-        if self._num_told > len(self._taken):
+        if self._num_consumed > len(self._taken):
             self._was_asked = True
-            self._inner.rollback(self._num_told - len(self._taken))
-            self._num_told = len(self._taken)
+            self._inner.rollback(self._num_consumed - len(self._taken))
+            self._num_consumed = len(self._taken)
 
 
 def _structural_support(spec: GrammarSpec, added: Container[str]) -> Support:

@@ -106,10 +106,10 @@ class SchemaCost:
             cost += _WRITTEN[key](node[key])
         if "multipleOf" in node and not _NUMBERS.isdisjoint(node):
             cost *= 4
-        ways = 1.0 if _JOINING.isdisjoint(node) else self._ways_of(node, 0)
-        return cost + NODE * (ways if ways > 1 else 0)
+        count = 1.0 if _JOINING.isdisjoint(node) else self._count_of(node, 0)
+        return cost + NODE * (count if count > 1 else 0)
 
-    def _ways_of(self, node: Any, depth: int) -> float:
+    def _count_of(self, node: Any, depth: int) -> float:
         """How many alternatives a schema may become once its conjunctions are multiplied out."""
         if not isinstance(node, Mapping):
             return 1.0
@@ -119,19 +119,19 @@ class SchemaCost:
         if known is not None:
             return known
         self._ways[id(node)] = 1.0  # a reference to itself, which the library refuses here
-        ways = 1.0
+        count = 1.0
         for key in ("anyOf", "oneOf"):
             if node.get(key):
-                ways *= sum(self._ways_of(option, depth + 1) for option in node[key])
+                count *= sum(self._count_of(option, depth + 1) for option in node[key])
         for part in node.get("allOf", ()):
-            ways *= self._ways_of(part, depth + 1)
+            count *= self._count_of(part, depth + 1)
         reference = node.get("$ref")
         if isinstance(reference, str):
-            ways *= self._ways_of(schema.resolve(self._root, reference), depth + 1)
-        if len(node.get("allOf", ())) > 1 or (ways > 1 and len(node.keys() & {"anyOf", "oneOf", "allOf", "$ref"}) > 1):
-            ways *= 4
-        self._ways[id(node)] = ways
-        return ways
+            count *= self._count_of(schema.resolve(self._root, reference), depth + 1)
+        if len(node.get("allOf", ())) > 1 or (count > 1 and len(node.keys() & {"anyOf", "oneOf", "allOf", "$ref"}) > 1):
+            count *= 4
+        self._ways[id(node)] = count
+        return count
 
 
 def _digits(value: float) -> int:

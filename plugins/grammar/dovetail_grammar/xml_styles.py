@@ -134,17 +134,19 @@ class TaggedArguments:
 
     def _property(self, name: str | None, declared: Any, where: str, depth: int) -> Node:
         """Describe one tag: an alternative for each type whose values are written in a way of their own."""
-        ways = []
+        options = []
         for kind, content in self._values(declared, where, depth):
             begin, end = _cohere(name, kind) if name is None else STYLES[self._style](name, kind)
             before, named, begin = begin.partition(_NAMELESS)
             opened = [_text(before), ANY_NAME] if named else []
             begin = begin if named else before
             if self._style == "glm_xml":
-                ways.append(self._sequence(*opened, _text(begin), SPACE, _tag("<arg_value>", content, end)))
+                options.append(self._sequence(*opened, _text(begin), SPACE, _tag("<arg_value>", content, end)))
             else:
-                ways.append(self._sequence(*opened, _tag(begin, content, end)) if named else _tag(begin, content, end))
-        return _either(ways)
+                options.append(
+                    self._sequence(*opened, _tag(begin, content, end)) if named else _tag(begin, content, end)
+                )
+        return _either(options)
 
     def _values(self, declared: Any, where: str, depth: int) -> list[tuple[str, Node]]:
         """Return the types that a value may have, each with what is written."""
@@ -152,17 +154,17 @@ class TaggedArguments:
             raise ValueError(f"{self._style} cannot leave out {where}")
         node = self._followed(declared)
         kinds = set(types_of(declared, self._root) or ())
-        ways: list[tuple[str, Node]] = []
+        options: list[tuple[str, Node]] = []
         if not kinds or "string" in kinds:
-            ways.append(("string", self._string(node, where)))
-            if self._style not in _TYPED and ways[0][1]["type"] == "any_text":
-                return ways  # whatever else there is looks like a string
+            options.append(("string", self._string(node, where)))
+            if self._style not in _TYPED and options[0][1]["type"] == "any_text":
+                return options  # whatever else there is looks like a string
         others = sorted((kinds or set(TYPES) - {"integer"}) - {"string"})
         if self._style in _NESTED:
-            ways += self._nested(node, where, others, depth)
+            options += self._nested(node, where, others, depth)
             others = [kind for kind in others if kind not in ("object", "array")]
         groups = [[kind] for kind in others] if self._style == "kimi_k3_xml" else [others] if others else []
-        return ways + [(group[0], self._json(declared, group, is_all=set(group) == kinds)) for group in groups]
+        return options + [(group[0], self._json(declared, group, is_all=set(group) == kinds)) for group in groups]
 
     def _string(self, node: Mapping[str, Any], where: str) -> Node:
         values = [node["const"]] if "const" in node else node.get("enum")
@@ -179,11 +181,11 @@ class TaggedArguments:
         return {"type": "json_schema", "style": "text", "json_schema": said} | held
 
     def _nested(self, node: Mapping[str, Any], where: str, kinds: Sequence[str], depth: int) -> list[tuple[str, Node]]:
-        ways = []
+        options = []
         if "object" in kinds:
             if not node.get("properties"):
                 raise ValueError(f"{self._style} needs the properties of the object at {where}")
-            ways.append(("object", self._properties(node, where, depth + 1)))
+            options.append(("object", self._properties(node, where, depth + 1)))
         if "array" in kinds:
             if not isinstance(node.get("items"), Mapping):
                 raise ValueError(f"{self._style} needs the items of the list at {where}")
@@ -195,8 +197,8 @@ class TaggedArguments:
             many: Node = {"type": "repeat", "content": item, "min": low, "max": high}
             held = ("type", "items", "minItems", "maxItems", *ANNOTATIONS)
             self.lost += [f"{where}/{escape(key)}" for key in node if key not in held]
-            ways.append(("array", self._sequence(many, SPACE)))
-        return ways
+            options.append(("array", self._sequence(many, SPACE)))
+        return options
 
     def _json(self, declared: Any, kinds: Sequence[str], *, is_all: bool) -> Node:
         """Describe JSON values of some types."""
@@ -280,5 +282,5 @@ def _tag(begin: str, content: Node, end: str) -> Node:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def _either(ways: list[Node]) -> Node:
-    return ways[0] if len(ways) == 1 else {"type": "or", "elements": ways}
+def _either(options: list[Node]) -> Node:
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}

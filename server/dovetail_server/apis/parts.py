@@ -30,7 +30,7 @@ def usage_of(reply: Reply) -> Usage:
     return Usage.of(tokens.prompt, tokens.completion, tokens.cached, tokens.reasoning)
 
 
-def report_rider(choice: ChoiceView) -> bytes:
+def report_fields(choice: ChoiceView) -> bytes:
     """As `report_field`, as part of a stream's last chunk of the choice."""
     report = choice.structured_output
     return b"" if report is None else b',"structured_output":' + encode(report)
@@ -42,9 +42,9 @@ def is_cut_by_context(choice: ChoiceView) -> bool:
     return choice.finish_reason == "length" and limit is not None and choice.max_tokens < limit
 
 
-def end_rider(choice: ChoiceView) -> bytes:
+def end_fields(choice: ChoiceView) -> bytes:
     """Return what a stream's last chunk of a choice says beside its reason."""
-    return report_rider(choice) + (b',"context_exceeded":true' if is_cut_by_context(choice) else b"")
+    return report_fields(choice) + (b',"context_exceeded":true' if is_cut_by_context(choice) else b"")
 
 
 def error_event(failure: Failure) -> bytes:

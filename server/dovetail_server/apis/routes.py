@@ -15,7 +15,7 @@ from dovetail_server.apis.completions.schema import Completion, CompletionReques
 from dovetail_server.apis.generate.reply import GenerateWriter
 from dovetail_server.apis.generate.request import read as read_generate
 from dovetail_server.apis.generate.schema import Generated, GenerateRequest
-from dovetail_server.apis.messages.errors import told
+from dovetail_server.apis.messages.errors import error_reply
 from dovetail_server.apis.messages.reply import MessagesWriter
 from dovetail_server.apis.messages.request import read as read_message
 from dovetail_server.apis.messages.schema import AnthropicError, MessageReply, MessagesRequest
@@ -107,7 +107,7 @@ class Anthropic(Api):
 
     def failed(self, failure: Failure, request_id: str | None) -> tuple[int, AnthropicError]:
         """Return an error as Anthropic has it."""
-        return told(failure, request_id)
+        return error_reply(failure, request_id)
 
 
 class SGLang(Api):

@@ -117,8 +117,8 @@ class Runner:
         if not self._may_run():
             return
         free = await asyncio.to_thread(free_bytes, self.layout.folder)
-        floor = self.state.settings.min_free_disk_bytes
-        if free < floor:
+        min_free = self.state.settings.min_free_disk_bytes
+        if free < min_free:
             raise ServiceError(f"{free} bytes are left on the disk, below --min-free-disk-bytes", code="disk_full")
         await self._fill(rows)
 

@@ -66,8 +66,8 @@ class BatchService:
             others=state.routes,
         )
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
-        self.care = BatchLifecycle(state, self.batches, self.finalizer, self.runner)
-        self.runner.advance = self.care.look
+        self.batch_lifecycle = BatchLifecycle(state, self.batches, self.finalizer, self.runner)
+        self.runner.advance = self.batch_lifecycle.look
         self.responses = ResponseStore(settings, database, self.owner, state.tasks, state.keys)
         self.completions = CompletionStore(settings, database)
         self.conversations = ConversationStore(settings, database, state.keys)
@@ -112,7 +112,7 @@ class BatchService:
     @property
     def problem(self) -> str | None:
         """Why files and batches do not work now, or None."""
-        found = (self.writer.problem, self.runner.problem, self.care.problem, *self._problems.values())
+        found = (self.writer.problem, self.runner.problem, self.batch_lifecycle.problem, *self._problems.values())
         return next((problem for problem in found if problem is not None), None)
 
     def _on_saved(self) -> None:
@@ -205,7 +205,7 @@ class BatchService:
         for service in self._services[1:]:
             await service.stop()
         await self.writer.flush()
-        await self.care.close()
+        await self.batch_lifecycle.close()
         await self.runner.close()
         for writer in self._services[:1]:
             await writer.stop()

@@ -44,60 +44,60 @@ def main(options: GrammarOptions) -> int:
     os.sched_setaffinity(0, sorted(before)[: options.num_cores])
     torch.set_num_threads(min(options.num_cores, len(before)))
     try:
-        figures = measure(options)
+        results = measure(options)
     finally:
         os.sched_setaffinity(0, before)
-    report.save(options.json, figures)
+    report.save(options.json, results)
     return 0
 
 
 def measure(options: GrammarOptions) -> dict[str, Any]:
     """Return all figures by part."""
     out = report.console()
-    figures: dict[str, Any] = {"dovetail": dovetail.__version__, "cores": options.num_cores, "seed": options.seed}
+    results: dict[str, Any] = {"dovetail": dovetail.__version__, "cores": options.num_cores, "seed": options.seed}
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
         folder = make_folder(Path(scratch), options.tokenizer)
         if {"compile", "masks", "batch"} & set(options.parts):
             tokenizer = Tokenizer.load(folder)
             vocabulary = make_vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
             bench = MaskBench(vocabulary, options.num_schemas, options.seed)
-            figures["vocabulary"] = vocabulary.size
+            results["vocabulary"] = vocabulary.size
             title = f"{options.num_schemas} schemas, {vocabulary.size:,} tokens"
-            figures["compile"], made = bench.compile()
-            out.print(table_of(title, figures["compile"]))
+            results["compile"], made = bench.compile()
+            out.print(table_of(title, results["compile"]))
             if "masks" in options.parts:
-                figures["masks"] = bench.walks(made, options.seed)
-                out.print(table_of("masks of a row (CPU time)", figures["masks"]))
+                results["masks"] = bench.walks(made, options.seed)
+                out.print(table_of("masks of a row (CPU time)", results["masks"]))
             if "batch" in options.parts:
-                figures["batch"] = bench.batch(made, options.num_rows)
-                out.print(table_of("masks of a step", figures["batch"]))
+                results["batch"] = bench.batch(made, options.num_rows)
+                out.print(table_of("masks of a step", results["batch"]))
             bench.close()
         if {"first", "step"} & set(options.parts):
             name = options.model.name if options.model else "a tiny model"
             core, plugins = make_engine(options.model or folder, options.num_rows)
             if "first" in options.parts:
-                figures["first"] = FirstTokenBench(core, plugins).run(specs_of(options.num_schemas, options.seed))
-                out.print(table_of(f"first tokens, {options.num_schemas} schemas, {name}", figures["first"]))
+                results["first"] = FirstTokenBench(core, plugins).run(specs_of(options.num_schemas, options.seed))
+                out.print(table_of(f"first tokens, {options.num_schemas} schemas, {name}", results["first"]))
             if "step" in options.parts:
-                figures["step"] = StepBench(core, options.num_rows).run(options.rounds)
-                out.print(table_of(f"decode steps of {options.num_rows} rows, {name}", figures["step"]))
+                results["step"] = StepBench(core, options.num_rows).run(options.rounds)
+                out.print(table_of(f"decode steps of {options.num_rows} rows, {name}", results["step"]))
             core.close()
     if "hostile" in options.parts:
         hostile = HostileBench()
-        figures["hostile"] = asyncio.run(hostile.run())
-        out.print(table_of("hostile grammars beside four streams of the demo model", figures["hostile"]))
+        results["hostile"] = asyncio.run(hostile.run())
+        out.print(table_of("hostile grammars beside four streams of the demo model", results["hostile"]))
         for seconds, what, step in hostile.answers:
             line = f"  {seconds:6.2f} s  {what:28}  {step.backend} {step.kind} {step.source[:50]}"
             out.print(line, markup=False, highlight=False)
-    return figures
+    return results
 
 
-def table_of(title: str, figures: Mapping[str, Any]) -> Table:
+def table_of(title: str, results: Mapping[str, Any]) -> Table:
     """Lay figures out."""
     table = Table(title=title, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, value in figures.items():
+    for name, value in results.items():
         if isinstance(value, Mapping):
             value = "  ".join(
                 f"{key} {report.number(number, 2 if number < 100 else 0)}" for key, number in value.items()

@@ -102,14 +102,14 @@ class MaskBench:
                 pairs.append((new[-1], alone[0], busy[-1], alone[1]))
             known.append(statistics.median(self._time_known(route.steps) for _ in range(3)))
             made.append(outcome)
-            full += route.ways[outcome.step].enforcement == "full"
-        figures: dict[str, Any] = {
+            full += route.options[outcome.step].enforcement == "full"
+        results: dict[str, Any] = {
             "new schema, ms to the first mask": points(new, 1e3),
             "of it CPU time here, ms": points(busy, 1e3),
             "known schema, CPU µs": points(known, 1e6),
             **_compared(pairs),
         }
-        return figures | {"accepted": len(made), "exact": full, "refused": refused}, made
+        return results | {"accepted": len(made), "exact": full, "refused": refused}, made
 
     def walks(self, made: Sequence[Enforced], seed: int) -> dict[str, Any]:
         """Time the masks along random texts of each grammar: its first walk, then the same walk again."""

@@ -17,7 +17,7 @@ from dovetail.messages import EngineInfo, SamplingParams
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.engine import BareEngine
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
-from dovetail_server.bench.roofline import Bandwidth, Floor, facts_of, quantised_by
+from dovetail_server.bench.roofline import Bandwidth, Roofline, facts_of, quantised_by
 from dovetail_server.bench.workloads import Workload
 from dovetail_server.run import engine_settings
 from dovetail_server.settings import ServeSettings
@@ -62,17 +62,17 @@ class Row:
     of_floor: float | None
 
 
-def floor_for(settings: ServeSettings, info: EngineInfo, rate: float | None) -> Floor:
+def roofline_for(settings: ServeSettings, info: EngineInfo, rate: float | None) -> Roofline:
     """Put the floor of an engine together; measures the bandwidth of its device unless it is given."""
     facts = facts_of(settings.folder, info.dtype, quantised_by(info.plugins))
     if isinstance(facts, str):
-        return Floor(facts=None, bandwidth=None, unknown=facts)
+        return Roofline(facts=None, bandwidth=None, unknown=facts)
     if rate is not None:
-        return Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=rate, origin="given by --bandwidth"))
+        return Roofline(facts=facts, bandwidth=Bandwidth(bytes_per_s=rate, origin="given by --bandwidth"))
     found = asyncio.run(bandwidth.measure(info.device.split(":")[0]))
     if isinstance(found, str):
-        return Floor(facts=facts, bandwidth=None, unknown=found)
-    return Floor(facts=facts, bandwidth=found)
+        return Roofline(facts=facts, bandwidth=None, unknown=found)
+    return Roofline(facts=facts, bandwidth=found)
 
 
 def main(options: LatencyOptions) -> int:
@@ -89,15 +89,15 @@ def main(options: LatencyOptions) -> int:
     settings, plan = prepared.settings, prepared.plan
     engine = BareEngine(engine_settings(settings), plan)
     info, rounds = asyncio.run(measure(engine, options))
-    floor = floor_for(settings, info, options.bandwidth)
-    rows = [row_of(size, found, options, floor) for size, found in rounds.items()]
-    show(options, info, floor, rows)
+    roofline = roofline_for(settings, info, options.bandwidth)
+    rows = [row_of(size, found, options, roofline) for size, found in rounds.items()]
+    show(options, info, roofline, rows)
     report.save(
         options.json,
         {
             "version": dovetail.__version__,
             "engine": report.as_builtins(info),
-            "floor": floor.as_dict(),
+            "floor": roofline.as_dict(),
             "input_len": options.input_len,
             "output_len": options.output_len,
             "rows": [asdict(row) for row in rows],
@@ -163,12 +163,12 @@ def check_room(info: EngineInfo, options: LatencyOptions) -> None:
         )
 
 
-def row_of(size: int, rounds: Sequence[Any], options: LatencyOptions, floor: Floor) -> Row:
+def row_of(size: int, rounds: Sequence[Any], options: LatencyOptions, roofline: Roofline) -> Row:
     """Take the medians of the rounds."""
     prefill = statistics.median(max(each.firsts) for each in rounds)
     steps = [each.decode_step_s for each in rounds if each.decode_step_s is not None]
     step = statistics.median(steps) if steps else None
-    least = floor.step_s(size, options.input_len + options.output_len / 2)
+    least = roofline.step_s(size, options.input_len + options.output_len / 2)
     return Row(
         batch_size=size,
         prefill_ms=1000 * prefill,
@@ -182,7 +182,7 @@ def row_of(size: int, rounds: Sequence[Any], options: LatencyOptions, floor: Flo
     )
 
 
-def show(options: LatencyOptions, info: EngineInfo, floor: Floor, rows: Sequence[Row]) -> None:
+def show(options: LatencyOptions, info: EngineInfo, roofline: Roofline, rows: Sequence[Row]) -> None:
     """Print the table."""
     table = Table(title=f"{info.architecture} on {info.device}, {options.input_len} in, {options.output_len} out")
     for name in ("batch", "prefill ms", "first token ms", "prompt tok/s", "decode ms", "floor ms", "of floor",
@@ -202,4 +202,4 @@ def show(options: LatencyOptions, info: EngineInfo, floor: Floor, rows: Sequence
         )
     out = report.console()
     out.print(table)
-    out.print(floor.describe(), highlight=False, markup=False, soft_wrap=True)
+    out.print(roofline.describe(), highlight=False, markup=False, soft_wrap=True)

@@ -72,7 +72,7 @@ LINES: tuple[Column, ...] = (
     ("requests in flight, mean", lambda f: number(f.concurrency, 1)),
     ("prompt tokens", lambda f: f"{f.prompt_tokens:,}, of them cached {f.cached_tokens:,}"),
     ("output tokens", lambda f: f"{f.completion_tokens:,}"),
-    ("output tok/s", lambda f: with_floor(f.output_tok_s, f.of_floor)),
+    ("output tok/s", lambda f: with_roofline(f.output_tok_s, f.of_floor)),
     ("total tok/s", lambda f: number(f.total_tok_s)),
     ("requests/s", lambda f: number(f.requests_s, 2)),
     ("time to first token ms, p50 / p90 / p99", lambda f: points(f.ttft_ms, "p50", "p90", "p99")),
@@ -80,7 +80,7 @@ LINES: tuple[Column, ...] = (
     ("between events ms, p50 / p99", lambda f: points(f.gap_ms, "p50", "p99")),
     ("time per output token ms, p50 / p99", lambda f: points(f.tpot_ms, "p50", "p99")),
     ("end to end ms, p50 / p99", lambda f: points(f.e2e_ms, "p50", "p99")),
-    ("decode tok/s per stream, p50", lambda f: with_floor(f.decode_tok_s, f.decode_of_floor)),
+    ("decode tok/s per stream, p50", lambda f: with_roofline(f.decode_tok_s, f.decode_of_floor)),
     ("prompt tok/s until the first token", lambda f: number(f.prompt_tok_s)),
     ("tokens per event", lambda f: number(f.tokens_per_event, 2)),
     ("sampling", lambda f: f.sampling or DASH),
@@ -89,61 +89,61 @@ LINES: tuple[Column, ...] = (
 """The table of one workload, a line per figure."""
 
 
-def with_floor(value: float | None, of_floor: float | None) -> str:
+def with_roofline(value: float | None, of_floor: float | None) -> str:
     """Write a rate with its share of the floor."""
     return number(value) if of_floor is None else f"{number(value)}  ({share(of_floor)} of the floor)"
 
 
-def brief(figures: WorkloadResult) -> str:
+def brief(result: WorkloadResult) -> str:
     """Say in a line how a workload went, for those who wait for the others."""
-    failed = f", {figures.num_failed} failed" if figures.num_failed else ""
-    return f"{figures.workload.name}: {number(figures.output_tok_s)} output tok/s, {figures.num_ok} answered{failed}"
+    failed = f", {result.num_failed} failed" if result.num_failed else ""
+    return f"{result.workload.name}: {number(result.output_tok_s)} output tok/s, {result.num_ok} answered{failed}"
 
 
-def show(out: Console, title: str, all_figures: Sequence[WorkloadResult], facts: Sequence[str]) -> None:
+def show(out: Console, title: str, all_results: Sequence[WorkloadResult], facts: Sequence[str]) -> None:
     """Print one workload in full, several as rows; then what the floor rests on, failures and notes."""
-    if len(all_figures) == 1:
+    if len(all_results) == 1:
         table = Table(title=title, show_header=False)
         table.add_column()
         table.add_column(justify="right")
         for name, write in LINES:
-            text = write(all_figures[0])
+            text = write(all_results[0])
             if text != DASH:
                 table.add_row(name, text)
         out.print(table)
     else:
-        whole = rows(title, all_figures, COLUMNS)
+        whole = rows(title, all_results, COLUMNS)
         if out.measure(whole).maximum <= out.width:
             out.print(whole)
         else:
-            out.print(rows(title, all_figures, COLUMNS[:HALF]))
-            out.print(rows("", all_figures, (COLUMNS[0], *COLUMNS[HALF:])))
+            out.print(rows(title, all_results, COLUMNS[:HALF]))
+            out.print(rows("", all_results, (COLUMNS[0], *COLUMNS[HALF:])))
     for line in facts:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
-    for figures in all_figures:
-        for reason, count in figures.failures.items():
-            out.print(f"{figures.workload.name}: {count} times: {reason}", style="red", markup=False, soft_wrap=True)
-        for note in figures.notes:
-            out.print(f"{figures.workload.name}: {note}", style="yellow", markup=False, soft_wrap=True)
+    for result in all_results:
+        for reason, count in result.failures.items():
+            out.print(f"{result.workload.name}: {count} times: {reason}", style="red", markup=False, soft_wrap=True)
+        for note in result.notes:
+            out.print(f"{result.workload.name}: {note}", style="yellow", markup=False, soft_wrap=True)
 
 
-def compared(all_figures: Sequence[WorkloadResult]) -> list[str]:
+def compared(all_results: Sequence[WorkloadResult]) -> list[str]:
     """Say in lines what share of another workload's rate each reaches that is compared with one."""
-    rates = {figures.workload.name: figures.output_tok_s for figures in all_figures}
+    rates = {result.workload.name: result.output_tok_s for result in all_results}
     return [
         f"{f.workload.name}: {f.output_tok_s / rates[f.workload.beside]:.2f} of the output tok/s of {f.workload.beside}"
-        for f in all_figures
+        for f in all_results
         if f.workload.beside is not None and rates.get(f.workload.beside)
     ]
 
 
-def rows(title: str, all_figures: Sequence[WorkloadResult], columns: Sequence[Column]) -> Table:
+def rows(title: str, all_results: Sequence[WorkloadResult], columns: Sequence[Column]) -> Table:
     """Lay out a table with a row per workload."""
     table = Table(title=title)
     for name, _ in columns:
         table.add_column(name, justify="left" if name == "workload" else "right", no_wrap=True)
-    for figures in all_figures:
-        table.add_row(*(write(figures) for _, write in columns))
+    for result in all_results:
+        table.add_row(*(write(result) for _, write in columns))
     return table
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dovetail_server.bench.drive import Seen
 from dovetail_server.bench.jobs import Record
-from dovetail_server.bench.roofline import Floor
+from dovetail_server.bench.roofline import Roofline
 from dovetail_server.bench.workloads import Workload
 
 MAX_REASONS = 5
@@ -85,13 +85,13 @@ def percentiles(values: Sequence[float], points: Sequence[int], scale: float = 1
     return {f"p{point}": float(value) for point, value in zip(points, found, strict=True)}
 
 
-def figures_of(workload: Workload, seen: Seen, floor: Floor, wanted_lens: Sequence[int]) -> WorkloadResult:
+def results_of(workload: Workload, seen: Seen, roofline: Roofline, wanted_lens: Sequence[int]) -> WorkloadResult:
     """Compute everything.
 
     Args:
         workload: What was sent.
         seen: What came of it.
-        floor: What a step costs at least.
+        roofline: What a step costs at least.
         wanted_lens: The tokens that each request asked for, by index.
     """
     good = [record for record in seen.records if record.error is None]
@@ -120,12 +120,12 @@ def figures_of(workload: Workload, seen: Seen, floor: Floor, wanted_lens: Sequen
     }
     if not good:
         return WorkloadResult(**common)
-    streamed = stream_figures(workload, good) if workload.stream else {}
-    floored = floor_figures(workload, common, streamed, floor)
+    streamed = stream_results(workload, good) if workload.stream else {}
+    floored = roofline_results(workload, common, streamed, roofline)
     return WorkloadResult(**common, **streamed, **floored, notes=notes(workload, common, seen))
 
 
-def stream_figures(workload: Workload, good: Sequence[Record]) -> dict[str, Any]:
+def stream_results(workload: Workload, good: Sequence[Record]) -> dict[str, Any]:
     """Compute what only streams tell."""
     after = [(r.last - r.first, r.completion_tokens - r.tokens_at_first) for r in good]
     per_token = [seconds / num for seconds, num in after if num > 0 and seconds > 0]
@@ -144,12 +144,14 @@ def stream_figures(workload: Workload, good: Sequence[Record]) -> dict[str, Any]
     }
 
 
-def floor_figures(workload: Workload, common: dict[str, Any], streamed: dict[str, Any], floor: Floor) -> dict[str, Any]:
+def roofline_results(
+    workload: Workload, common: dict[str, Any], streamed: dict[str, Any], roofline: Roofline
+) -> dict[str, Any]:
     """Compute the least time of a step at the run's concurrency and mean context, and the shares of it reached."""
     num = common["num_ok"]
     streams = min(workload.concurrency, num) if workload.concurrency is not None else common["concurrency"]
     context = common["prompt_tokens"] / num + common["completion_tokens"] / num / 2
-    step = floor.step_s(streams, context, workload.shared_prefix_len)
+    step = roofline.step_s(streams, context, workload.shared_prefix_len)
     if step is None:
         return {}
     decode = streamed.get("decode_tok_s")

@@ -15,7 +15,7 @@ from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.contracts.errors import ConfigError
-from dovetail.processing.judge import config_of
+from dovetail.processing.folder_facts import config_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.memory.plan import group_token_bytes
 from dovetail.sdk.checkpoint import dense_numel
@@ -77,7 +77,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class Roofline:
     """Both halves of the floor, or why one is missing."""
 
     facts: ModelFacts | None

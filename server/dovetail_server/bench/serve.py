@@ -23,8 +23,8 @@ from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
 from dovetail_server.bench.launch import Launched, launched
 from dovetail_server.bench.options import ServeOptions
-from dovetail_server.bench.results import WorkloadResult, figures_of
-from dovetail_server.bench.roofline import Bandwidth, Floor, ModelFacts, facts_of, quantised_by
+from dovetail_server.bench.results import WorkloadResult, results_of
+from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of, quantised_by
 from dovetail_server.bench.target import BenchTarget, clean_url, discover, probe
 from dovetail_server.bench.wire import BenchSampling, Prompt
 from dovetail_server.bench.worker import open_session
@@ -92,11 +92,11 @@ async def run(options: ServeOptions) -> int:
         facts = model_facts(options, target)
         material = material_of(options, lines, target, facts)
         supports = await probe_all(session, target, options, material)
-        floor = await find_floor(options, target, facts)
-        found = await measure_all(options, target, supports, material, floor, start)
-    about = describe(target, floor, start, options, found) + report.compared(found)
+        roofline = await find_roofline(options, target, facts)
+        found = await measure_all(options, target, supports, material, roofline, start)
+    about = describe(target, roofline, start, options, found) + report.compared(found)
     report.show(report.console(), f"{target.model} at {target.base_url}", found, about)
-    return 1 if any(figures.num_failed for figures in found) else 0
+    return 1 if any(result.num_failed for result in found) else 0
 
 
 async def first_answer(
@@ -120,7 +120,7 @@ async def measure_all(
     target: BenchTarget,
     supports: bool,
     material: Material,
-    floor: Floor,
+    roofline: Roofline,
     start: ServeStart | None,
 ) -> list[WorkloadResult]:
     """Run every workload; the JSON file is written after each."""
@@ -137,10 +137,10 @@ async def measure_all(
     found: list[WorkloadResult] = []
     for workload in options.workloads:
         since_ready_s = time.monotonic() - start.ready_at if start is not None else None
-        figures = await measure(workload, setup, material, floor)
+        result = await measure(workload, setup, material, roofline)
         sampling = sampling_text(workload, options.temperature, target.defaults)
-        found.append(replace(figures, sampling=sampling, since_ready_s=since_ready_s))
-        report.save(options.json, as_report(target, floor, start, options, found))
+        found.append(replace(result, sampling=sampling, since_ready_s=since_ready_s))
+        report.save(options.json, as_report(target, roofline, start, options, found))
         if len(options.workloads) > 1:
             print(report.brief(found[-1]), file=sys.stderr, flush=True)
     return found
@@ -209,7 +209,7 @@ def material_of(
     return Material(vocabulary=vocabulary, lines=(), wants_text=wants_text)
 
 
-async def find_floor(options: ServeOptions, target: BenchTarget, facts: ModelFacts | str) -> Floor:
+async def find_roofline(options: ServeOptions, target: BenchTarget, facts: ModelFacts | str) -> Roofline:
     """Put the floor together from what was given, what the server tells and what can be measured here."""
     rate: Bandwidth | str
     if options.bandwidth is not None:
@@ -221,14 +221,14 @@ async def find_floor(options: ServeOptions, target: BenchTarget, facts: ModelFac
     else:
         rate = await bandwidth.measure(target.device or "auto")
     reason = facts if isinstance(facts, str) else rate if isinstance(rate, str) else None
-    return Floor(
+    return Roofline(
         facts=None if isinstance(facts, str) else facts,
         bandwidth=None if isinstance(rate, str) else rate,
         unknown=reason,
     )
 
 
-async def measure(workload: Workload, run: Run, material: Material, floor: Floor) -> WorkloadResult:
+async def measure(workload: Workload, run: Run, material: Material, roofline: Roofline) -> WorkloadResult:
     """Run one workload behind a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True, disable=not report.console().is_terminal) as progress:
@@ -238,19 +238,23 @@ async def measure(workload: Workload, run: Run, material: Material, floor: Floor
         seen = await drive(workload, run, source, warm, lambda done: progress.update(task, completed=done))
     wanted = [length for _, length in source.draw(workload, workload.num_prompts)] if run.sampling.ignore_eos else []
     wanted = wanted or [0] * workload.num_prompts
-    return figures_of(workload, seen, floor, wanted)
+    return results_of(workload, seen, roofline, wanted)
 
 
 def describe(
-    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[WorkloadResult]
+    target: BenchTarget,
+    roofline: Roofline,
+    start: ServeStart | None,
+    options: ServeOptions,
+    found: Sequence[WorkloadResult],
 ) -> list[str]:
     """Say in lines what was measured, under which conditions, and what the floor rests on."""
     version = f" {target.version}" if target.version else ""
     prompts_are = f"from {options.dataset}" if options.dataset else "text" if options.sends_text else "token ids"
     lines = [f"server: {target.kind}{version}; {options.endpoint}, prompts: {prompts_are}; seed {options.seed}"]
     by_words: dict[str, list[str]] = {}
-    for figures in found:
-        by_words.setdefault(figures.sampling, []).append(figures.workload.name)
+    for result in found:
+        by_words.setdefault(result.sampling, []).append(result.workload.name)
     lines += [f"sampling: {words} ({', '.join(names)})" for words, names in by_words.items()]
     if start is not None:
         kernels = start.kernel_cache(target)
@@ -258,12 +262,16 @@ def describe(
             f"start to ready {start.ready_s:.1f} s, to the first answer {start.first_answer_s:.1f} s; the first load "
             f"{found[0].since_ready_s or 0:.1f} s after ready; kernel cache: {kernels or 'none needed on this device'}"
         )
-    lines.append(floor.describe())
+    lines.append(roofline.describe())
     return lines
 
 
 def as_report(
-    target: BenchTarget, floor: Floor, start: ServeStart | None, options: ServeOptions, found: Sequence[WorkloadResult]
+    target: BenchTarget,
+    roofline: Roofline,
+    start: ServeStart | None,
+    options: ServeOptions,
+    found: Sequence[WorkloadResult],
 ) -> dict[str, Any]:
     """Return everything for JSON."""
     return {
@@ -276,7 +284,7 @@ def as_report(
             "version": target.version,
             "endpoint": options.endpoint,
             "device": target.device,
-            "device_name": floor.bandwidth.device if floor.bandwidth is not None else None,
+            "device_name": roofline.bandwidth.device if roofline.bandwidth is not None else None,
             "num_devices": target.num_devices,
             "engine": target.engine,
         },
@@ -298,8 +306,8 @@ def as_report(
             "num_kernels_before": len(start.cache.before),
             "num_kernels_compiled": start.cache.num_new,
         },
-        "floor": floor.as_dict(),
-        "workloads": [figures.as_dict() for figures in found],
+        "floor": roofline.as_dict(),
+        "workloads": [result.as_dict() for result in found],
     }
 
 

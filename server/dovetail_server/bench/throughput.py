@@ -12,9 +12,9 @@ from rich.table import Table
 import dovetail
 from dovetail import LLM, SamplingParams
 from dovetail_server.bench import report
-from dovetail_server.bench.latency import floor_for
+from dovetail_server.bench.latency import roofline_for
 from dovetail_server.bench.prompts import FilePrompts, PromptSource, PromptVocabulary, RandomIds, read_dataset
-from dovetail_server.bench.roofline import Floor
+from dovetail_server.bench.roofline import Roofline
 from dovetail_server.bench.workloads import Span, Workload
 from dovetail_server.run import engine_settings
 from dovetail_server.settings import ServeSettings
@@ -79,12 +79,12 @@ def main(options: ThroughputOptions) -> int:
         replies = llm.generate(prompts, params)
         duration = time.perf_counter() - began
         info = llm.info
-    floor = floor_for(options.settings, info, options.bandwidth)
+    roofline = roofline_for(options.settings, info, options.bandwidth)
     prompt = sum(len(reply.prompt_token_ids) for reply in replies)
     completion = sum(len(reply.token_ids) for reply in replies)
     concurrency = min(len(replies), info.max_running_requests)
     context = prompt / len(replies) + completion / len(replies) / 2
-    step = floor.step_s(concurrency, context, options.shared_prefix_len)
+    step = roofline.step_s(concurrency, context, options.shared_prefix_len)
     totals = Totals(
         num_requests=len(replies),
         load_s=load_s,
@@ -99,8 +99,8 @@ def main(options: ThroughputOptions) -> int:
         floor_tok_s=concurrency / step if step is not None else None,
         of_floor=completion / duration * step / concurrency if step is not None else None,
     )
-    show(totals, floor)
-    found = {"version": dovetail.__version__, "engine": report.as_builtins(info), "floor": floor.as_dict()}
+    show(totals, roofline)
+    found = {"version": dovetail.__version__, "engine": report.as_builtins(info), "floor": roofline.as_dict()}
     report.save(options.json, {**found, **asdict(totals)})
     return 0
 
@@ -124,7 +124,7 @@ def requests(
     return [prompt for prompt, _ in drawn], params  # type: ignore[misc]  # text or ids; messages are for chats
 
 
-def show(totals: Totals, floor: Floor) -> None:
+def show(totals: Totals, roofline: Roofline) -> None:
     """Print the table."""
     table = Table(title="LLM.generate", show_header=False)
     table.add_column()
@@ -136,10 +136,10 @@ def show(totals: Totals, floor: Floor) -> None:
         ("prompt tokens", f"{totals.prompt_tokens:,}, of them cached {totals.cached_tokens:,}"),
         ("output tokens", f"{totals.completion_tokens:,}"),
         ("requests/s", report.number(totals.requests_s, 2)),
-        ("output tok/s", report.with_floor(totals.output_tok_s, totals.of_floor)),
+        ("output tok/s", report.with_roofline(totals.output_tok_s, totals.of_floor)),
         ("total tok/s", report.number(totals.total_tok_s)),
     ):
         table.add_row(name, text)
     out = report.console()
     out.print(table)
-    out.print(floor.describe(), highlight=False, markup=False, soft_wrap=True)
+    out.print(roofline.describe(), highlight=False, markup=False, soft_wrap=True)

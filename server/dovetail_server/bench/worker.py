@@ -45,8 +45,8 @@ class Client:
         await asyncio.gather(*(place() for _ in range(min(self.job.slots, len(shots)))))
         return records
 
-    async def _at(self, shot: Shot, moment: float) -> Record:
-        await asyncio.sleep(moment - clock())
+    async def _at(self, shot: Shot, due_s: float) -> Record:
+        await asyncio.sleep(due_s - clock())
         return await self.send(shot)
 
     async def send(self, shot: Shot) -> Record:

@@ -41,11 +41,13 @@ def build_parser() -> BenchParser:
         "--prompts", choices=("text", "ids"), help="random prompts as text of a tokenizer, or as token ids [text]"
     )
     load.add_argument("--num-prompts", metavar="N", type=count, help="requests [64]")
-    pace = load.add_mutually_exclusive_group()
-    pace.add_argument(
+    arrival_rate = load.add_mutually_exclusive_group()
+    arrival_rate.add_argument(
         "--concurrency", "--max-concurrency", metavar="N", type=count, help="requests in flight at once [16]"
     )
-    pace.add_argument("--request-rate", metavar="R", type=rate, help="requests a second, at random moments; or inf")
+    arrival_rate.add_argument(
+        "--request-rate", metavar="R", type=rate, help="requests a second, at random moments; or inf"
+    )
     load.add_argument(
         "--input-len", "--random-input-len", metavar="N", type=span, help="prompt tokens; LOW:HIGH for a range [512]"
     )
@@ -189,12 +191,12 @@ def workload_from(args: argparse.Namespace) -> Workload:
         raise ConfigError("--only chooses workloads of a suite; give --suite standard")
     if args.dataset is not None and (given := [n for n in OF_LENGTHS if getattr(args, n) is not None]):
         raise ConfigError(f"--dataset brings its own prompts; leave out --{given[0].replace('_', '-')}")
-    num, pace = args.num_prompts or 64, args.request_rate
+    num, arrival_rate = args.num_prompts or 64, args.request_rate
     return Workload(
         name="load",
         num_prompts=num,
-        concurrency=args.concurrency or 16 if pace is None else num if pace == math.inf else None,
-        request_rate=None if pace == math.inf else pace,
+        concurrency=args.concurrency or 16 if arrival_rate is None else num if arrival_rate == math.inf else None,
+        request_rate=None if arrival_rate == math.inf else arrival_rate,
         input_len=args.input_len or (512, 512),
         output_len=args.output_len or (256, 256),
         shared_prefix_len=args.shared_prefix_len or 0,

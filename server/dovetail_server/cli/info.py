@@ -71,7 +71,7 @@ def info(
         ConfigError: Too little of the folder can be read to show anything.
     """
     from dovetail.plugin_settings import PluginSettings
-    from dovetail.processing.told import usable_defaults
+    from dovetail.processing.oddities import usable_defaults
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.hub import with_folders
 
@@ -86,18 +86,18 @@ def info(
     settings = unread.model_copy(update={"load_format": load_format})
     if lacks and unread.model_path != model:
         settings = unread
-    judged = judge(settings, text=text)
+    examined = examine_model(settings, text=text)
     folder = ModelFolder(unread.folder, unread.tokenizer_folder, weights=False)
     try:
         config, num_bytes = folder.config, folder.num_bytes
     except (ConfigError, RequestError) as error:
-        raise judged.refused or error from None
+        raise examined.refused or error from None
     try:
         texts, source = texts_of(folder, chat_template)
     except (ConfigError, RequestError) as error:
-        judged = judged._replace(refused=judged.refused or error)
+        examined = examined._replace(refused=examined.refused or error)
         texts, source = no_texts(str(error)), ""
-    shown = judge(unread, text=text) if lacks and judged.refused else judged
+    shown = examine_model(unread, text=text) if lacks and examined.refused else examined
     return {
         "model": model,
         "architecture": named_first(config.get("architectures")),
@@ -106,14 +106,14 @@ def info(
         "weights_bytes": num_bytes,
         "weights_lack": lacks,
         **served_as(shown, folder, source),
-        "refused": None if judged.refused is None else str(judged.refused),
+        "refused": None if examined.refused is None else str(examined.refused),
         "tokenizer": tokenizer_facts(shown),
         "sampling_defaults": {} if shown.tokenizer is None else usable_defaults(shown.tokenizer),
         **texts,
     }
 
 
-class Judged(NamedTuple):
+class ExaminedModel(NamedTuple):
     """What came of looking at a folder as a start does.
 
     Attributes:
@@ -131,9 +131,9 @@ class Judged(NamedTuple):
     refused: Exception | None
 
 
-def judge(settings: PluginSettings, *, text: bool) -> Judged:
+def examine_model(settings: PluginSettings, *, text: bool) -> ExaminedModel:
     """Look at a folder as a start does, with (`text`) or without a tokenizer that has to be there."""
-    from dovetail.processing.judge import model_config, read_as, tokenizer_of
+    from dovetail.processing.folder_facts import model_config, read_as, tokenizer_of
     from dovetail.processing.prepare import examine
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.device.devices import check_device
@@ -154,7 +154,7 @@ def judge(settings: PluginSettings, *, text: bool) -> Judged:
     except (ConfigError, RequestError) as error:
         lost = error
         refused = refused or (error if text else None)
-    return Judged(found, config, tokenizer, lost, refused)
+    return ExaminedModel(found, config, tokenizer, lost, refused)
 
 
 def lack_of_weights(folder: Path) -> str | None:
@@ -169,11 +169,11 @@ def lack_of_weights(folder: Path) -> str | None:
     return None
 
 
-NOBODY: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None}
-NOBODY |= {"tasks": [], "cache": [], "kernels": {}}
+UNSERVED: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None}
+UNSERVED |= {"tasks": [], "cache": [], "kernels": {}}
 
 
-def served_as(judged: Judged, model: ModelFolder, template: str) -> dict[str, Any]:
+def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dict[str, Any]:
     """Say which plugin serves the model, what it is for, and what it keeps of a token; or that none does."""
     from dovetail.contracts.cache import Recurrent
     from dovetail.processing.embeddings import Embedder
@@ -183,9 +183,9 @@ def served_as(judged: Judged, model: ModelFolder, template: str) -> dict[str, An
     from dovetail.sdk.checkpoint import dense_numel
     from dovetail.sdk.config import ITEM_BYTES
 
-    facts = judged.config
-    if judged.refused is not None or judged.found is None or facts is None:
-        return NOBODY
+    facts = examined.config
+    if examined.refused is not None or examined.found is None or facts is None:
+        return UNSERVED
     item = ITEM_BYTES[facts.dtype]
     cache = [
         {
@@ -200,7 +200,7 @@ def served_as(judged: Judged, model: ModelFolder, template: str) -> dict[str, An
     embeds = Embedder.of_folder(model, facts.pool).is_declared and not answers
     tasks = list(Tasks.of(facts, None, embeds=embeds, answers=answers).possible)
     sizes = {"num_params": dense_numel(facts), "vocab_size": facts.vocab_size}
-    plan = judged.found.plan
+    plan = examined.found.plan
     served_by, kernels = plan.of_kind("model")[0].qualified, kernels_of(plan, facts)
     return {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache, "kernels": kernels}
 
@@ -280,11 +280,11 @@ def read_off(template: ChatTemplate) -> dict[str, str]:
     return lines
 
 
-def tokenizer_facts(judged: Judged) -> dict[str, Any]:
+def tokenizer_facts(examined: ExaminedModel) -> dict[str, Any]:
     """Say how many tokens there are and which end a reply, or why the tokenizer cannot be read."""
-    tokenizer = judged.tokenizer
+    tokenizer = examined.tokenizer
     if tokenizer is None:
-        return {"refused": str(judged.lost), "num_tokens": None, "ends": {}}
+        return {"refused": str(examined.lost), "num_tokens": None, "ends": {}}
     ends = {str(token_id): tokenizer.token_text(token_id) for token_id in tokenizer.eos_token_ids}
     return {"refused": None, "num_tokens": tokenizer.vocab_size, "ends": ends}
 

@@ -21,8 +21,8 @@ from dovetail.plugin_settings import ENV_PREFIX, from_environment, is_secret, me
 from dovetail.word_numbers import wanted
 from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
 from dovetail_server.cli.plugin_flags import split_plugin_flags
-from dovetail_server.peers.arguments import ArgumentTranslation
-from dovetail_server.peers.environment import check as peers_environment
+from dovetail_server.compat.arguments import ArgumentTranslation
+from dovetail_server.compat.environment import check as compat_environment
 from dovetail_server.settings import ServeSettings
 
 NEAR = 0.75
@@ -202,7 +202,7 @@ def load_settings(flags: dict[str, Any]) -> ServeSettings:
         raise ConfigError(explain(error, flags)) from None
     settings.auto_notes = (
         *notes,
-        *peers_environment(os.environ, has_keys=bool(settings.api_key or settings.keys_file)),
+        *compat_environment(os.environ, has_keys=bool(settings.api_key or settings.keys_file)),
     )
     return settings
 

@@ -91,7 +91,7 @@ def plan(wish: PlanArgs) -> MemoryPlan:
     Raises:
         ConfigError: A flag, the model or the device is at fault, or the model does not fit.
     """
-    from dovetail.processing.judge import model_config, read_as, tokenizer_of
+    from dovetail.processing.folder_facts import model_config, read_as, tokenizer_of
     from dovetail.processing.prepare import examine
     from dovetail.runtime.cache_dtype import with_cache_dtype
     from dovetail.runtime.checkpoint.weight_size import weight_size

@@ -120,7 +120,7 @@ class FanOut:
         began = time.monotonic()
         replies = await self._ask_all(request, ANSWER, self.state.fleet.ready())
         if not replies:
-            raise self.state.fleet.nobody()
+            raise self.state.fleet.no_worker()
         chosen = next((reply for reply in replies.values() if not 200 <= reply[0] < 300), next(iter(replies.values())))
         if chosen[0] == 0:
             text = f"not every worker answered within {time.monotonic() - began:.0f} s: {chosen[1].decode()}"

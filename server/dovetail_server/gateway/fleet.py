@@ -71,7 +71,7 @@ class Fleet:
             ServiceError: None is ready.
         """
         if not (ready := self.ready()):
-            raise self.nobody()
+            raise self.no_worker()
         return ready[0]
 
     def least_busy(self, without: Collection[Worker] = ()) -> Worker | None:
@@ -88,7 +88,7 @@ class Fleet:
         except TimeoutError:
             return None
 
-    def nobody(self) -> ServiceError:
+    def no_worker(self) -> ServiceError:
         """Return the error for a request that no worker can take."""
         why = "; ".join(f"{worker.tag} {worker.url}: {worker.refusal or worker.why_not}" for worker in self.workers)
         return ServiceError("no worker is ready; try again later", code="no_worker", retry_after_s=2, detail=why)

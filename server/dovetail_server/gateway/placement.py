@@ -107,7 +107,7 @@ class Placement:
         Raises:
             DovetailError: It ended.
         """
-        port, figures = _free_ports(2)
+        port, metrics_port = _free_ports(2)
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dovetail_server.gateway.smg_process"),
             stdin=asyncio.subprocess.PIPE,
@@ -119,7 +119,7 @@ class Placement:
         lines = self._tasks.start("smg log", _last_line(process.stderr, said))
         try:
             if process.stdin is not None:
-                process.stdin.write(json.dumps(self._arguments(port, figures)).encode() + b"\n")
+                process.stdin.write(json.dumps(self._arguments(port, metrics_port)).encode() + b"\n")
                 await process.stdin.drain()
             url = f"http://127.0.0.1:{port}"
             registered = await self._wait_registered(url, process)
@@ -135,12 +135,12 @@ class Placement:
                 process.kill()
         raise DovetailError(f"smg ended with code {code}{''.join(f': {line}' for line in said)}")
 
-    def _arguments(self, port: int, figures: int) -> list[str]:
+    def _arguments(self, port: int, metrics_port: int) -> list[str]:
         urls = [f"http://127.0.0.1:{port}" for port in self._by_port]
         return [
             *("--worker-urls", *urls, "--policy", "cache_aware"),
             *("--host", "127.0.0.1", "--port", str(port), "--api-key", self._key),
-            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(figures)),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
             *("--health-check-interval-secs", "1", "--health-failure-threshold", "1"),
             *("--health-success-threshold", "1", "--no-remove-unhealthy-workers"),
             *("--request-timeout-secs", str(NEVER), "--max-concurrent-requests", "0"),

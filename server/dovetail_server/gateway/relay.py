@@ -68,9 +68,9 @@ class Relay:
         except ClientDisconnect:
             raise ClientGoneError("the client left before the end of its request") from None
         text = self.state.places.prompt(scope["path"], body)
-        outlet = DownstreamResponse(self.state, request, send, is_asked_again=True)
+        downstream = DownstreamResponse(self.state, request, send, is_asked_again=True)
         async with self._placed(text) as chosen:
-            await self._deliver(request, outlet, body, chosen)
+            await self._deliver(request, downstream, body, chosen)
 
     @asynccontextmanager
     async def _placed(self, text: str | None) -> AsyncIterator[Worker | None]:
@@ -80,7 +80,9 @@ class Relay:
         async with self.state.placement.choose(text) as chosen:
             yield chosen
 
-    async def _deliver(self, request: Request, outlet: DownstreamResponse, body: bytes, chosen: Worker | None) -> None:
+    async def _deliver(
+        self, request: Request, downstream: DownstreamResponse, body: bytes, chosen: Worker | None
+    ) -> None:
         """Give a request to one worker after the other, until one answers it.
 
         Raises:
@@ -94,10 +96,10 @@ class Relay:
                 tried.clear()  # what could not be reached may have been started again
                 worker = await fleet.wait_ready(WAIT_S)
             if worker is None:
-                raise fleet.nobody()
+                raise fleet.no_worker()
             tried.add(worker)
             try:
-                await self._exchange(request, outlet, worker, body)
+                await self._exchange(request, downstream, worker, body)
                 return
             except UnreachableError as error:
                 worker.is_lost(str(error))
@@ -119,25 +121,29 @@ class Relay:
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         body = held if held is not None else request.stream() if has_body else None
         num_left = STILL if body is None or isinstance(body, bytes) else 0
-        outlet = DownstreamResponse(self.state, request, send, is_asked_again=num_left > 0 and reads)
+        downstream = DownstreamResponse(self.state, request, send, is_asked_again=num_left > 0 and reads)
         while True:
             worker = fleet.ready()[0] if fleet.ready() else await fleet.wait_ready(WAIT_S)
             if worker is None:
-                raise outlet.lost(fleet.nobody())
+                raise downstream.lost(fleet.no_worker())
             try:
-                await self._exchange(request, outlet, worker, body)
+                await self._exchange(request, downstream, worker, body)
                 return
             except UnreachableError as error:
                 worker.is_lost(str(error))
                 if not num_left or (error.was_taken and not reads):
                     text = f"worker {worker.tag} cannot be reached ({error}); try again"
-                    raise outlet.lost(ServiceError(text, code="no_worker", retry_after_s=1)) from None
-                what = "did not send all of a file" if outlet.has_begun else "did not answer a request"
+                    raise downstream.lost(ServiceError(text, code="no_worker", retry_after_s=1)) from None
+                what = "did not send all of a file" if downstream.has_begun else "did not answer a request"
                 logger.warning("Worker %s %s (%s); another one gets it.", worker.tag, what, error)
                 num_left -= 1
 
     async def _exchange(
-        self, request: Request, outlet: DownstreamResponse, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+        self,
+        request: Request,
+        downstream: DownstreamResponse,
+        worker: Worker,
+        body: bytes | AsyncIterator[bytes] | None,
     ) -> None:
         """Send a request to a worker and its reply to the client.
 
@@ -147,7 +153,7 @@ class Relay:
         """
         worker.num_running += 1
         try:
-            work = self.state.tasks.start("relay", self._relay(request, outlet, worker, body), is_awaited=True)
+            work = self.state.tasks.start("relay", self._relay(request, downstream, worker, body), is_awaited=True)
             # A body that goes through is read by the work itself, which then notices by itself that the client left.
             watched = body is None or isinstance(body, bytes)
             gone = self.state.tasks.start("client watch", _gone(request.receive, watched), is_awaited=True)
@@ -156,7 +162,7 @@ class Relay:
                 if work.done():
                     work.result()
             except ServiceError as error:
-                raise outlet.lost(error) from None
+                raise downstream.lost(error) from None
             finally:
                 work.cancel()
                 gone.cancel()
@@ -165,7 +171,11 @@ class Relay:
             worker.num_running -= 1
 
     async def _relay(
-        self, request: Request, outlet: DownstreamResponse, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+        self,
+        request: Request,
+        downstream: DownstreamResponse,
+        worker: Worker,
+        body: bytes | AsyncIterator[bytes] | None,
     ) -> None:
         query = request.scope["query_string"].decode("latin-1")
         path = request.scope.get(ASKED) or request.scope["path"]
@@ -175,8 +185,8 @@ class Relay:
         resumes = self.state.places.resumes(request.scope["path"])
         if self.state.resume_key is not None and resumes and isinstance(body, bytes):
             headers.append((KEY_HEADER, self.state.resume_key))
-        if outlet.num_sent and outlet.etag is not None:
-            headers += [("range", f"bytes={outlet.num_sent}-"), ("if-range", outlet.etag)]
+        if downstream.num_sent and downstream.etag is not None:
+            headers += [("range", f"bytes={downstream.num_sent}-"), ("if-range", downstream.etag)]
         try:
             reply = await self.state.session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -191,11 +201,11 @@ class Relay:
                 raise UnreachableError("it says that it is stopping or starting")
             is_stream = JOURNAL_HEADER in reply.headers and end_of(reply.content_type) is not None
             if is_stream and isinstance(body, bytes):
-                await WorkerStream(outlet, headers, body).run(worker, reply)
-            elif outlet.has_begun and reply.status != (206 if outlet.num_sent else 200):
+                await WorkerStream(downstream, headers, body).run(worker, reply)
+            elif downstream.has_begun and reply.status != (206 if downstream.num_sent else 200):
                 raise ServiceError(f"worker {worker.tag} has another file there ({reply.status})", code="reply_lost")
             else:
-                await outlet.send_all(reply)
+                await downstream.send_all(reply)
 
 
 async def _gone(receive: Receive, is_watched: bool) -> None:

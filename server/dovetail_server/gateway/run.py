@@ -105,7 +105,7 @@ class Gateway:
         self.fleet = fleet
         self.children = children
         self.tasks = tasks
-        self._lookouts: list[Service] = []
+        self._worker_health: list[Service] = []
         self._is_renewing = self._is_renewed_again = False
 
     async def run(self, listener: socket.socket, phases: StartupTimer) -> int:
@@ -116,7 +116,7 @@ class Gateway:
         server = GatewayServer(create_app(state), state, self._renew if self.children else None)
         own = next(iter((*self.settings.api_key, self.settings.admin_api_key)), None)
         key = None if own is None else own.get_secret_value()
-        lookout = WorkerHealth(
+        worker_health = WorkerHealth(
             self.fleet, state.session, key, are_ours=bool(self.children), resume_key=state.resume_key
         )
         try:
@@ -126,7 +126,7 @@ class Gateway:
                 self.tasks.keep("keys file", state.keys.watch.follow)
             runs = [self.tasks.start("worker", child.keep_running(), is_awaited=True) for child in self.children]
             for worker in self.fleet.workers:
-                self._lookouts.append(self.tasks.keep("worker lookout", partial(lookout.watch, worker)))
+                self._worker_health.append(self.tasks.keep("worker lookout", partial(worker_health.watch, worker)))
             http = self.tasks.start("http", server.serve(sockets=[listener]), is_awaited=True)
             ready = self.tasks.start("start-up", self._get_ready(state, phases), is_awaited=True)
             try:
@@ -157,7 +157,7 @@ class Gateway:
         for task in work:
             if not task.done() or task.cancelled() or (error := task.exception()) is None:
                 continue
-            self.tasks.note_death(task.get_name(), error)
+            self.tasks.note_crash(task.get_name(), error)
             text = f"the task {task.get_name()!r} died: {type(error).__name__}: {error}"
             raise DovetailError(f"{text}; that is a fault of Dovetail: report it with the log") from error
 
@@ -237,7 +237,7 @@ class Gateway:
     async def _end(self, state: GatewayState) -> None:
         """End the workers, smg and the session."""
         self.tasks.exit_after(self.settings.drain_timeout + LAST_RESORT_S)
-        await asyncio.gather(*(lookout.stop() for lookout in self._lookouts))
+        await asyncio.gather(*(worker_health.stop() for worker_health in self._worker_health))
         is_forced = state.server is not None and state.server.force_exit
         await asyncio.gather(*(child.end(at_once=is_forced) for child in self.children))
         await self.tasks.close()

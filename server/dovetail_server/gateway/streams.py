@@ -21,11 +21,11 @@ SLICE_S = 5.0
 class WorkerStream(RelayedStream):
     """One stream, on its way from one worker after the other to its client."""
 
-    def __init__(self, outlet: DownstreamResponse, headers: list[tuple[str, str]], body: bytes) -> None:
+    def __init__(self, downstream: DownstreamResponse, headers: list[tuple[str, str]], body: bytes) -> None:
         """Begin; `headers` are those of the request as they are sent to workers, with the resume key."""
-        path, self.state = outlet.scope["path"], outlet.state
-        super().__init__(self.state, self.state.places, path, body, outlet.scope["state"]["request_id"])
-        self._outlet = outlet
+        path, self.state = downstream.scope["path"], downstream.state
+        super().__init__(self.state, self.state.places, path, body, downstream.scope["state"]["request_id"])
+        self._downstream = downstream
         self._headers = headers
         route = self.state.places.route(path)
         self._comment = COMMENT if route is None else route.writer.keep_alive
@@ -34,13 +34,13 @@ class WorkerStream(RelayedStream):
     async def run(self, worker: Worker, reply: aiohttp.ClientResponse) -> None:
         """Send a reply's events, and those that another worker makes where this one breaks off."""
         self._worker = worker
-        await self._outlet.head(reply)
+        await self._downstream.head(reply)
         await self.pass_on(self._pieces(reply), reply.headers.get(JOURNAL_HEADER), reply.content_type)
-        await self._outlet.body(b"", more=False)
+        await self._downstream.body(b"", more=False)
 
     async def send(self, data: bytes) -> None:
         """Send a piece; a client that does not take it is cut off."""
-        await self._outlet.body(data)
+        await self._downstream.body(data)
 
     def lost(self, why: str) -> str:
         """Have the worker looked at."""
@@ -54,9 +54,9 @@ class WorkerStream(RelayedStream):
             found = await self.state.fleet.wait_ready(SLICE_S)
             waited += SLICE_S
             if found is None and self._comment:
-                await self._outlet.body(self._comment)
+                await self._downstream.body(self._comment)
         if found is None:
-            return self.state.fleet.nobody().message
+            return self.state.fleet.no_worker().message
         self._worker, self.successor = found, found.tag
         return self._resumed()
 

@@ -67,8 +67,8 @@ class Caller:
     cache_root: str = ""
 
 
-NOBODY = Caller("", False, False, Tenant(""))
-CALLER: ContextVar[Caller] = ContextVar("dovetail_caller", default=NOBODY)
+NO_CALLER = Caller("", False, False, Tenant(""))
+CALLER: ContextVar[Caller] = ContextVar("dovetail_caller", default=NO_CALLER)
 """The caller that the present task works for. Tasks inherit it; what works for several callers sets it itself."""
 
 
@@ -234,7 +234,7 @@ class Auth:
         presented = presented_key(scope["headers"], allow_basic=allow_basic)
         caller = self.keys.identify(presented)
         if caller is None and path in self.open_paths:
-            caller = NOBODY
+            caller = NO_CALLER
         if kind == "websocket" and is_foreign(scope["headers"], self.origins):  # which needs no permission either
             await refuse_websocket(foreign_page(), scope, receive, send)
             return

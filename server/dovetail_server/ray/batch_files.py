@@ -184,8 +184,8 @@ def check_line(raw: bytes, max_line_bytes: int, others: Collection[str]) -> tupl
 def twice(source: Path, hashes: array.array[int]) -> list[str]:
     """Return the first identifier that two lines have, as a mistake."""
     found, counts = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_counts=True)
-    suspects = {int(one) for one in found[counts > 1]}
-    if not suspects:
+    candidates = {int(one) for one in found[counts > 1]}
+    if not candidates:
         return []
     seen: dict[str, int] = {}
     with open_to_read(source) as file:
@@ -193,7 +193,7 @@ def twice(source: Path, hashes: array.array[int]) -> list[str]:
             if not raw.strip():
                 continue
             custom_id = decode_line(raw).custom_id
-            if int.from_bytes(blake2b(custom_id.encode(), digest_size=8).digest()) not in suspects:
+            if int.from_bytes(blake2b(custom_id.encode(), digest_size=8).digest()) not in candidates:
                 continue
             if (first := seen.setdefault(custom_id, number)) != number:
                 return [f"line {number}: custom_id {custom_id!r} is that of line {first} already"]

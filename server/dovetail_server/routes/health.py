@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from dovetail_server.http.auth import CALLER, NOBODY
+from dovetail_server.http.auth import CALLER, NO_CALLER
 from dovetail_server.openapi import FAILURES
 from dovetail_server.state import ServerState, get_state
 
@@ -22,11 +22,11 @@ def answer(reason: str | None, removed: Sequence[str] = ()) -> Response:
     """Return 200, or 503 with the reason; `plugins` shows objects of plugins that were removed for failing."""
     body: dict[str, Any] = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
     caller = CALLER.get()
-    if caller is NOBODY:  # a probe without a key learns no reasons
+    if caller is NO_CALLER:  # a probe without a key learns no reasons
         body = {"status": body["status"]}
     elif reason is not None and not caller.may_admin:  # what follows may name folders
         body["reason"] = reason.partition(":")[0]
-    if removed and caller is not NOBODY:
+    if removed and caller is not NO_CALLER:
         body["plugins"] = list(removed)
     return Response(msgspec.json.encode(body), 200 if reason is None else 503, media_type="application/json")
 

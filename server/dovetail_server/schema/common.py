@@ -35,8 +35,8 @@ from dovetail.processing.bounds import (
     MAX_TOKENS,
     POSITIVE,
 )
-from dovetail_server.peers.dialects import OWN, BodyTranslation
-from dovetail_server.peers.fields import means_nothing
+from dovetail_server.compat.dialects import OWN, BodyTranslation
+from dovetail_server.compat.fields import means_nothing
 from dovetail_server.schema.fail_fast import FailFastModel
 from dovetail_server.schema.unknown import left_out
 

@@ -10,7 +10,7 @@ from threading import Lock
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dovetail_server.peers.fields import ELSEWHERE, refusal
+from dovetail_server.compat.fields import ELSEWHERE, refusal
 
 logger = logging.getLogger("dovetail.server")
 MAX_NAMES = 100

@@ -22,7 +22,7 @@ from dovetail.contracts.seeds import derive_seed
 from dovetail.engine.client import TokenStream
 from dovetail.messages import TokenDelta
 from dovetail_server import errors
-from dovetail_server.http.auth import NOBODY
+from dovetail_server.http.auth import NO_CALLER
 from dovetail_server.http.journal import JOURNAL, Journal
 from dovetail_server.http.origin import ORIGIN
 from dovetail_server.http.request_log import log_request
@@ -62,7 +62,7 @@ class Generation:
     """Set where somebody observes."""
     journal: Journal | None = None
     """Set where a gateway keeps one."""
-    tenant: Tenant = NOBODY.tenant
+    tenant: Tenant = NO_CALLER.tenant
     """Whose it is, once it is admitted."""
     num_prompt: int = 0
     """Tokens of all prompts, once it is admitted."""

@@ -89,7 +89,7 @@ def make_job(
 
 def note_unenforced(request: Request, route: GrammarRoute | None) -> None:
     """Add to what the reply names as unenforced the preferred grammars of tools that `route` does not hold in full."""
-    lost = () if route is None else route.ways[0].ignored
+    lost = () if route is None else route.options[0].ignored
     held = () if route is None else route.tools
     full = {tool.name for tool in held if not any(at == tool.place or at.startswith(f"{tool.place}/") for at in lost)}
     for name, place in request.reply.get("preferred", {}).items():

@@ -14,7 +14,7 @@ from dovetail_server.serving.sse import Chunks, goes_on_elsewhere
 
 async def stream(job: Job) -> Chunks:
     """Yield the bytes of a stream, those of one engine step together."""
-    writer, source, is_open, is_told = job.writer, job.generation.steps(), False, False
+    writer, source, is_open, is_failed = job.writer, job.generation.steps(), False, False
     try:
         async for steps in source:
             for step in steps:
@@ -23,10 +23,10 @@ async def stream(job: Job) -> Chunks:
             data = writer.step(steps) if is_open else writer.open() + writer.step(steps)
             is_open = True
             if data:
-                is_told = True
+                is_failed = True
                 yield data
     except Exception as error:
-        if not is_told or goes_on_elsewhere(error) or not writer.fail(errors.failure_of(error)):
+        if not is_failed or goes_on_elsewhere(error) or not writer.fail(errors.failure_of(error)):
             raise
     finally:
         await source.aclose()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.peers.endpoints import why_not
+from dovetail_server.compat.endpoints import why_not
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping

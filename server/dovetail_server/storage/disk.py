@@ -28,17 +28,17 @@ PASSING = frozenset(
 """Errors that say nothing of the file: they pass when there is more of something."""
 
 
-def disk_full(free: int, floor: int) -> ServiceError:
+def disk_full(free: int, min_free: int) -> ServiceError:
     """Return the error for a write that would leave too little space."""
-    logger.warning("The disk has %d bytes left; %d are kept free (--min-free-disk-bytes).", free, floor)
+    logger.warning("The disk has %d bytes left; %d are kept free (--min-free-disk-bytes).", free, min_free)
     text = "the server's disk is full but for --min-free-disk-bytes; delete files of yours, or try again later"
     return ServiceError(text, code="insufficient_storage", status=507, retry_after_s=60)
 
 
-def write_failed(error: OSError, floor: int) -> Exception:
+def write_failed(error: OSError, min_free: int) -> Exception:
     """Return what a client is told of a write that failed: to come again, where that may help."""
     if error.errno in FULL:
-        return disk_full(0, floor)
+        return disk_full(0, min_free)
     if error.errno in PASSING:
         text = f"the server cannot write files now: {error.strerror}"
         return ServiceError(text, code="storage_unavailable", status=503, retry_after_s=5)

@@ -53,10 +53,10 @@ class FileStore:
         Raises:
             ServiceError: 507.
         """
-        floor = self.settings.min_free_disk_bytes
+        min_free = self.settings.min_free_disk_bytes
         free = await asyncio.to_thread(free_bytes, self.layout.folder)
-        if free - (0 if is_written else num_bytes) < floor:
-            raise disk_full(free, floor)
+        if free - (0 if is_written else num_bytes) < min_free:
+            raise disk_full(free, min_free)
         async with self.database.read() as db:
             await self._check_quotas(db, owner, num_bytes)
 

@@ -46,7 +46,7 @@ class Screen:
             self.note(f"calls {call['function']['name']}({laid_out(call['function']['arguments'])})", style="cyan")
         if reply.report is not None:
             self.note(f"structured output: {report_line(reply.report)}")
-        self.note(note or figures(reply, seconds))
+        self.note(note or reply_stats(reply, seconds))
 
     def note(self, text: str, style: str = "dim") -> None:
         """Write a line beside the conversation."""
@@ -67,17 +67,17 @@ def laid_out(arguments: str) -> str:
 
 def report_line(report: dict[str, Any]) -> str:
     """Say how far a schema was enforced."""
-    verdict = {True: ", conforms", False: ", does not conform", None: ""}[report.get("valid")]
+    validity = {True: ", conforms", False: ", does not conform", None: ""}[report.get("valid")]
     ignored = f"; not enforced: {', '.join(report['ignored'])}" if report.get("ignored") else ""
-    return f"{report['enforcement'].replace('_', ' ')}{verdict} ({report['backend']}){ignored}"
+    return f"{report['enforcement'].replace('_', ' ')}{validity} ({report['backend']}){ignored}"
 
 
-def figures(reply: ShownReply, seconds: float) -> str:
+def reply_stats(reply: ShownReply, seconds: float) -> str:
     """Tokens and pace of a reply."""
     tokens = (reply.usage or {}).get("completion_tokens")
     if tokens is None or reply.first is None:
         return f"{seconds:.1f} s"
     waited = reply.first - reply.sent
-    pace = f", {(tokens - 1) / (seconds - waited):.1f} a second" if tokens > 1 and seconds > waited else ""
+    rate = f", {(tokens - 1) / (seconds - waited):.1f} a second" if tokens > 1 and seconds > waited else ""
     cut = "; cut off at the most tokens" if reply.finish == "length" else ""
-    return f"{tokens} tokens, the first after {waited:.2f} s{pace}{cut}"
+    return f"{tokens} tokens, the first after {waited:.2f} s{rate}{cut}"

@@ -26,7 +26,7 @@ from dovetail.forks import GoneError, control_of, receive, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, allocated_bytes, resident_bytes
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.compile.vocabulary import unpack
-from dovetail.grammar.spec.relax import weaken
+from dovetail.grammar.spec.relax import relax_schema
 from dovetail.grammar.spec.wire import (
     ChildBegun,
     ChildCheck,
@@ -100,9 +100,9 @@ class SchemaValidator:
 
     def __init__(self) -> None:
         """Load what judging needs."""
-        from dovetail.grammar.compile.validity import verdict  # imports jsonschema, which compiling does not need
+        from dovetail.grammar.compile.validity import conforms  # imports jsonschema, which compiling does not need
 
-        self._verdict = verdict
+        self._conforms = conforms
 
     def prepare(self, job: ChildJob | ChildCheck) -> None:
         """Nothing is left to load."""
@@ -113,7 +113,7 @@ class SchemaValidator:
             return ChildReply(error="this process only judges texts")
         try:
             schema = json.loads(job.schema)
-            return ChildReply(verdicts=[self._verdict(schema, text) for text in job.texts])
+            return ChildReply(validities=[self._conforms(schema, text) for text in job.texts])
         except Exception as error:  # a schema that jsonschema cannot use judges nothing valid
             return ChildReply(error=f"{type(error).__name__}: {error}")
 
@@ -161,10 +161,10 @@ class CompileChild:
     def _compile(self, backend: GrammarBackend, step: GrammarOption, limits: GrammarLimits) -> ChildReply:
         """Compile, where allowed without what the backend refuses."""
         spec = spec_of(step)
-        if not step.weaken:
+        if not step.relax_schema:
             return self._one(backend, spec, limits)
         until = time.monotonic() + SEARCH_SHARE * limits.timeout_s
-        reply, ignored = weaken(spec, lambda each: self._one(backend, each, limits), until)
+        reply, ignored = relax_schema(spec, lambda each: self._one(backend, each, limits), until)
         return msgspec.structs.replace(reply, ignored=ignored)
 
     def _one(self, backend: GrammarBackend, spec: GrammarSpec, limits: GrammarLimits) -> ChildReply:

@@ -10,7 +10,7 @@ from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.spec.refusals import FULL, OWNER_FULL
 from dovetail.messages import GrammarOption
 
-LAST_WAY_SHARE = 0.2
+LAST_OPTION_SHARE = 0.2
 """Of a request's time, kept for the last way: any JSON is a matter of milliseconds, but judging its text takes time."""
 Steps = tuple[GrammarOption, ...]
 
@@ -91,9 +91,9 @@ class CompileJob:
     slow: set[tuple[str, str]] = field(default_factory=set)
 
     @property
-    def last_way_at(self) -> float:
+    def last_option_at(self) -> float:
         """When there is time for nothing but the last way."""
-        return self.deadline - LAST_WAY_SHARE * (self.deadline - self.asked)
+        return self.deadline - LAST_OPTION_SHARE * (self.deadline - self.asked)
 
     @property
     def num_bytes(self) -> int:

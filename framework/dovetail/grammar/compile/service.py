@@ -24,7 +24,7 @@ from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildStartErr
 from dovetail.grammar.compile.queue import Workers
 from dovetail.grammar.matching.constraint import TokenSets
 from dovetail.grammar.spec.refusals import BUSY, FINAL, TOO_COMPLEX
-from dovetail.grammar.spec.relax import is_weakenable
+from dovetail.grammar.spec.relax import is_relaxable
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.wire import option_of, spec_of
 from dovetail.messages import GrammarOption
@@ -36,7 +36,7 @@ NUM_THREADS = 2
 MAX_SLOW, MAX_SWIFT, SWIFT_S = 2, 1, 0.7
 """Compile processes that may take their time, those for what comes while all of these are busy, and what it may take
 there: what takes longer waits for one of the others, so that plain grammars do not wait behind hard ones."""
-EARLY_WAY_S = 2.5
+EARLY_OPTION_S = 2.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
 WARM_PAUSE_S, WARM_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
@@ -260,7 +260,8 @@ class GrammarService:
             step = job.steps[job.index]
             is_slow = (step.backend, step.source) in job.slow
             if job.index < len(job.steps) - 1 and (
-                ((job.began is not None or job.is_early) and now >= job.last_way_at) or (is_slow and not step.weaken)
+                ((job.began is not None or job.is_early) and now >= job.last_option_at)
+                or (is_slow and not step.relax_schema)
             ):
                 job.index += 1
                 continue
@@ -290,7 +291,7 @@ class GrammarService:
                 job.refused = job.refused or _refusal(error)
                 if isinstance(error, (ChildTimeoutError, ChildStartError)):
                     job.slow.add((step.backend, step.source))
-                    if step.weaken:
+                    if step.relax_schema:
                         continue  # without what costs most
                 if isinstance(error, RequestError) and _is_final(job.steps[job.index], error):
                     break
@@ -316,7 +317,7 @@ class GrammarService:
             try:
                 return self._compiler.inline(step)
             except RequestError as error:
-                if place is CompileSite.HERE and step.weaken and is_weakenable(error.code, error.message):
+                if place is CompileSite.HERE and step.relax_schema and is_relaxable(error.code, error.message):
                     return None  # finding out what to leave out takes many compilations
                 raise
         if place is CompileSite.SWIFT:
@@ -324,12 +325,12 @@ class GrammarService:
         job.began = job.began or now
         self._await_process(job, now)
         now = time.monotonic()
-        return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
+        return self._compiler.outside(step, job.deadline if is_last else min(job.last_option_at, now + EARLY_OPTION_S))
 
     def _swiftly(self, job: CompileJob, step: GrammarOption, now: float) -> CompileResult | None:
         """Compile in a process for what is done soon; None for what is not."""
         try:
-            return self._compiler.outside(step, min(job.last_way_at, now + SWIFT_S))
+            return self._compiler.outside(step, min(job.last_option_at, now + SWIFT_S))
         except (ChildTimeoutError, ChildStartError):
             return None
 
@@ -339,7 +340,7 @@ class GrammarService:
         What a way may take does not pass meanwhile.
         """
         if not self._compiler.is_ready:
-            early = now if job.has_waited else min(job.last_way_at, now + EARLY_WAY_S)
+            early = now if job.has_waited else min(job.last_option_at, now + EARLY_OPTION_S)
             job.has_waited = True
             self._compiler.wait_ready(early if self._is_inline(job.steps[-1]) else job.deadline)
         job.deadline = min(job.deadline, time.monotonic() + job.patience_s)
@@ -400,7 +401,7 @@ class GrammarService:
 def _is_final(step: GrammarOption, error: RequestError) -> bool:
     """Whether no other way of enforcing the same grammar would mend it."""
     has_schemas = step.kind in (Kind.JSON, Kind.STRUCTURAL)
-    return error.code in FINAL and not (has_schemas and is_weakenable(error.code, error.message))
+    return error.code in FINAL and not (has_schemas and is_relaxable(error.code, error.message))
 
 
 def _refusal(error: Exception) -> RejectedGrammar:

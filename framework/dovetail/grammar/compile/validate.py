@@ -37,7 +37,7 @@ class FinalValidator:
             reply = pool.run(job, TIMEOUT_S)
         except (ChildTimeoutError, ChildDiedError):
             return [None] * len(texts)
-        return [None] * len(texts) if reply.error is not None else list(reply.verdicts)
+        return [None] * len(texts) if reply.error is not None else list(reply.validities)
 
     def close(self) -> None:
         """End the process."""

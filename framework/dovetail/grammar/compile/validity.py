@@ -79,7 +79,7 @@ _TOLD = frozenset(("date", "ipv4", "ipv6", "uuid"))
 FORMATS, LENIENT = FormatChecks(), FormatChecks(is_lenient=True)
 
 
-def verdict(schema: Any, text: str) -> bool | None:
+def conforms(schema: Any, text: str) -> bool | None:
     """Whether `text` is JSON that conforms to `schema`, of any draft, formats included. Fetches nothing.
 
     The schema is judged by twice: as it came, by the rules of its draft, and in the normal form, which knows the words

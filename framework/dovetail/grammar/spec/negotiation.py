@@ -24,7 +24,7 @@ MAX_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Weakened:
+class RelaxedSpec:
     """A schema as one backend enforces it.
 
     Attributes:
@@ -48,9 +48,9 @@ class Weakened:
     watched: tuple[str, ...] = ()
 
 
-def weakened(
+def relaxed(
     backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_whole: bool = False, is_part: bool = False
-) -> Weakened:
+) -> RelaxedSpec:
     """Leave out of a schema what a backend says that it refuses.
 
     Args:
@@ -71,7 +71,7 @@ def weakened(
             spec = replace(spec, kind=Kind.JSON, source=normal.source)
         support = backend.supports(spec)
         if support.level is SupportLevel.NONE:
-            return Weakened(found, tuple(ignored), (), normal, spec.source, support.reason)
+            return RelaxedSpec(found, tuple(ignored), (), normal, spec.source, support.reason)
         gone = set(support.refused)
         if support.level is SupportLevel.APPROXIMATE:
             mended: frozenset[str] = frozenset()
@@ -88,7 +88,7 @@ def weakened(
         # `places` knows schemas by identity: a copy's places are those of the normal form with the same pointers.
         found = leave_out(found, gone)
     annotations = tuple(map(normal.place, support.ignored)) if support.level is SupportLevel.FULL else ()
-    return Weakened(
+    return RelaxedSpec(
         found,
         tuple(dict.fromkeys(ignored)),
         annotations,
@@ -104,10 +104,10 @@ def asked(backend: GrammarBackend, step: GrammarOption) -> tuple[GrammarOption, 
 
     Returns:
         The step as the backend enforces it, and places of its source that are not enforced; None where the backend
-        does not take it, or not in full where `weaken` does not allow less.
+        does not take it, or not in full where `relax_schema` does not allow less.
     """
     normal = Normal(schema.parse(step.source), (), {}, step.source)
-    found = weakened(backend, normal, spec_of(step), is_whole=True)
-    if found.reason or (found.ignored and not step.weaken):
+    found = relaxed(backend, normal, spec_of(step), is_whole=True)
+    if found.reason or (found.ignored and not step.relax_schema):
         return None
     return msgspec.structs.replace(step, source=found.source, unique=found.unique, unasked=False), found.ignored

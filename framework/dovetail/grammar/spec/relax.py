@@ -44,7 +44,7 @@ _HOLDING = (schema.ONE | schema.LISTS | schema.MAPS | {"$ref"}) - {
 MAX_TRIALS = 400
 
 
-def is_weakenable(code: str | None, message: str) -> bool:
+def is_relaxable(code: str | None, message: str) -> bool:
     """Whether a refusal may be due to a keyword that can be left out."""
     return code not in ("grammar_too_large", "invalid_json_schema") and _NEVER.search(message) is None
 
@@ -86,7 +86,7 @@ def keywords_in(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
                         yield f"{start}{pointer}/{escape(key)}", key
 
 
-def weaken(spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float) -> tuple[R, tuple[str, ...]]:
+def relax_schema(spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float) -> tuple[R, tuple[str, ...]]:
     """Compile a grammar without as few of its keywords as can be found in time.
 
     Args:
@@ -103,7 +103,7 @@ def weaken(spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float
     try:
         return compile_(spec), ()
     except RequestError as error:
-        if not is_weakenable(error.code, error.message):
+        if not is_relaxable(error.code, error.message):
             raise
         return _KeywordSearch(spec, compile_, until).run(error)
 
@@ -118,7 +118,7 @@ class _KeywordSearch(Generic[R]):
         self._best: R | None = None
 
     def run(self, error: RequestError) -> tuple[R, tuple[str, ...]]:
-        """Search; see `weaken`."""
+        """Search; see `relax_schema`."""
         found = list(keywords_in(self._spec))
         named = set(_WORDS.findall(error.message))
         blamed = [place for place, key in found if key in named or (key == "pattern" and "regex" in named)]

@@ -3,8 +3,8 @@
 The steps of a request go to the engine in this order, and the first that compiles is enforced:
 
 1. a backend that enforces the grammar in full, the one that likes its kind most first;
-2. one that enforces it but for what it names, and may leave out more (`weaken`): the one that ignores least first, and
-   of those that ignore as much the one that is liked most;
+2. one that enforces it but for what it names, and may leave out more (`relax_schema`): the one that ignores least
+   first, and of those that ignore as much the preferred one;
 3. any JSON value of the schema's outermost types.
 
 From the second on the finished text is validated, and the reply says so. Nothing is under-constrained without a word.
@@ -23,7 +23,7 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
 from dovetail.grammar.spec.advice import advice
-from dovetail.grammar.spec.negotiation import Weakened, weakened
+from dovetail.grammar.spec.negotiation import RelaxedSpec, relaxed
 from dovetail.grammar.spec.normal import Normal, normalize
 from dovetail.grammar.spec.relax import leave_out
 from dovetail.grammar.spec.unique.tags import Watched
@@ -94,24 +94,24 @@ class GrammarRoute:
 
     Attributes:
         spec: The grammar as asked for; where there are tools, that of the text beside the calls.
-        ways: In the order they are tried.
+        options: In the order they are tried.
         param: The request's field.
         tools: Those that it lets the model call.
     """
 
     spec: GrammarSpec
-    ways: tuple[EnforcementOption, ...]
+    options: tuple[EnforcementOption, ...]
     param: str
     tools: tuple[ToolSchema, ...] = ()
 
     @property
     def steps(self) -> tuple[GrammarOption, ...]:
         """What the engine gets."""
-        return tuple(way.step for way in self.ways)
+        return tuple(option.step for option in self.options)
 
     def needs_validation(self, step: int, left_out: Sequence[str] = ()) -> bool:
         """Whether what came of this step has to be judged."""
-        enforcement, _ = self.ways[step].with_left_out(left_out)
+        enforcement, _ = self.options[step].with_left_out(left_out)
         return enforcement != "full" and (self.spec.kind is Kind.JSON or bool(self.tools))
 
 
@@ -150,8 +150,8 @@ class GrammarRouter:
         Raises:
             RequestError: There is none.
         """
-        liked = sorted(self._backends.items(), key=lambda item: -item[1].preference.get(kind, 0))
-        able = [(name, backend) for name, backend in liked if kind in backend.kinds]
+        by_preference = sorted(self._backends.items(), key=lambda item: -item[1].preference.get(kind, 0))
+        able = [(name, backend) for name, backend in by_preference if kind in backend.kinds]
         if not able:
             raise self._no_backend(kind, param)
         return able
@@ -172,7 +172,7 @@ class GrammarRouter:
         if spec.kind is Kind.JSON:
             return self._route_schema(spec, param, able, asks_all=asks_all)
         answers = [(name, backend.supports(spec)) for name, backend in able]
-        ways = [
+        options = [
             EnforcementOption(option_of(name, spec), "full", support.ignored)
             for name, support in answers
             if support.level is SupportLevel.FULL
@@ -183,14 +183,16 @@ class GrammarRouter:
             tags = Watched.of(root, support.ignored)
             ignored = tuple(place for place in support.ignored if place not in tags.mended)
             source = json.dumps(leave_out(root, {*support.refused, *tags.mended}), ensure_ascii=False)
-            step = option_of(name, spec, source, weaken=bool(ignored), unique=tags.unique)
-            ways.append(EnforcementOption(step, "approximate" if ignored else "full", ignored))
+            step = option_of(name, spec, source, relax_schema=bool(ignored), unique=tags.unique)
+            options.append(EnforcementOption(step, "approximate" if ignored else "full", ignored))
         if spec.kind is Kind.STRUCTURAL:
-            ways += [replace(way, step=_weakening(way.step)) for way in ways if way.enforcement == "full"]
-        if not ways:
+            options += [
+                replace(option, step=_relaxing(option.step)) for option in options if option.enforcement == "full"
+            ]
+        if not options:
             reasons = "; ".join(f"{name}: {support.reason}" for name, support in answers)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
-        return GrammarRoute(spec, tuple(ways), param)
+        return GrammarRoute(spec, tuple(options), param)
 
     def spaced(self, spec: GrammarSpec) -> GrammarSpec:
         """Return a grammar with the server's whitespace, where it says nothing of it."""
@@ -203,9 +205,9 @@ class GrammarRouter:
         normal = normalize(schema.parse(spec.source), spec.source)
         read = spec if normal.source is spec.source else replace(spec, source=normal.source)
         is_strict = spec.strict and self.strict_schema
-        found: list[tuple[str, Weakened]] = []
+        found: list[tuple[str, RelaxedSpec]] = []
         for name, backend in able:
-            found.append((name, weakened(backend, normal, read, is_whole=True)))
+            found.append((name, relaxed(backend, normal, read, is_whole=True)))
             if not (found[-1][1].reason or found[-1][1].ignored or is_strict or asks_all):
                 break
         others = [name for name, _ in able[len(found) :]]
@@ -215,21 +217,21 @@ class GrammarRouter:
             strict = [(name, item) for name, item in full if not item.annotations]
             if not strict:
                 raise not_strict(param, [item for _, item in found])
-            return GrammarRoute(spec, tuple(_way(name, item, spec) for name, item in strict), param)
-        ways = [_way(name, item, spec) for name, item in full]
-        ways += [_unasked(name, normal, read) for name in others]
+            return GrammarRoute(spec, tuple(_option(name, item, spec) for name, item in strict), param)
+        options = [_option(name, item, spec) for name, item in full]
+        options += [_unasked(name, normal, read) for name in others]
         nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))[:MAX_WEAKER]
-        ways += [_way(name, item, spec, weaken=True) for name, item in nearest]
-        ways += [_unasked(name, normal, read, weaken=True) for name in others[: MAX_WEAKER - len(nearest)]]
+        options += [_option(name, item, spec, relax_schema=True) for name, item in nearest]
+        options += [_unasked(name, normal, read, relax_schema=True) for name in others[: MAX_WEAKER - len(nearest)]]
         any_json = None
         if not self.enforced_only:
             any_json = self._of_any_json(replace(spec, source=_any_of(outer_types(spec.source))), able)
         if any_json is not None:
-            ways.append(EnforcementOption(any_json, "validate_only", ("/",)))
-        if not ways:
+            options.append(EnforcementOption(any_json, "validate_only", ("/",)))
+        if not options:
             reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
-        return GrammarRoute(spec, tuple(ways), param)
+        return GrammarRoute(spec, tuple(options), param)
 
     def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarOption | None:
         """Return the step of the last way, by the first backend that enforces it in full: there are few of those."""
@@ -312,7 +314,7 @@ def _any_of(types: tuple[str, ...]) -> str:
     return json.dumps({"type": list(types)})
 
 
-def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
+def not_strict(param: str, found: Sequence[RelaxedSpec]) -> RequestError:
     """Word the refusal of a strict schema, by the backend that would come nearest."""
     best = min(found, key=lambda item: (bool(item.reason), len(item.ignored) + len(item.annotations)))
     places = [*best.ignored, *best.annotations]
@@ -322,16 +324,16 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
     return RequestError(text, param=param, code="unsupported_grammar")
 
 
-def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> EnforcementOption:
+def _option(name: str, item: RelaxedSpec, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
-    step = option_of(name, spec, item.source, weaken=weaken, unique=item.unique)
+    step = option_of(name, spec, item.source, relax_schema=relax_schema, unique=item.unique)
     return EnforcementOption(step, enforcement, item.ignored or item.annotations, item.normal, item.watched)
 
 
-def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, weaken: bool = False) -> EnforcementOption:
+def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
     """Return a way of a backend that the engine asks what it enforces; what is missing comes back as left out."""
-    return EnforcementOption(option_of(name, spec, weaken=weaken, unasked=True), "full", (), normal)
+    return EnforcementOption(option_of(name, spec, relax_schema=relax_schema, unasked=True), "full", (), normal)
 
 
-def _weakening(step: GrammarOption) -> GrammarOption:
-    return msgspec.structs.replace(step, weaken=True)
+def _relaxing(step: GrammarOption) -> GrammarOption:
+    return msgspec.structs.replace(step, relax_schema=True)

@@ -19,7 +19,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
-from dovetail.grammar.spec.negotiation import Weakened, weakened
+from dovetail.grammar.spec.negotiation import RelaxedSpec, relaxed
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute, GrammarRouter, ToolSchema, not_strict
 from dovetail.grammar.spec.unique.tags import Watched
@@ -46,7 +46,7 @@ class ToolPlaces:
     """
 
     starts: Mapping[str, tuple[int, str]]
-    tools: Mapping[int, tuple[str, Weakened]]
+    tools: Mapping[int, tuple[str, RelaxedSpec]]
 
     def found(self, pointer: str) -> tuple[int, str] | None:
         """Return the tool's number and the place in its schema as it was given; None where that is not known."""
@@ -92,23 +92,23 @@ class ToolRouter:
         for each in schemas:
             check_schema(each.source, self._param, each.name)
         able = self._router.able(Kind.STRUCTURAL, self._param)
-        ways, reasons = [], []
+        options, reasons = [], []
         for name, backend in able:
-            found = self._way(name, backend, tools, schemas, choice, parallel=parallel)
+            found = self._option(name, backend, tools, schemas, choice, parallel=parallel)
             if isinstance(found, str):
                 reasons.append(f"{name}: {found}")
             else:
-                ways.append(found)
-        if not ways:
+                options.append(found)
+        if not options:
             text = f"{self._param} cannot be enforced: {'; '.join(reasons)}"
             raise RequestError(text, param=self._param, code="unsupported_grammar")
-        ways.sort(key=lambda way: len(way.ignored))
-        judged = [] if self._router.enforced_only else ways[:1]
-        ways += [self._free(way, tools, choice, parallel=parallel) for way in judged]
-        spec = GrammarSpec(kind=Kind.STRUCTURAL, source=ways[0].step.source)
-        return GrammarRoute(spec, tuple(ways), self._param, tuple(schemas))
+        options.sort(key=lambda option: len(option.ignored))
+        judged = [] if self._router.enforced_only else options[:1]
+        options += [self._free(option, tools, choice, parallel=parallel) for option in judged]
+        spec = GrammarSpec(kind=Kind.STRUCTURAL, source=options[0].step.source)
+        return GrammarRoute(spec, tuple(options), self._param, tuple(schemas))
 
-    def _way(
+    def _option(
         self,
         name: str,
         backend: GrammarBackend,
@@ -120,10 +120,10 @@ class ToolRouter:
     ) -> EnforcementOption | str:
         """Return one backend's way, or why there is none."""
         numbers = {each.name: number for number, each in enumerate(schemas)}
-        weak: dict[int, tuple[str, Weakened]] = {}
+        weak: dict[int, tuple[str, RelaxedSpec]] = {}
         for number, each in enumerate(schemas):
             normal = normalize(json.loads(each.source), is_taken_apart=True)
-            item = weakened(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
+            item = relaxed(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
             if item.reason or not isinstance(item.schema, dict):
                 if self._router.enforced_only:
                     return f"of the parameters of the tool {each.name!r} nothing can be enforced: {item.reason}"
@@ -154,14 +154,16 @@ class ToolRouter:
                 )
             ignored += [place + at for at in dict.fromkeys(lost)]
         ignored += [at for at in support.ignored if at not in tags.mended and places.found(at) is None]
-        step = option_of(name, spec, tags.source(root), weaken=True, unique=tags.unique)
+        step = option_of(name, spec, tags.source(root), relax_schema=True, unique=tags.unique)
         watched = tuple(map(places.place, tags.mended))
         return EnforcementOption(step, "approximate" if ignored else "full", tuple(ignored), places, watched)
 
-    def _free(self, way: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> EnforcementOption:
+    def _free(
+        self, option: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool
+    ) -> EnforcementOption:
         """Return a way in which the arguments are any object."""
         free = [_function(tool, {"type": "object"}) for tool in tools]
-        step = option_of(way.step.backend, self._checked(free, choice, parallel))
+        step = option_of(option.step.backend, self._checked(free, choice, parallel))
         return EnforcementOption(
             step, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
         )
@@ -209,7 +211,7 @@ def join(
     # Where the one and the other begin cannot be told: what is watched over in either is not, and named.
     ignored = (*text.ignored, *text.watched, *calls.ignored, *calls.watched)
     is_full = text.enforcement == calls.enforcement == "full" and not (text.watched or calls.watched)
-    step = option_of(calls.step.backend, joined, weaken=True)
+    step = option_of(calls.step.backend, joined, relax_schema=True)
     return EnforcementOption(step, "full" if is_full else "approximate", ignored)
 
 
@@ -224,7 +226,7 @@ def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:
     return None
 
 
-def _noted(tool: Tool, number: int | None, weak: Mapping[int, tuple[str, Weakened]]) -> Tool:
+def _noted(tool: Tool, number: int | None, weak: Mapping[int, tuple[str, RelaxedSpec]]) -> Tool:
     """Return a tool with its weakened schema, in which each part that a format may take has its place as a comment."""
     if number is None:
         return tool

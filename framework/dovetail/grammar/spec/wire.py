@@ -60,7 +60,7 @@ class ChildReply(msgspec.Struct, frozen=True, kw_only=True):
     load_bytes: int = 0
     error: str | None = None
     code: str | None = None
-    verdicts: list[bool | None] = []
+    validities: list[bool | None] = []
 
 
 def time_left(job: ChildJob | ChildCheck) -> float:
@@ -87,7 +87,7 @@ def option_of(
     spec: GrammarSpec,
     source: str | None = None,
     *,
-    weaken: bool = False,
+    relax_schema: bool = False,
     unique: str = "",
     unasked: bool = False,
 ) -> GrammarOption:
@@ -98,7 +98,7 @@ def option_of(
         source=spec.source if source is None else source,
         max_whitespace=spec.max_whitespace,
         whitespace=spec.whitespace,
-        weaken=weaken,
+        relax_schema=relax_schema,
         unique=unique,
         unasked=unasked,
     )

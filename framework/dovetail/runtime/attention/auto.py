@@ -158,11 +158,11 @@ class Auto:
     def _measured(self, measuring: Measuring, loaded: dict[str, Backend], reasons: dict[str, str]) -> Picked:
         """Return what figures of an earlier start say, or find out who serves, and measure. Adds to the reasons."""
         digest = self._digest(loaded)
-        figures = remembered(measuring.folder, digest, list(loaded))
-        if figures is not None:
-            taken = {figures.fastest(use) for use in USES}  # the others are not even made
+        measured_times = remembered(measuring.folder, digest, list(loaded))
+        if measured_times is not None:
+            taken = {measured_times.fastest(use) for use in USES}  # the others are not even made
             if not any(self._why_not(loaded[name]) for name in taken):
-                return self._by(figures, loaded, reasons)
+                return self._by(measured_times, loaded, reasons)
         serving: dict[str, Backend] = {}
         for name, backend in loaded.items():
             default = next(iter(serving.values()), backend)
@@ -179,9 +179,9 @@ class Auto:
             return Picked(serving[first], (first, first))
         wanted = self.wanted
         world = MeasuredLayers(wanted.config, wanted.device, wanted.dtype, wanted.page_size, measuring.kernels)
-        figures = measure(serving, world, measuring, digest)
-        remember(measuring.folder, digest, figures)
-        return self._by(figures, serving, reasons)
+        measured_times = measure(serving, world, measuring, digest)
+        remember(measuring.folder, digest, measured_times)
+        return self._by(measured_times, serving, reasons)
 
     def _why_not(self, backend: Backend) -> str | None:
         return self.wanted.why_not(backend) or self.wanted.why_not_made(backend)
@@ -195,25 +195,25 @@ class Auto:
             "else is installed; --device, --dtype or --page-size may help"
         )
 
-    def _by(self, figures: AttentionTimes, classes: Mapping[str, Backend], reasons: dict[str, str]) -> Picked:
+    def _by(self, measured_times: AttentionTimes, classes: Mapping[str, Backend], reasons: dict[str, str]) -> Picked:
         """Return what figures say is fastest, the default where nothing ran; adds to the reasons."""
-        reasons |= figures.failed
-        if not figures.times:
+        reasons |= measured_times.failed
+        if not measured_times.times:
             first = next(iter(classes))
             return Picked(classes[first], (first, first))
-        names = figures.fastest("prefill"), figures.fastest("decode")
-        for name in figures.times.keys() - set(names):
+        names = measured_times.fastest("prefill"), measured_times.fastest("decode")
+        for name in measured_times.times.keys() - set(names):
             taken = zip(USES, names, strict=True)
-            ratios = [figures.ratio(name, use) / figures.ratio(best, use) for use, best in taken]
+            ratios = [measured_times.ratio(name, use) / measured_times.ratio(best, use) for use, best in taken]
             reasons[name] = f"takes {ratios[0]:.2f} times as long for prompts, {ratios[1]:.2f} for decode rows"
         if names[0] == names[1]:
-            return Picked(classes[names[0]], names, str(figures))
+            return Picked(classes[names[0]], names, str(measured_times))
         both = hybrid(classes[names[0]], classes[names[1]], names)
         if (reason := self._why_not(both)) is None:
-            return Picked(both, names, str(figures))
-        default = next(iter(figures.times))
+            return Picked(both, names, str(measured_times))
+        default = next(iter(measured_times.times))
         reasons |= {name: f"{'+'.join(names)}: {reason}" for name in names if name != default}
-        return Picked(classes[default], (default, default), str(figures))
+        return Picked(classes[default], (default, default), str(measured_times))
 
     def _digest(self, loaded: Mapping[str, Backend]) -> str:
         """Return a name for all that figures depend on."""

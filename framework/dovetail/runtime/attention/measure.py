@@ -171,25 +171,27 @@ def measure(
 def _measure(
     candidates: Mapping[str, Backend], group: MeasuredLayers, measuring: Measuring, digest: str
 ) -> AttentionTimes:
-    figures = AttentionTimes({})
+    measured_times = AttentionTimes({})
     rehearsals = [group.rehearsal(backend, step) for backend in candidates.values() for step in STEPS]
     measuring.compile_all(digest, rehearsals)
     for name, backend in candidates.items():
         try:
             times = [group.seconds(backend, step, measuring.clock) for step in STEPS]
-            default = candidates[next(iter(figures.times), name)]
+            default = candidates[next(iter(measured_times.times), name)]
             apart = {str(step): group.apart(backend, default, step) for step in ALIKE_STEPS if backend is not default}
         except Exception as error:  # a stranger's backend may raise anything; the others serve all the same
             logger.debug("measuring %s failed", name, exc_info=True)
-            figures.is_lasting &= not isinstance(error, torch.OutOfMemoryError)
-            figures.failed[name] = f"it could not be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+            measured_times.is_lasting &= not isinstance(error, torch.OutOfMemoryError)
+            measured_times.failed[name] = (
+                f"it could not be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+            )
             continue
         if wrong := [f"{step} by {most:.2g}" for step, most in apart.items() if not most < ALIKE]:
-            figures.failed[name] = f"its result differs from the default's for {' and '.join(wrong)}"
+            measured_times.failed[name] = f"its result differs from the default's for {' and '.join(wrong)}"
         else:
-            figures.times[name] = times
+            measured_times.times[name] = times
     group.release()
-    return figures
+    return measured_times
 
 
 class MeasuredLayers:
@@ -335,14 +337,14 @@ def remembered(folder: Path | None, digest: str, candidates: Sequence[str]) -> A
     )
 
 
-def remember(folder: Path | None, digest: str, figures: AttentionTimes) -> None:
+def remember(folder: Path | None, digest: str, measured_times: AttentionTimes) -> None:
     """Keep figures for later starts, where a folder can be written."""
-    if folder is None or not figures.times or not figures.is_lasting:
+    if folder is None or not measured_times.times or not measured_times.is_lasting:
         return
     with contextlib.suppress(OSError):  # then the next start measures again
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            json.dump({"times": figures.times, "failed": figures.failed}, file)
+            json.dump({"times": measured_times.times, "failed": measured_times.failed}, file)
         os.replace(file.name, _file(folder, digest))
 
 

@@ -195,8 +195,8 @@ def _reason(where: str, revision: str | None, error: Exception) -> str:
     status = _status(error)
     if status in (401, 403):
         return f"{where}: {at} answers {status}; set HF_TOKEN to a token that may read it, {local}"
-    told = " ".join(str(error).split())[:300] or type(error).__name__
-    return f"{where}: cannot be fetched from {at}: {told}; start again, what has come is kept, {local}"
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return f"{where}: cannot be fetched from {at}: {reason}; start again, what has come is kept, {local}"
 
 
 def _status(error: BaseException | None) -> int | None:

@@ -136,7 +136,7 @@ class KernelBinder:
                 continue
             taken = [_common(rows, claim.rows) for rows in free]
             if not any(taken):
-                self._refuse_rivals(one, ask, served)
+                self._refuse_conflicts(one, ask, served)
                 others.append((one.name, "others before it serve all of its rows"))
                 continue
             kernel = self._make(one, ask)
@@ -154,7 +154,7 @@ class KernelBinder:
             return served[0][3]
         return Bands([first for first, *_ in served[1:]], [kernel for *_, kernel in served])
 
-    def _refuse_rivals(self, one: LoadedSet, ask: Ask, served: Sequence[tuple[int, int, str, Kernel]]) -> None:
+    def _refuse_conflicts(self, one: LoadedSet, ask: Ask, served: Sequence[tuple[int, int, str, Kernel]]) -> None:
         """Refuse two sets of which only the user can say which goes first."""
         if not one.is_named:
             names = ", ".join(dict.fromkeys(name for _, _, name, _ in served))

@@ -507,12 +507,12 @@ def _with_context(settings: EngineSettings, plan: MemoryPlan) -> MemoryPlan:
 
 def _does_not_fit(plan: MemoryPlan) -> str:
     device = plan.device
-    ways = "stop what else runs there, or use a smaller model"
-    ways += ", or more GPUs (--tensor-parallel-size)" if device.kind != "cpu" else ""
-    ways += ", or --dtype bfloat16" if plan.dtype == "float32" else ""
+    remedies = "stop what else runs there, or use a smaller model"
+    remedies += ", or more GPUs (--tensor-parallel-size)" if device.kind != "cpu" else ""
+    remedies += ", or --dtype bfloat16" if plan.dtype == "float32" else ""
     return (
         f"the model does not fit on {device.name}: its weights take {gib(plan.weight_bytes)} in {plan.dtype}, and "
-        f"{gib(device.free)} of {gib(device.total)} are free; {ways}"
+        f"{gib(device.free)} of {gib(device.total)} are free; {remedies}"
     )
 
 

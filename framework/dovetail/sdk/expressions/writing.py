@@ -19,7 +19,7 @@ MAX_WRITTEN = 6000
 _START, _END = -1, -2
 
 
-class _Way:
+class _Edge:
     """From one state to another: some characters, or an expression; `is_optional`: or no text at all."""
 
     __slots__ = ("body", "chars", "is_optional", "text")
@@ -86,36 +86,36 @@ def write(automaton: Automaton, classes: Row[Chars], without: Chars) -> str | No
     return text
 
 
-def _ways(automaton: Automaton, classes: Row[Chars], without: Chars) -> dict[tuple[int, int], _Way]:
+def _ways(automaton: Automaton, classes: Row[Chars], without: Chars) -> dict[tuple[int, int], _Edge]:
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for state, row in enumerate(automaton.after):
         for members, follower in zip(classes, row, strict=True):
             found.setdefault((state, follower), []).extend(members)
     kept = ((pair, usual(union(ranges), without)) for pair, ranges in found.items())
-    ways = {pair: _Way(chars) for pair, chars in kept if chars}
+    edges = {pair: _Edge(chars) for pair, chars in kept if chars}
     alive = {state for state, accepting in enumerate(automaton.accepting) if accepting}
-    while more := {state for state, follower in ways if follower in alive} - alive:
+    while more := {state for state, follower in edges if follower in alive} - alive:
         alive |= more
-    ways = {pair: way for pair, way in ways.items() if alive.issuperset(pair)}
-    ends = {(state, _END): _Way(is_optional=True) for state in alive if automaton.accepting[state]}
-    return ways | ends | ({(_START, 0): _Way(is_optional=True)} if 0 in alive else {})
+    edges = {pair: edge for pair, edge in edges.items() if alive.issuperset(pair)}
+    ends = {(state, _END): _Edge(is_optional=True) for state in alive if automaton.accepting[state]}
+    return edges | ends | ({(_START, 0): _Edge(is_optional=True)} if 0 in alive else {})
 
 
 class _Graph:
     """States, and the ways between them."""
 
-    def __init__(self, ways: Mapping[tuple[int, int], _Way]) -> None:
-        self.inside: dict[int, dict[int, _Way]] = {}
-        self.outside: dict[int, dict[int, _Way]] = {}
+    def __init__(self, edges: Mapping[tuple[int, int], _Edge]) -> None:
+        self.inside: dict[int, dict[int, _Edge]] = {}
+        self.outside: dict[int, dict[int, _Edge]] = {}
         self.size = 0
         self._weights: dict[int, int] = {}
-        for (one, two), way in ways.items():
-            self._put(one, two, way)
+        for (one, two), edge in edges.items():
+            self._put(one, two, edge)
         self.states = (self.inside.keys() | self.outside.keys()) - {_START, _END}
 
-    def _put(self, one: int, two: int, way: _Way) -> None:
+    def _put(self, one: int, two: int, edge: _Edge) -> None:
         known = self.outside.setdefault(one, {}).get(two)
-        made = way if known is None else _either(known, way)
+        made = edge if known is None else _either(known, edge)
         self.outside[one][two] = self.inside.setdefault(two, {})[one] = made
         self.size += len(made.text) - (len(known.text) if known is not None else 0)
         for state in (one, two):
@@ -126,8 +126,8 @@ class _Graph:
         known = self._weights.get(state)
         if known is None:
             sizes = [
-                [len(way.body) for other, way in ways.get(state, {}).items() if other != state]
-                for ways in (self.inside, self.outside)
+                [len(edge.body) for other, edge in edges.get(state, {}).items() if other != state]
+                for edges in (self.inside, self.outside)
             ]
             into, out = map(len, sizes)
             own = self.outside.get(state, {}).get(state)
@@ -142,7 +142,7 @@ class _Graph:
         inside, outside = self.inside.pop(state, {}), self.outside.pop(state, {})
         own = outside.pop(state, None)
         inside.pop(state, None)
-        self.size -= sum(len(way.text) for way in (*inside.values(), *outside.values()))
+        self.size -= sum(len(edge.text) for edge in (*inside.values(), *outside.values()))
         for one in inside:
             del self.outside[one][state]
         for two in outside:
@@ -152,19 +152,19 @@ class _Graph:
                 self._put(one, two, _joined(first, own.repeated() if own is not None else "", second))
 
 
-def _joined(first: _Way, loop: str, second: _Way) -> _Way:
+def _joined(first: _Edge, loop: str, second: _Edge) -> _Edge:
     if not first.body and not loop:
         return second
     if not second.body and not loop:
         return first
     text = "".join((first.grouped(), loop, second.grouped()))
-    return _Way(text=text) if text else _Way(is_optional=True)
+    return _Edge(text=text) if text else _Edge(is_optional=True)
 
 
-def _either(first: _Way, second: _Way) -> _Way:
+def _either(first: _Edge, second: _Edge) -> _Edge:
     texts = list(dict.fromkeys(text for text in (first.text, second.text) if text))
     chars = union((*first.chars, *second.chars))
-    return _Way(chars, "|".join(texts), is_optional=first.is_optional or second.is_optional)
+    return _Edge(chars, "|".join(texts), is_optional=first.is_optional or second.is_optional)
 
 
 def text_of(tree: Tree, without: Chars) -> str:

@@ -159,12 +159,12 @@ def keyword_arguments(tool: Tool) -> Node:
 def _in_ways(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str = "") -> Node:
     """Describe arguments in each way in which the schema lets them stand together, with something between them."""
     nodes = []
-    for way in presences(schema)[0]:
-        some = {name: node for name, node in items.items() if name not in way.absent}
+    for option in presences(schema)[0]:
+        some = {name: node for name, node in items.items() if name not in option.absent}
         if comma:
-            nodes.append(_joined(some, way.required, comma))
+            nodes.append(_joined(some, option.required, comma))
         else:
-            parts = [node if name in way.required else optional(node) for name, node in some.items()]
+            parts = [node if name in option.required else optional(node) for name, node in some.items()]
             nodes.append(sequence(*parts) if parts else NOTHING)
     return nodes[0] if len(nodes) == 1 else {"type": "or", "elements": nodes}
 
@@ -180,8 +180,8 @@ def _joined(items: Mapping[str, Node], needed: Set[str], comma: str) -> Node:
     if required:
         first, *more = required
         return sequence(items[first], *(sequence(text(comma), items[name]) for name in more), *rest(others))
-    ways = [sequence(items[name], *rest(others[at + 1 :])) for at, name in enumerate(others)]
-    return {"type": "or", "elements": [*ways, NOTHING]}
+    options = [sequence(items[name], *rest(others[at + 1 :])) for at, name in enumerate(others)]
+    return {"type": "or", "elements": [*options, NOTHING]}
 
 
 def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
@@ -191,10 +191,10 @@ def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
     for name, declared in _properties(schema).items():
         _check_name(tool, name, is_read=_BARE.fullmatch(name) is not None)
         found = tagged_value(declared, schema, (quote, section_end), is_quoted=True)
-        ways: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
+        options: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
         if found.string is not None:
-            ways.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
-        items[name] = ways[0] if len(ways) == 1 else {"type": "or", "elements": ways}
+            options.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
+        items[name] = options[0] if len(options) == 1 else {"type": "or", "elements": options}
     return _in_ways(items, schema, ",")
 
 

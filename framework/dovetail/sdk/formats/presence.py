@@ -27,19 +27,19 @@ def presences(schema: Mapping[str, Any]) -> tuple[Sequence[Presence], frozenset[
     """Return the ways of a call's arguments, and the places in its schema of which they keep all that is said."""
     declared = schema.get("properties") or {}
     absent = frozenset(name for name, part in declared.items() if part is False)
-    ways = [Presence(frozenset(schema.get("required", ())), absent)]
-    held = {f"/properties/{name}" for name in absent - ways[0].required}
+    options = [Presence(frozenset(schema.get("required", ())), absent)]
+    held = {f"/properties/{name}" for name in absent - options[0].required}
     parts = [(f"/allOf/{i}", part) for i, part in enumerate(schema.get("allOf", ()))]
     if "anyOf" in schema:
         parts.append(("/anyOf", {"anyOf": schema["anyOf"]}))
     for place, part in parts:
         found = _ways_of(part)
-        both = [] if found is None else _both(ways, found)
-        both = [way for way in both if way.required <= declared.keys() | ways[0].required]
+        both = [] if found is None else _both(options, found)
+        both = [option for option in both if option.required <= declared.keys() | options[0].required]
         if 0 < len(both) <= MAX_WAYS:
-            ways = both
+            options = both
             held.add(place)
-    return ways, frozenset(held)
+    return options, frozenset(held)
 
 
 def _ways_of(part: Any) -> list[Presence] | None:
@@ -52,10 +52,10 @@ def _ways_of(part: Any) -> list[Presence] | None:
     if any(declared not in (True, False, {}) for declared in properties.values()):
         return None
     absent = frozenset(name for name, declared in properties.items() if declared is False)
-    ways: list[Presence] | None = [Presence(frozenset(part.get("required", ())), absent)]
+    options: list[Presence] | None = [Presence(frozenset(part.get("required", ())), absent)]
     for member in part.get("allOf", ()):
         more = _ways_of(member)
-        ways = None if ways is None or more is None else _both(ways, more)
+        options = None if options is None or more is None else _both(options, more)
     if "anyOf" in part:
         any_of: list[Presence] = []
         for member in part["anyOf"]:
@@ -63,16 +63,18 @@ def _ways_of(part: Any) -> list[Presence] | None:
             if more is None or len(any_of) + len(more) > MAX_WAYS:
                 return None
             any_of += more
-        ways = None if ways is None else _both(ways, any_of)
-    return None if ways is None or len(ways) > MAX_WAYS else ways
+        options = None if options is None else _both(options, any_of)
+    return None if options is None or len(options) > MAX_WAYS else options
 
 
-def _both(ways: Iterable[Presence], more: Sequence[Presence]) -> list[Presence]:
+def _both(options: Iterable[Presence], more: Sequence[Presence]) -> list[Presence]:
     """Return the ways in which both hold, without those that another one contains."""
-    both = [Presence(one.required | two.required, one.absent | two.absent) for one in ways for two in more]
-    both = [way for way in dict.fromkeys(both) if not way.required & way.absent]
+    both = [Presence(one.required | two.required, one.absent | two.absent) for one in options for two in more]
+    both = [option for option in dict.fromkeys(both) if not option.required & option.absent]
     return [
-        way
-        for way in both
-        if not any(way != other and other.required <= way.required and other.absent <= way.absent for other in both)
+        option
+        for option in both
+        if not any(
+            option != other and other.required <= option.required and other.absent <= option.absent for other in both
+        )
     ]

@@ -87,11 +87,11 @@ _PART = "[0-9A-Fa-f]{1,4}"
 def _v6() -> str:
     """Eight parts, of which two colons may leave some out, and of which an IPv4 address may be the last two."""
     last = f"(?:{_PART}:{_PART}|{_V4})"
-    ways = [f"(?:{_PART}:){{6}}{last}", f"(?:(?:{_PART}:){{0,6}}{_PART})?::"]
+    options = [f"(?:{_PART}:){{6}}{last}", f"(?:(?:{_PART}:){{0,6}}{_PART})?::"]
     for num in range(7):
         before = f"(?:(?:{_PART}:){{0,{5 - num}}}{_PART})?" if num < 6 else ""
-        ways.append(f"{before}::" + (f"(?:{_PART}:){{{num - 1}}}{last}" if num else _PART))
-    return "|".join(ways)
+        options.append(f"{before}::" + (f"(?:{_PART}:){{{num - 1}}}{last}" if num else _PART))
+    return "|".join(options)
 
 
 _PERIOD = "(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"

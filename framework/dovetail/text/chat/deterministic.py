@@ -30,11 +30,11 @@ class RenderState:
         self.chance = random.Random(self._seed)
 
 
-_CURRENT: ContextVar[RenderState | None] = ContextVar("moment", default=None)
+_CURRENT: ContextVar[RenderState | None] = ContextVar("render_state", default=None)
 
 
 @contextmanager
-def one_moment() -> Iterator[None]:
+def frozen_render() -> Iterator[None]:
     """Render at one moment, within: the moment of now, or of an outer block."""
     token = _CURRENT.set(_CURRENT.get() or RenderState())
     try:
@@ -45,8 +45,8 @@ def one_moment() -> Iterator[None]:
 
 def begin_render() -> None:
     """Draw the same lots as the other renders of this moment."""
-    if (moment := _CURRENT.get()) is not None:
-        moment.restart()
+    if (render_state := _CURRENT.get()) is not None:
+        render_state.restart()
 
 
 def strftime_now(pattern: str) -> str:

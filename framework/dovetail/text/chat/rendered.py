@@ -13,7 +13,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import SampleReply, WrittenReply
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import UNIT
-from dovetail.text.chat.deterministic import one_moment
+from dovetail.text.chat.deterministic import frozen_render
 
 QUESTION = {"role": "user", "content": "dovetail question"}
 
@@ -60,7 +60,7 @@ def written(render: Callable[..., RenderedChat], message: str, tools: str, switc
     """
     reply, given = json.loads(message), {"tools": json.loads(tools), "template_kwargs": json.loads(switches)}
     try:
-        with one_moment():
+        with frozen_render():
             prompt = render([QUESTION], **given)
             whole = render([QUESTION, reply], **given, add_generation_prompt=False).text
     except RequestError:

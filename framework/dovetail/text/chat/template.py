@@ -15,7 +15,7 @@ from dovetail.contracts.output import SampleReply, WrittenReply
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import tools_of
 from dovetail.text.chat.budget import FULL, INLINE, PROBE, RenderLimits, TemplateLimitError
-from dovetail.text.chat.deterministic import begin_render, one_moment
+from dovetail.text.chat.deterministic import begin_render, frozen_render
 from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
 from dovetail.text.chat.rendered import RenderedChat, message_of, written
 from dovetail.text.chat.sandbox import ChatEnvironment
@@ -176,7 +176,7 @@ class ChatTemplate:
             "documents": [*documents] if documents else None,
         }
         template = self._pick(bool(tools))
-        with one_moment(), self._environment.budget.bounded(self.limits, len(messages)):
+        with frozen_render(), self._environment.budget.bounded(self.limits, len(messages)):
             if continue_final_message:
                 return self._render_continued(template, context, template_kwargs or {})
             text = self._render(template, context, add_generation_prompt=add_generation_prompt is not False)

@@ -37,7 +37,7 @@ from dovetail.plugins.time_limit import time_limit
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.reply_markers import reply_markers
 from dovetail.sdk.formats.samples import CALLED, SWITCHES, THOUGHTS, TWICE, reads_all, shown_text, tools_of
-from dovetail.text.chat.deterministic import one_moment
+from dovetail.text.chat.deterministic import frozen_render
 from dovetail.text.chat.rendered import QUESTION
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.formats import fit_reasoning, fit_tools
@@ -250,7 +250,7 @@ def _is_taught(plugin: Any, template: ChatTemplate) -> bool:
     tools = tools_of((TWICE,)) or []
     section = plugin.extend(FormatSpec(), tools).tools
     try:
-        with one_moment():
+        with frozen_render():
             told, plain = (template.render([QUESTION], tools=each).text for each in (tools, None))
     except RequestError:
         return False

@@ -74,15 +74,15 @@ class BlockNames:
 
     def translate(self, events: Sequence[CacheEvent]) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         """Return events in vLLM's words; pages of which nothing is known, for events were lost, are left out."""
-        told: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+        new_events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
         for event in events:
             if event.token_ids is None:
                 gone = [self._hashes.pop(page) for page in event.pages if page in self._hashes]
                 if gone:
-                    told.append(BlockRemoved(block_hashes=gone, medium=MEDIUM))
+                    new_events.append(BlockRemoved(block_hashes=gone, medium=MEDIUM))
             elif event.parent is None or event.parent in self._hashes:
-                told.append(self._stored(event, event.token_ids))
-        return told
+                new_events.append(self._stored(event, event.token_ids))
+        return new_events
 
     def _stored(self, event: CacheEvent, token_ids: list[int]) -> BlockStored:
         parent = None if event.parent is None else self._hashes[event.parent]

@@ -23,11 +23,11 @@ from dovetail_server.apis.chat.schema import (
 from dovetail_server.apis.custom import custom_input
 from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.logprobs import prompt_logprobs
-from dovetail_server.apis.parts import DONE, end_rider, error_event, head_of, is_cut_by_context, usage_of
+from dovetail_server.apis.parts import DONE, end_fields, error_event, head_of, is_cut_by_context, usage_of
 from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
-NO_RIDERS = b"null", b""
+NO_FIELDS = b"null", b""
 
 
 class ChatWriter(Writer):
@@ -55,7 +55,7 @@ class ChatWriter(Writer):
         )
         self._customs = CustomChunks(wishes["customs"]) if "customs" in wishes else None
         self._rows: list[list[TokenLogprob]] = [[] for _ in reply.choices]
-        self._riders = [Riders() for _ in reply.choices] if self._has_rows or self._has_ids else []
+        self._pending_fields = [PendingFields() for _ in reply.choices] if self._has_rows or self._has_ids else []
 
     def open(self) -> bytes:
         """Return the role chunk of every choice; the first carries what is told of the whole request."""
@@ -76,8 +76,8 @@ class ChatWriter(Writer):
             choice, at = step.choice, step.choice.index
             if self.reply.is_kept:
                 self._rows[at] += step.visible
-            if self._riders:
-                self._riders[at].add(step)
+            if self._pending_fields:
+                self._pending_fields[at].add(step)
             for event in step.events:
                 if hides and isinstance(event, ReasoningDelta):
                     continue
@@ -85,11 +85,11 @@ class ChatWriter(Writer):
                 if inside is None:
                     inside = self._chunks.inside(event)
                 if inside:
-                    riders = self._ridden(choice) if self._riders else NO_RIDERS
-                    parts.append(self._chunks.delta(at, inside, *riders, usage))
+                    pending_fields = self._take_pending_fields(choice) if self._pending_fields else NO_FIELDS
+                    parts.append(self._chunks.delta(at, inside, *pending_fields, usage))
             if step.is_last:
-                rows, extra = self._ridden(choice) if self._riders else NO_RIDERS
-                extra += end_rider(choice)
+                rows, extra = self._take_pending_fields(choice) if self._pending_fields else NO_FIELDS
+                extra += end_fields(choice)
                 parts.append(self._chunks.finish(at, self._reason(choice), choice.matched_stop, rows, extra, usage))
         return b"".join(parts)
 
@@ -154,9 +154,9 @@ class ChatWriter(Writer):
     def _logprobs(self, choice: ChoiceView, rows: Sequence[TokenLogprob]) -> ChatLogprobs:
         return ChatLogprobs(chat_logprobs(rows, choice.num_top, self.reply.tokenizer, as_ids=self._names_ids))
 
-    def _ridden(self, choice: ChoiceView) -> tuple[bytes, bytes]:
+    def _take_pending_fields(self, choice: ChoiceView) -> tuple[bytes, bytes]:
         """Return `logprobs` and the token ids gathered since the last chunk of a choice."""
-        rows, ids = self._riders[choice.index].pop()
+        rows, ids = self._pending_fields[choice.index].pop()
         logprobs = encode(self._logprobs(choice, rows)) if self._has_rows and rows else b"null"
         return logprobs, b',"token_ids":' + encode(ids) if self._has_ids else b""
 
@@ -166,7 +166,7 @@ class ChatWriter(Writer):
         return "function_call" if self._is_legacy and reason == "tool_calls" else reason
 
 
-class Riders:
+class PendingFields:
     """What has come for tokens of a choice, and waits for the next chunk."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, Wri
 from dovetail_server.apis.completions.logprobs import CompletionRows
 from dovetail_server.apis.completions.schema import Completion, CompletionChoice, CompletionLogprobs
 from dovetail_server.apis.logprobs import prompt_logprobs
-from dovetail_server.apis.parts import DONE, end_rider, error_event, head_of, is_cut_by_context, usage_of
+from dovetail_server.apis.parts import DONE, end_fields, error_event, head_of, is_cut_by_context, usage_of
 from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
@@ -134,17 +134,17 @@ class ChoiceFold:
         text, result = self.take(step), []
         index = b'{"index":%d,"text":' % self.choice.index
         if text:
-            result.append(index + encode(text) + self._riders() + b',"finish_reason":null}')
+            result.append(index + encode(text) + self._pending_fields() + b',"finish_reason":null}')
         if step.is_last:
             reason, matched = encode(self.choice.finish_reason), encode(self.choice.matched_stop)
             end = b',"finish_reason":' + reason + b',"matched_stop":' + matched + b"}"
-            result.append(index + b'""' + self._riders() + end_rider(self.choice) + end)
+            result.append(index + b'""' + self._pending_fields() + end_fields(self.choice) + end)
         return result
 
     def _logprobs(self) -> CompletionLogprobs | None:
         return None if self._rows is None else self._rows.pop()
 
-    def _riders(self) -> bytes:
+    def _pending_fields(self) -> bytes:
         """Return `logprobs` and token ids gathered since the last chunk."""
         logprobs = b',"logprobs":' + encode(self._logprobs())
         ids, self._ids = self._ids, []

@@ -282,8 +282,8 @@ def result_of(raw: bytes) -> bytes:
         return _written(line.custom_id, {"type": "succeeded", "message": line.response.body})
     detail = decode_error(line.response.body).error
     status = status_of(line.response.status_code, detail.code)
-    told = error_body(status, detail, line.response.request_id)
-    return _written(line.custom_id, {"type": "errored", "error": told})
+    error_reply = error_body(status, detail, line.response.request_id)
+    return _written(line.custom_id, {"type": "errored", "error": error_reply})
 
 
 def results_of(lines: Sequence[bytes]) -> bytes:

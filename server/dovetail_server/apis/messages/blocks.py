@@ -39,56 +39,58 @@ class BlockBuilder:
 
     def take(self, events: Sequence[Event]) -> Events:
         """Take what a step brought, and return the stream's events."""
-        told: Events = []
+        new_events: Events = []
         for event in events:
             if isinstance(event, ContentDelta | Malformed):
-                self._text(event.text, told)
+                self._text(event.text, new_events)
             elif isinstance(event, ReasoningDelta):
-                self._think(event.text, told)
+                self._think(event.text, new_events)
             elif isinstance(event, ToolStart):
-                self._close(told)
-                self._calls[event.index] = self._begin(ToolUseOutput(id=event.id, name=event.name, input={}), told)
+                self._close(new_events)
+                self._calls[event.index] = self._begin(
+                    ToolUseOutput(id=event.id, name=event.name, input={}), new_events
+                )
             elif isinstance(event, ToolArgs):
                 call = self._calls[event.index]
                 call.pieces.append(event.json)
-                told.append(delta(call, "input_json_delta", "partial_json", event.json))
+                new_events.append(delta(call, "input_json_delta", "partial_json", event.json))
             elif isinstance(event, ToolEnd) and event.index in self._calls:
-                self._end_call(self._calls.pop(event.index), told)
-        return told
+                self._end_call(self._calls.pop(event.index), new_events)
+        return new_events
 
     def finish(self) -> Events:
         """End what is open."""
-        told: Events = []
+        new_events: Events = []
         for call in self._calls.values():
-            self._end_call(call, told)
+            self._end_call(call, new_events)
         self._calls.clear()
-        self._close(told)
-        return told
+        self._close(new_events)
+        return new_events
 
-    def _begin(self, block: TextOutput | ThinkingOutput | ToolUseOutput, told: Events) -> Open:
+    def _begin(self, block: TextOutput | ThinkingOutput | ToolUseOutput, new_events: Events) -> Open:
         self.blocks.append(block)
         opened = Open(len(self.blocks) - 1, block)
-        told.append({"type": "content_block_start", "index": opened.index, "content_block": block})
+        new_events.append({"type": "content_block_start", "index": opened.index, "content_block": block})
         return opened
 
-    def _text(self, text: str, told: Events) -> None:
+    def _text(self, text: str, new_events: Events) -> None:
         opened = self._open
         if opened is None or not isinstance(opened.block, TextOutput):
-            self._close(told)
-            self._open = opened = self._begin(TextOutput(text=""), told)
+            self._close(new_events)
+            self._open = opened = self._begin(TextOutput(text=""), new_events)
         opened.pieces.append(text)
-        told.append(delta(opened, "text_delta", "text", text))
+        new_events.append(delta(opened, "text_delta", "text", text))
 
-    def _think(self, text: str, told: Events) -> None:
+    def _think(self, text: str, new_events: Events) -> None:
         opened = self._open
         if opened is None or not isinstance(opened.block, ThinkingOutput):
-            self._close(told)
-            self._open = opened = self._begin(ThinkingOutput(thinking="", signature=""), told)
+            self._close(new_events)
+            self._open = opened = self._begin(ThinkingOutput(thinking="", signature=""), new_events)
         opened.pieces.append(text)
         if not self.omits:
-            told.append(delta(opened, "thinking_delta", "thinking", text))
+            new_events.append(delta(opened, "thinking_delta", "thinking", text))
 
-    def _close(self, told: Events) -> None:
+    def _close(self, new_events: Events) -> None:
         """End the open text or thinking. The block was told of empty, so it is replaced, not filled."""
         opened, self._open = self._open, None
         if opened is None:
@@ -99,14 +101,14 @@ class BlockBuilder:
         else:
             sign = signature(text, carries=self.omits)
             self.blocks[opened.index] = ThinkingOutput(thinking="" if self.omits else text, signature=sign)
-            told.append(delta(opened, "signature_delta", "signature", sign))
-        told.append({"type": "content_block_stop", "index": opened.index})
+            new_events.append(delta(opened, "signature_delta", "signature", sign))
+        new_events.append({"type": "content_block_stop", "index": opened.index})
 
-    def _end_call(self, call: Open, told: Events) -> None:
+    def _end_call(self, call: Open, new_events: Events) -> None:
         if isinstance(call.block, ToolUseOutput):
             found = input_of("".join(call.pieces))
             self.blocks[call.index] = ToolUseOutput(id=call.block.id, name=call.block.name, input=found)
-        told.append({"type": "content_block_stop", "index": call.index})
+        new_events.append({"type": "content_block_stop", "index": call.index})
 
 
 def delta(opened: Open, kind: str, name: str, text: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def error_body(status: int, detail: ErrorDetail, request_id: str | None) -> Anth
     )
 
 
-def told(failure: Failure, request_id: str | None) -> tuple[int, AnthropicError]:
+def error_reply(failure: Failure, request_id: str | None) -> tuple[int, AnthropicError]:
     """Return Anthropic's status and body for an error."""
     detail = ErrorDetail(message=failure.message, type=failure.kind, param=failure.param, code=failure.code)
     status = status_of(failure.status, failure.code)

@@ -10,7 +10,7 @@ import msgspec
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.messages.blocks import BlockBuilder
-from dovetail_server.apis.messages.errors import told
+from dovetail_server.apis.messages.errors import error_reply
 from dovetail_server.apis.messages.schema import DeltaUsage, MessageReply, MessageUsage, StopReason, ThinkingTokens
 from dovetail_server.schema.reports import report_field
 
@@ -65,7 +65,7 @@ class MessagesWriter(Writer):
     @classmethod
     def failed(cls, failure: Failure, request_id: str | None) -> bytes:
         """Return an event with the error."""
-        _, body = told(failure, request_id)
+        _, body = error_reply(failure, request_id)
         return b"event: error\ndata: %b\n\n" % encode(body)
 
     def _message(self, blocks: Sequence[Any], reason: StopReason | None, sequence: str | None) -> MessageReply:

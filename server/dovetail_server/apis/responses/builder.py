@@ -95,41 +95,41 @@ class OutputBuilder:
 
     def take(self, events: Sequence[Event], rows: Sequence[TokenLogprob] = ()) -> list[ro.StreamEvent]:
         """Take what a step brought; `rows` are the log probabilities of its tokens."""
-        told: list[ro.StreamEvent] = []
+        new_events: list[ro.StreamEvent] = []
         if self._rows is not None:
             self._rows.add(rows)
         for event in events:
             if isinstance(event, ContentDelta | Malformed):
-                self._text(event.text, told)
+                self._text(event.text, new_events)
             elif isinstance(event, ReasoningDelta):
-                self._reason(event.text, told)
+                self._reason(event.text, new_events)
             elif isinstance(event, ToolStart):
-                self._start_call(event, told)
+                self._start_call(event, new_events)
             elif isinstance(event, ToolArgs):
                 call = self._calls[event.index]
                 call.pieces.append(event.json)
                 self._pass(event.json)
                 if isinstance(call.item, co.FunctionCallOutput) and not call.is_kept_back:
-                    told.append(ro.ArgumentsDelta(**call.where, delta=event.json))
+                    new_events.append(ro.ArgumentsDelta(**call.where, delta=event.json))
             elif isinstance(event, ToolEnd) and event.index in self._calls:
-                self._close_call(self._calls.pop(event.index), "completed", told)
-        return told
+                self._close_call(self._calls.pop(event.index), "completed", new_events)
+        return new_events
 
     def finish(self, status: co.ItemStatus) -> list[ro.StreamEvent]:
         """End what is open; `status` is that of the last item, which alone can be cut off."""
-        told: list[ro.StreamEvent] = []
+        new_events: list[ro.StreamEvent] = []
         for call in self._calls.values():
-            self._close_call(call, status, told)
+            self._close_call(call, status, new_events)
         self._calls.clear()
-        self._close(told, status)
+        self._close(new_events, status)
         if self.items and status == "incomplete":
             self.items[-1].status = status
-        return told
+        return new_events
 
-    def _begin(self, item: ro.OutputItem, told: list[ro.StreamEvent]) -> OpenItem:
+    def _begin(self, item: ro.OutputItem, new_events: list[ro.StreamEvent]) -> OpenItem:
         self.items.append(item)
         opened = OpenItem(len(self.items) - 1, item)
-        told.append(ro.ItemAdded(output_index=opened.index, item=replace(item)))
+        new_events.append(ro.ItemAdded(output_index=opened.index, item=replace(item)))
         return opened
 
     def _id(self, kind: str) -> str:
@@ -137,18 +137,18 @@ class OutputBuilder:
 
     # Text.
 
-    def _text(self, text: str, told: list[ro.StreamEvent]) -> None:
+    def _text(self, text: str, new_events: list[ro.StreamEvent]) -> None:
         opened = self._open
         if opened is None or not isinstance(opened.item, ro.OutputMessage):
-            self._close(told)
-            opened = self._begin(ro.OutputMessage(id=self._id("message"), status="in_progress", content=[]), told)
+            self._close(new_events)
+            opened = self._begin(ro.OutputMessage(id=self._id("message"), status="in_progress", content=[]), new_events)
             self._open = opened
             part = ro.OutputText(text="")
-            told.append(ro.PartAdded(**opened.where, part=part))
+            new_events.append(ro.PartAdded(**opened.where, part=part))
         logprobs = self._logprobs_of(text)
         opened.pieces.append(text)
         opened.logprobs += logprobs
-        told.append(ro.TextDelta(**opened.where, delta=text, logprobs=logprobs))
+        new_events.append(ro.TextDelta(**opened.where, delta=text, logprobs=logprobs))
 
     def _logprobs_of(self, text: str) -> list[TokenInfo]:
         """Return the log probabilities of the tokens that `text` is made of."""
@@ -161,60 +161,60 @@ class OutputBuilder:
         if self._rows is not None:
             self._rows.skip(text)
 
-    def _close(self, told: list[ro.StreamEvent], status: co.ItemStatus = "completed") -> None:
+    def _close(self, new_events: list[ro.StreamEvent], status: co.ItemStatus = "completed") -> None:
         """End the open message or reasoning."""
         opened, self._open = self._open, None
         if opened is None:
             return
         opened.item.status = status
         if isinstance(opened.item, ro.OutputMessage):
-            self._close_message(opened, opened.item, told)
+            self._close_message(opened, opened.item, new_events)
         elif isinstance(opened.item, ro.ReasoningOutput):
-            self._close_reasoning(opened, opened.item, told)
-        told.append(ro.ItemDone(output_index=opened.index, item=replace(opened.item)))
+            self._close_reasoning(opened, opened.item, new_events)
+        new_events.append(ro.ItemDone(output_index=opened.index, item=replace(opened.item)))
 
     @staticmethod
-    def _close_message(opened: OpenItem, item: ro.OutputMessage, told: list[ro.StreamEvent]) -> None:
+    def _close_message(opened: OpenItem, item: ro.OutputMessage, new_events: list[ro.StreamEvent]) -> None:
         part = ro.OutputText(text=opened.text, logprobs=opened.logprobs)
         item.content = [part]
-        told += [
+        new_events += [
             ro.TextDone(**opened.where, text=part.text, logprobs=part.logprobs),
             ro.PartDone(**opened.where, part=part),
         ]
 
     # Reasoning.
 
-    def _reason(self, text: str, told: list[ro.StreamEvent]) -> None:
+    def _reason(self, text: str, new_events: list[ro.StreamEvent]) -> None:
         self._pass(text)
         opened = self._open
         if opened is None or not isinstance(opened.item, ro.ReasoningOutput):
-            self._close(told)
-            opened = self._begin(ro.ReasoningOutput(id=self._id("reasoning"), status="in_progress"), told)
+            self._close(new_events)
+            opened = self._begin(ro.ReasoningOutput(id=self._id("reasoning"), status="in_progress"), new_events)
             self._open = opened
             where = opened.where
             if self.summarises:
-                told.append(ro.SummaryPartAdded(**where, part=ro.SummaryText(text="")))
+                new_events.append(ro.SummaryPartAdded(**where, part=ro.SummaryText(text="")))
             else:
-                told.append(ro.PartAdded(**where, part=ro.ReasoningText(text="")))
+                new_events.append(ro.PartAdded(**where, part=ro.ReasoningText(text="")))
         opened.pieces.append(text)
         kind = ro.SummaryDelta if self.summarises else ro.ReasoningTextDelta
-        told.append(kind(**opened.where, delta=text))
+        new_events.append(kind(**opened.where, delta=text))
 
-    def _close_reasoning(self, opened: OpenItem, item: ro.ReasoningOutput, told: list[ro.StreamEvent]) -> None:
+    def _close_reasoning(self, opened: OpenItem, item: ro.ReasoningOutput, new_events: list[ro.StreamEvent]) -> None:
         text, where = opened.text, opened.where
         if self.summarises:
             item.summary = [ro.SummaryText(text=text)]
-            told += [ro.SummaryDone(**where, text=text), ro.SummaryPartDone(**where, part=item.summary[0])]
+            new_events += [ro.SummaryDone(**where, text=text), ro.SummaryPartDone(**where, part=item.summary[0])]
         else:
             item.content = [ro.ReasoningText(text=text)]
-            told += [ro.ReasoningDone(**where, text=text), ro.PartDone(**where, part=item.content[0])]
+            new_events += [ro.ReasoningDone(**where, text=text), ro.PartDone(**where, part=item.content[0])]
         if self.encrypts:
             item.encrypted_content = encode_reasoning(text)
 
     # Calls.
 
-    def _start_call(self, event: ToolStart, told: list[ro.StreamEvent]) -> None:
-        self._close(told)
+    def _start_call(self, event: ToolStart, new_events: list[ro.StreamEvent]) -> None:
+        self._close(new_events)
         known = self.calls.get(event.name, {})
         kind, name = known.get("type", "function"), known.get("name", event.name)
         namespace = known.get("namespace", msgspec.UNSET)
@@ -238,21 +238,23 @@ class OutputBuilder:
                 status="in_progress",
             )
         is_kept_back = kind in CLIENT_RUN
-        self._calls[event.index] = OpenItem(-1, item, is_kept_back=True) if is_kept_back else self._begin(item, told)
+        self._calls[event.index] = (
+            OpenItem(-1, item, is_kept_back=True) if is_kept_back else self._begin(item, new_events)
+        )
 
-    def _close_call(self, call: OpenItem, status: co.ItemStatus, told: list[ro.StreamEvent]) -> None:
+    def _close_call(self, call: OpenItem, status: co.ItemStatus, new_events: list[ro.StreamEvent]) -> None:
         item, text = call.item, call.text
         if call.is_kept_back and isinstance(item, co.FunctionCallOutput):
             kind = f"{item.name}_call"
             ids = {"id": self._id(kind), "call_id": item.call_id, "status": "in_progress"}
             item = client_call(item.name, ids, text) or replace(item, id=self._id("function_call"))
-            call = self._begin(item, told)
+            call = self._begin(item, new_events)
         if isinstance(item, co.FunctionCallOutput):
             item.arguments = text
-            told.append(ro.ArgumentsDone(**call.where, arguments=text))
+            new_events.append(ro.ArgumentsDone(**call.where, arguments=text))
         elif isinstance(item, co.CustomCallOutput):
             item.input = custom_input(text)
-            told += [ro.InputDelta(**call.where, delta=item.input), ro.InputDone(**call.where, input=item.input)]
+            new_events += [ro.InputDelta(**call.where, delta=item.input), ro.InputDone(**call.where, input=item.input)]
         if not isinstance(item, ro.OutputMessage | ro.ReasoningOutput):
             item.status = status
-        told.append(ro.ItemDone(output_index=call.index, item=replace(item)))
+        new_events.append(ro.ItemDone(output_index=call.index, item=replace(item)))

@@ -65,17 +65,17 @@ class ResponsesWriter(Writer):
             calls=request.reply.get("calls", {}),
             num_top=None if request.logprobs is None else self._choice.num_top,
         )
-        self._num_told = 0
+        self._num_sent = 0
         self._last: Sequence[ro.StreamEvent] | None = None
         """What a stream tells before its last event; None before the end."""
 
     def open(self) -> bytes:
         """Return the events that tell of the response's states before its output."""
-        told: list[ro.StreamEvent] = [ro.Created(response=self.response)]
+        new_events: list[ro.StreamEvent] = [ro.Created(response=self.response)]
         if self.response.status == "queued":
-            told.append(ro.Queued(response=self.response))
+            new_events.append(ro.Queued(response=self.response))
         self.response = replace(self.response, status="in_progress")
-        return self._written([*told, ro.LifeEvent(response=self.response)])
+        return self._written([*new_events, ro.LifeEvent(response=self.response)])
 
     def step(self, steps: Sequence[StepView]) -> bytes:
         """Return what the steps' events tell of the output."""
@@ -112,8 +112,8 @@ class ResponsesWriter(Writer):
         return written(ro.ErrorEvent(code=failure.code, message=failure.message, param=failure.param), 0)
 
     def _written(self, events: Iterable[ro.StreamEvent]) -> bytes:
-        parts = [written(event, number) for number, event in enumerate(events, self._num_told)]
-        self._num_told += len(parts)
+        parts = [written(event, number) for number, event in enumerate(events, self._num_sent)]
+        self._num_sent += len(parts)
         return b"".join(parts)
 
     def _ended(self) -> ro.ResponseObject:

@@ -50,8 +50,8 @@ def _open(free: list[str], missing: int, least: int) -> list[Any] | None:
         if len(some) == missing:
             ways.append({"required": list(some)})
             continue
-        way: Node = {"required": list(some), "minProperties": least, **_without(free, some)}
-        ways.append({name: value for name, value in way.items() if value not in ({}, [])})
+        option: Node = {"required": list(some), "minProperties": least, **_without(free, some)}
+        ways.append({name: value for name, value in option.items() if value not in ({}, [])})
     return ways
 
 

@@ -100,15 +100,15 @@ def normalize(given: Any, text: str | None = None, *, is_taken_apart: bool = Fal
 
 def plain(given: Any) -> Any:
     """Return a schema in draft 2020-12's keywords with nothing rewritten, to validate texts by."""
-    return _Document(given, is_judged=True).write() if isinstance(given, dict) else given
+    return _Document(given, is_validated=True).write() if isinstance(given, dict) else given
 
 
 class _Document:
     """Writes one document anew."""
 
-    def __init__(self, given: Node, *, is_judged: bool = False, is_taken_apart: bool = False) -> None:
-        """Prepare; `is_judged`: texts are judged by it, so that bounds of numbers stay."""
-        self._is_judged, self._is_taken_apart = is_judged, is_taken_apart
+    def __init__(self, given: Node, *, is_validated: bool = False, is_taken_apart: bool = False) -> None:
+        """Prepare; `is_validated`: texts are judged by it, so that bounds of numbers stay."""
+        self._is_validated, self._is_taken_apart = is_validated, is_taken_apart
         self.places: dict[int, nodes.SchemaOrigin] = {}
         self.dropped: list[str] = []
         self._given = given
@@ -187,7 +187,7 @@ class _Document:
             if key in meaning:
                 holds = key in schema.HOLDING and isinstance(value, (dict, list))
                 made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
-        if not self._is_judged:
+        if not self._is_validated:
             nodes.clamp(made)
         return nodes.simplify(made, self.places, self._says_unevaluated)
 

@@ -239,10 +239,10 @@ def _between(numbers: Sequence[float], kind: str) -> list[Any]:
     """Numbers that are none of some: below, between and above them."""
     made: list[Any] = []
     for low, high in zip([None, *numbers], [*numbers, None], strict=True):
-        way: Node = {"type": kind}
-        way |= {} if low is None else {"exclusiveMinimum": low}
-        way |= {} if high is None else {"exclusiveMaximum": high}
-        made.append(way)
+        option: Node = {"type": kind}
+        option |= {} if low is None else {"exclusiveMinimum": low}
+        option |= {} if high is None else {"exclusiveMaximum": high}
+        made.append(option)
     return made
 
 

@@ -160,7 +160,7 @@ class UniqueMatcher:
         self._note_ways(row)
         search = _MaskSearch(self._texts, self.inner)
         found: dict[bytes, bool] = {}
-        for token_id in {*self._suspects(row), *self._zeros()}:
+        for token_id in {*self._candidates(row), *self._zeros()}:
             if not has_bit(row, token_id):
                 continue
             text = _effect(self._texts.tokens[token_id], scan.mode)
@@ -177,7 +177,7 @@ class UniqueMatcher:
         if self._scan.mode is Mode.STRING and len(self._texts.bytes_in(row)) >= NUM_WIDE:
             self._scan.wide = len(self._scan.text)
 
-    def _suspects(self, row: Words) -> Iterator[int]:
+    def _candidates(self, row: Words) -> Iterator[int]:
         """Yield tokens of a row that may end in a repeated item."""
         scan, texts = self._scan, self._texts
         if int(np.bitwise_count(row.view(np.uint32)).sum()) <= MAX_LISTED:
@@ -290,8 +290,8 @@ def _has_way(frame: ScanFrame, text: bytes) -> bool:
     """Whether an item that begins like this is known to have a way to become none of the earlier ones."""
     if frame.items is None or not frame.is_near(text):
         return True
-    way = frame.items.ways.get(text)
-    if way is not None and not frame.is_near(way):
+    continuation = frame.items.continuations.get(text)
+    if continuation is not None and not frame.is_near(continuation):
         return True
     for place in frame.items.beginning(text)[:NUM_WIDE]:
         item = frame.items.sorted[place]
@@ -302,13 +302,13 @@ def _has_way(frame: ScanFrame, text: bytes) -> bool:
 
 def _remember(scan: Scan, trial: Scan) -> None:
     """Note how items go on, where the trial is still within them."""
-    ways = {frame.depth: text for frame, text in trial.items()}
+    continuations = {frame.depth: text for frame, text in trial.items()}
     for frame, text in scan.items():
-        way = ways.get(frame.depth)
+        continuation = continuations.get(frame.depth)
         if frame.items is None or frame.items.is_mixed:
             continue
-        if way is not None and way.startswith(text) and len(way) > len(text):
-            frame.items.ways[text] = frame.items.ways.get(way, way)
+        if continuation is not None and continuation.startswith(text) and len(continuation) > len(text):
+            frame.items.continuations[text] = frame.items.continuations.get(continuation, continuation)
 
 
 def _may_end(frame: ScanFrame, text: bytes) -> bool:

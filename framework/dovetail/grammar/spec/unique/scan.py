@@ -53,7 +53,7 @@ class Items:
         self.sorted: list[bytes] = []
         self.wide: dict[bytes, int] = {}
         """How far into an item there were many ways to go on."""
-        self.ways: dict[bytes, bytes] = {}
+        self.continuations: dict[bytes, bytes] = {}
         """For beginnings of items, how one may go on that was none of them when it was found."""
         self.lengths: set[int] = set()
         self.longest = 0

@@ -28,8 +28,8 @@ def goes_on(node: dict[str, Any], definitions: dict[str, Any]) -> bool:
     counted = [_count(item, definitions, _DEPTH) for item in items]
     if must > len(items) and counted[-1] < must:
         return False
-    rivals = [sum(_may_equal(item, before) for before in items[:i]) for i, item in enumerate(items)]
-    return all(not num or count > num for count, num in zip(counted, rivals, strict=True))
+    num_possible_equals = [sum(_may_equal(item, before) for before in items[:i]) for i, item in enumerate(items)]
+    return all(not num or count > num for count, num in zip(counted, num_possible_equals, strict=True))
 
 
 def _count(node: Any, definitions: dict[str, Any], depth: int) -> int:

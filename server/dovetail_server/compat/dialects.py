@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dovetail.processing.bounds import MAX_TOKENS
-from dovetail_server.peers.sent import SEARCHES, SENT
+from dovetail_server.compat.sent import SEARCHES, SENT
 
 Fields = dict[str, Any]
 Meaning = Callable[[Any], Fields]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.peers.flags import SHORT, Flag, find
+from dovetail_server.compat.flags import SHORT, Flag, find
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 LEVEL = re.compile(r"-O(\d+)")

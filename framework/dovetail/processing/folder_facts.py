@@ -17,8 +17,8 @@ from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.loader import import_planned, naming_plugin
 from dovetail.plugins.plan import as_planned, model_plugin
 from dovetail.plugins.records import PluginRecord
+from dovetail.processing.oddities import oddities
 from dovetail.processing.prepare import StartPreparation
-from dovetail.processing.told import oddities
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail_server.peers.known import OFF, ForeignName
+from dovetail_server.compat.known import OFF, ForeignName
 
 
 def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, ForeignName]:

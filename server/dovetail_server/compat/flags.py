@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from dovetail_server.peers.known import ForeignName
-from dovetail_server.peers.objects import kv_events, speculation
+from dovetail_server.compat.known import ForeignName
+from dovetail_server.compat.objects import kv_events, speculation
 
 _DATA = json.loads(Path(__file__).with_name("flags.json").read_text("utf-8"))
 SHORT: dict[str, str] = _DATA["short"]

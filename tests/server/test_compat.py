@@ -1,5 +1,5 @@
 """What SGLang and vLLM know: every name of theirs is implemented, means nothing at a named value, or is refused for a
-reason. The lists are in `peers/`, with version and date."""
+reason. The lists are in `compat/`, with version and date."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dovetail_server.apis.messages.schema import MessagesRequest
 from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
-from dovetail_server.peers import endpoints, fields
+from dovetail_server.compat import endpoints, fields
 from dovetail_server.schema.common import RequestModel, StreamOptions
 
 PEERS = {
-    name: tomllib.loads((Path(__file__).parent / "peers" / f"{name}.toml").read_text()) for name in ("sglang", "vllm")
+    name: tomllib.loads((Path(__file__).parent / "compat" / f"{name}.toml").read_text()) for name in ("sglang", "vllm")
 }
 BODIES: dict[str, type[RequestModel]] = {
     "chat": ChatRequest,

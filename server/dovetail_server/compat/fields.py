@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail_server.peers.dialects import SAID
-from dovetail_server.peers.known import OFF, ForeignName
-from dovetail_server.peers.sent import SENT
+from dovetail_server.compat.dialects import SAID
+from dovetail_server.compat.known import OFF, ForeignName
+from dovetail_server.compat.sent import SENT
 
 
 def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, ForeignName]:
