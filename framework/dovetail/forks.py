@@ -179,7 +179,7 @@ class ForkTemplate:
         self._module, self._start = module, start
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
-        self._under_way: ForkServer | None = None
+        self._starting: ForkServer | None = None
         self._attempt: Future[ForkServer] | None = None
         self._is_closed = False
 
@@ -234,7 +234,7 @@ class ForkTemplate:
         """End the process, also while it starts."""
         with self._lock:
             self._is_closed = True
-            found = [server for server in (self._server, self._under_way) if server is not None]
+            found = [server for server in (self._server, self._starting) if server is not None]
             self._server = self._attempt = None
         for server in found:
             server.kill()
@@ -255,7 +255,7 @@ class ForkTemplate:
     def _make(self) -> ForkServer:
         made = ForkServer(self._module)
         with self._lock:
-            self._under_way = made
+            self._starting = made
             is_closed = self._is_closed
         if is_closed:
             made.kill()
@@ -263,7 +263,7 @@ class ForkTemplate:
             made.load(self._start)
         finally:
             with self._lock:
-                self._under_way = None
+                self._starting = None
         with self._lock:
             if not self._is_closed:
                 self._server = made

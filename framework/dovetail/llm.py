@@ -539,13 +539,13 @@ async def _together(works: Sequence[Coroutine[Any, Any, T]], what: str, *, use_t
     with tqdm(total=len(works), desc=what, unit="request", disable=not use_tqdm) as bar:
         tasks = [asyncio.create_task(work) for work in works]
 
-        async def told(task: asyncio.Task[T]) -> T:
+        async def report_failure(task: asyncio.Task[T]) -> T:
             result = await task
             bar.update()  # what it raises ends the call: in a callback it would only be logged
             return result
 
         try:
-            return list(await asyncio.gather(*map(told, tasks)))
+            return list(await asyncio.gather(*map(report_failure, tasks)))
         finally:
             for task in tasks:
                 task.cancel()

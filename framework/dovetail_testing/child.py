@@ -69,10 +69,10 @@ def run_child(plan: PluginPlan, role: str) -> ChildReport:
     """List and load the plan's first plugin in fresh processes."""
     (planned,) = plan.plugins
     job = ForkTask(plan.encode(), role, dict(os.environ))
-    told = _ask((), job, ChildReport())
-    if told.error is None:
-        told = _ask(_core_of(planned.kind), job, told)
-    return told
+    report = _ask((), job, ChildReport())
+    if report.error is None:
+        report = _ask(_core_of(planned.kind), job, report)
+    return report
 
 
 class ForkStart(msgspec.Struct, frozen=True):
@@ -159,16 +159,16 @@ def _watch(heavy: list[str], core: list[str] | None, channel: socket.socket) -> 
     """Do one job in a fork of this fork, and tell how that one ended."""
     job = msgspec.msgpack.decode(receive(channel), type=ForkTask)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as written, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         if (pid := os.fork()) == 0:
             channel.close()
             _begin(job, output.fileno(), errors.fileno())
-            told.write(msgspec.msgpack.encode(_work(job, heavy, core)))
-            told.flush()
+            written.write(msgspec.msgpack.encode(_work(job, heavy, core)))
+            written.flush()
             os._exit(0)
         crash = _wait(pid)
-        told.seek(0)
-        if crash is None and (found := told.read()):
+        written.seek(0)
+        if crash is None and (found := written.read()):
             report = msgspec.msgpack.decode(found, type=ChildReport)
         else:
             words = [word for file in (output, errors) for word in _text_from(file.fileno(), 0).split()]

@@ -94,8 +94,8 @@ def test_it_begins_when_its_step_comes(profiling: Profiling, recorder: Recorder)
 def test_a_failure_is_told_and_over(profiling: Profiling, recorder: Recorder, fails: str) -> None:
     """At once, or with a later step; the next profile is another matter."""
     recorder.fails = fails
-    told = [profiling.start(spec(), 1), profiling.stop()]
-    assert told[fails == "stop"]["error"] == f"cannot {fails}"
+    as_times = [profiling.start(spec(), 1), profiling.stop()]
+    assert as_times[fails == "stop"]["error"] == f"cannot {fails}"
     profiling.start(spec(start_step=5, num_steps=1), 1)
     run(profiling, 2, 20)
     assert not profiling.is_on

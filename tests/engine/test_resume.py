@@ -149,6 +149,6 @@ def test_a_client_hears_who_takes_part_before_the_step(core: EngineCore, monkeyp
 
     monkeypatch.setattr(core.executor.stepper, "launch", noted)
     run(core, *(msgspec.structs.replace(submit_of(way), handle=i) for i, way in enumerate(["greedy", "grammar"], 1)))
-    told = [each for each in order if each != "step"]
-    assert told == [Admitted([2]), Admitted([1])]
-    assert order[:3] == [*told, "step"]
+    as_times = [each for each in order if each != "step"]
+    assert as_times == [Admitted([2]), Admitted([1])]
+    assert order[:3] == [*as_times, "step"]

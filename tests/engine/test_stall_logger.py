@@ -64,32 +64,32 @@ def test_a_policy_that_never_returns_is_named_and_its_requests_go_on(
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_it_is_said_once_for_a_place_and_not_of_an_idle_engine(is_busy: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Where nobody's plugin is being called, the function stands there; the client is told of no progress."""
-    told: list[str] = []
+    as_times: list[str] = []
     with (
         caplog.at_level(logging.ERROR, "dovetail.engine"),
-        StallLogger(PluginPlan(), 0.05, lambda: (7, 7), lambda: is_busy, lambda: told.append("")),
+        StallLogger(PluginPlan(), 0.05, lambda: (7, 7), lambda: is_busy, lambda: as_times.append("")),
     ):
         deadline = time.monotonic() + (30 if is_busy else 0.5)
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
     assert [("test_stall_logger.py" in r.getMessage()) for r in caplog.records] == ([True] if is_busy else [])
-    assert not told
+    assert not as_times
     assert "dovetail-standstill" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(("steps", "is_told"), [(0, True), (1, False)])
 def test_progress_within_a_step_is_told_that_of_steps_tells_itself(steps: int, is_told: bool) -> None:
     """A step is a message anyhow; layers of a busy engine are one at each look at most."""
-    looks, told = iter(range(1 << 30)), []
+    looks, as_times = iter(range(1 << 30)), []
 
     def progress() -> tuple[int, int]:
         at = next(looks)
         return steps * at, at
 
-    with StallLogger(PluginPlan(), 1.0, progress, lambda: True, lambda: told.append("")):
+    with StallLogger(PluginPlan(), 1.0, progress, lambda: True, lambda: as_times.append("")):
         time.sleep(0.5)
     num = next(looks)
     assert num > 3
-    assert bool(told) is is_told
-    assert len(told) < num
+    assert bool(as_times) is is_told
+    assert len(as_times) < num

@@ -184,8 +184,8 @@ def test_how_a_request_is_sampled_travels_once() -> None:
     assert again, "nobody was retracted"
     for admit in again:
         if admit.params == counted:
-            told = [5, 6, 7, *run.tokens[2]]
-            assert list(admit.history) == told[: len(admit.history)]
+            as_times = [5, 6, 7, *run.tokens[2]]
+            assert list(admit.history) == as_times[: len(admit.history)]
             assert len(admit.history) > 3
         else:
             assert admit.history == ()

@@ -33,11 +33,11 @@ class World:
         settings, plan = make_plans(MODEL_DIR, max_running_requests=rows, page_size=4, chunked_prefill_size=24)
         executor = ScriptExecutor(num_pages=num_pages, page_size=4)
         self.core = EngineCore(settings, load(plan, "engine"), executor, eos_ids=ENDS)
-        self.told: dict[int, list[Times]] = {}
+        self.as_times: dict[int, list[Times]] = {}
         self.num_tokens: dict[int, int] = {}
 
     def submit(self, handle: int, num_prompt: int, max_tokens: int, **more: object) -> None:
-        self.told[handle], self.num_tokens[handle] = [], 0
+        self.as_times[handle], self.num_tokens[handle] = [], 0
         params = SamplingParams(max_tokens=max_tokens)
         prompt = [handle] * num_prompt
         self.core.handle(Submit(rid="", handle=handle, prompt_ids=prompt, params=params, **more))  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ class World:
         for delta in self.core.step().deltas:
             self.num_tokens[delta.handle] += len(delta.ids)
             if delta.times is not None:
-                self.told[delta.handle].append(delta.times)
+                self.as_times[delta.handle].append(delta.times)
 
     def drain(self) -> None:
         for _ in range(500):
@@ -63,8 +63,8 @@ def test_times_come_with_the_first_token_and_the_end(monkeypatch: pytest.MonkeyP
     world.submit(1, 60, 4)
     world.submit(2, 8, 2)
     world.drain()
-    assert world.told[1] == [Times(1, None, 3, 3, 0), Times(1, None, 3, 6, 0)]
-    assert world.told[2] == [Times(7, None, 7, 7, 0), Times(7, None, 7, 8, 0)]
+    assert world.as_times[1] == [Times(1, None, 3, 3, 0), Times(1, None, 3, 6, 0)]
+    assert world.as_times[2] == [Times(7, None, 7, 7, 0), Times(7, None, 7, 8, 0)]
 
 
 def test_a_request_of_one_token_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_request_of_one_token_is_told_of_once(monkeypatch: pytest.MonkeyPatch)
     world = World(monkeypatch)
     world.submit(1, 4, 1)
     world.drain()
-    assert world.told[1] == [Times(1, None, 1, 1, 0)]
+    assert world.as_times[1] == [Times(1, None, 1, 1, 0)]
 
 
 def test_who_is_aborted_in_the_queue_was_never_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_who_is_aborted_in_the_queue_was_never_admitted(monkeypatch: pytest.Monk
     world.step()
     world.core.handle(Abort(2))
     world.step()
-    assert world.told[2] == [Times(None, None, None, 2, 0)]
+    assert world.as_times[2] == [Times(None, None, None, 2, 0)]
 
 
 def test_waiting_again_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,10 +95,10 @@ def test_waiting_again_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     world.submit(2, 8, 30)
     world.drain()
     assert world.num_tokens == {1: 30, 2: 30}
-    first, last = world.told[2]
+    first, last = world.as_times[2]
     assert (first.waited_s, last.admitted_s, last.first_s) == (0, first.admitted_s, first.first_s)
     assert last.waited_s > 0
-    assert world.told[1][-1].waited_s == 0
+    assert world.as_times[1][-1].waited_s == 0
 
 
 def test_of_two_grammars_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_of_two_grammars_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
     marks.decided()
     clock.now += 5
     marks.decided()
-    assert marks.told() == Times(None, 2, None, 7, 0)
+    assert marks.as_times() == Times(None, 2, None, 7, 0)
 
 
 def test_times_survive_being_merged() -> None:
@@ -139,13 +139,13 @@ def test_the_last_steps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world.submit(1, 60, 4)
     world.submit(2, 8, 2)
     world.drain()
-    told = steps(world)
-    assert [row["step"] for row in told] == list(range(1, len(told) + 1))
-    assert sum(row["num_prefill_tokens"] for row in told) == 68
-    assert sum(row["num_decode"] for row in told) == 3 + 1
-    assert [row["ago_s"] for row in told] == list(range(len(told) - 1, -1, -1))
-    assert told[0]["num_queued"] >= told[-1]["num_queued"] == 0
-    assert steps(world, after=len(told) - 2) == told[-2:]
+    as_times = steps(world)
+    assert [row["step"] for row in as_times] == list(range(1, len(as_times) + 1))
+    assert sum(row["num_prefill_tokens"] for row in as_times) == 68
+    assert sum(row["num_decode"] for row in as_times) == 3 + 1
+    assert [row["ago_s"] for row in as_times] == list(range(len(as_times) - 1, -1, -1))
+    assert as_times[0]["num_queued"] >= as_times[-1]["num_queued"] == 0
+    assert steps(world, after=len(as_times) - 2) == as_times[-2:]
     assert steps(world, after=10**9) == []
     for handle in range(3, 9):
         world.submit(handle, 4, 100)

@@ -24,7 +24,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import Grani
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.plugins import Registry, make_plan
 from dovetail_models.transformers import TransformersModel
-from dovetail_models.transformers.decoder import experts_way
+from dovetail_models.transformers.decoder import experts_implementation
 from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, fold_requests
 from dovetail_models.transformers.probe import KNOWN, make
 from dovetail_testing.conformance.model_runtime import decode_syncs
@@ -188,9 +188,9 @@ def test_experts_of_any_width_are_served(kind: str, tmp_path: Path) -> None:
 def test_how_experts_are_computed(width: int, device: str, way: str | None) -> None:
     """On a GPU all at once, but where their rows are no whole 16 bytes."""
     model = make(tiny_config("mixtral", intermediate_size=width), "eager")
-    assert experts_way(model, device) == way
+    assert experts_implementation(model, device) == way
     odd = make(tiny_config("mixtral", intermediate_size=36), "eager")
-    assert experts_way(odd, "cuda") == "batched_mm"
+    assert experts_implementation(odd, "cuda") == "batched_mm"
 
 
 FACTORS = {"short_factor": [1.0 + i / 9 for i in range(8)], "long_factor": [2.0 + i / 3 for i in range(8)]}

@@ -342,7 +342,7 @@ def test_a_module_of_sentence_transformers_names_the_answers(tmp_path: Path) -> 
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with EncoderServer(tmp_path) as server:
         text = server.state.text
-        assert (text.reranker.no, text.reranker.yes, text.tasks.way) == (5, 7, "yes_no")
+        assert (text.reranker.no, text.reranker.yes, text.tasks.comparison) == (5, 7, "yes_no")
         assert server.ok("/v1/rerank", query="a", documents=["b"])["results"]
 
 

@@ -40,23 +40,25 @@ def test_the_parts_are_the_whole(clock: list[float]) -> None:
     take(choice, Times(1.5, 0.25, 4.5, 4.5, 0.0))
     clock[0] = 20.0
     take(choice, Times(1.5, 0.25, 4.5, 8.5, 0.75), is_last=True)
-    told = choice.told(10.0, 20.0)
-    assert told == ChoiceTimes(queued_s=2.0, prefill_s=3.0, decode_s=4.0, delivery_s=1.0, grammar_s=0.25, waited_s=0.75)
+    as_times = choice.as_times(10.0, 20.0)
+    assert as_times == ChoiceTimes(
+        queued_s=2.0, prefill_s=3.0, decode_s=4.0, delivery_s=1.0, grammar_s=0.25, waited_s=0.75
+    )
 
 
 def test_what_did_not_come_is_not_told(clock: list[float]) -> None:
     """Cut off in the queue, cut off while decoding, ended by a stop string, a prompt alone, and one delta for all."""
-    assert ChoiceClock().told(10.0, 13.0) == ChoiceTimes(queued_s=3.0)
+    assert ChoiceClock().as_times(10.0, 13.0) == ChoiceTimes(queued_s=3.0)
     begun, pooled, queued, whole = ChoiceClock(), ChoiceClock(), ChoiceClock(), ChoiceClock()
     clock[0] = 12.0
     take(begun, Times(1.0, None, 2.0, 2.0, 0.0))
-    assert begun.told(10.0, 15.0) == ChoiceTimes(queued_s=1.0, prefill_s=1.0, decode_s=3.0)
+    assert begun.as_times(10.0, 15.0) == ChoiceTimes(queued_s=1.0, prefill_s=1.0, decode_s=3.0)
     take(pooled, Times(1.0, None, None, 2.0, 0.0), is_last=True)
-    assert pooled.told(10.0, 12.0) == ChoiceTimes(queued_s=1.0, prefill_s=1.0)
+    assert pooled.as_times(10.0, 12.0) == ChoiceTimes(queued_s=1.0, prefill_s=1.0)
     take(queued, Times(None, 0.5, None, 2.0, 0.0), is_last=True)
-    assert queued.told(10.0, 12.0) == ChoiceTimes(queued_s=2.0, grammar_s=0.5)
+    assert queued.as_times(10.0, 12.0) == ChoiceTimes(queued_s=2.0, grammar_s=0.5)
     take(whole, Times(0.5, None, 1.0, 2.0, 0.0), is_last=True)
-    assert whole.told(10.0, 12.0) == ChoiceTimes(queued_s=0.5, prefill_s=0.5, decode_s=1.0)
+    assert whole.as_times(10.0, 12.0) == ChoiceTimes(queued_s=0.5, prefill_s=0.5, decode_s=1.0)
 
 
 def test_another_engine_that_goes_on_is_decoding(clock: list[float]) -> None:
@@ -66,7 +68,7 @@ def test_another_engine_that_goes_on_is_decoding(clock: list[float]) -> None:
     take(choice, Times(1.0, None, 2.0, 2.0, 0.0))
     clock[0] = 30.0
     take(choice, Times(0.5, None, None, 4.0, 0.0), is_last=True)
-    assert choice.told(10.0, 30.0) == ChoiceTimes(queued_s=1.0, prefill_s=1.0, decode_s=18.0)
+    assert choice.as_times(10.0, 30.0) == ChoiceTimes(queued_s=1.0, prefill_s=1.0, decode_s=18.0)
 
 
 def test_clocks_that_disagree_make_no_negative_part(clock: list[float]) -> None:
@@ -75,8 +77,8 @@ def test_clocks_that_disagree_make_no_negative_part(clock: list[float]) -> None:
     clock[0] = 11.0
     take(choice, Times(50.0, None, 90.0, 90.0, 0.0))
     take(choice, Times(50.0, None, 90.0, 500.0, 0.0), is_last=True)
-    told = choice.told(10.0, 11.0)
-    parts = (told.queued_s, told.prefill_s or 0.0, told.decode_s, told.delivery_s)
+    as_times = choice.as_times(10.0, 11.0)
+    parts = (as_times.queued_s, as_times.prefill_s or 0.0, as_times.decode_s, as_times.delivery_s)
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(1.0)
 

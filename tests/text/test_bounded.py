@@ -18,7 +18,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer import tokenizer
-from dovetail.text.tokenizer.bounded import SHORT, judged
+from dovetail.text.tokenizer.bounded import SHORT, growth_of
 from dovetail.text.tokenizer.expressions import is_linear
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_backends.gguf.cuts import CUTS
@@ -78,7 +78,7 @@ SLOW: dict[str, Callable[[tokenizers.Tokenizer], None]] = {
 def test_a_tokenizer_that_may_take_long_is_not_run_inline(why: str) -> None:
     """It is seen by its parts, and where others wait it refuses to run."""
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
-    assert judged(backend) == (sys.maxsize, None)
+    assert growth_of(backend) == (sys.maxsize, None)
     SLOW[why](backend)
     made = Tokenizer(backend)
     assert why in str(made.unbounded)
@@ -123,7 +123,7 @@ def test_a_tokenizer_that_panicked_is_not_run_inline_again(monkeypatch: pytest.M
     """Whatever its parts say: it takes long where Rust prints where it was."""
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     split("(a+)+$")(backend)
-    monkeypatch.setattr(tokenizer, "judged", lambda backend: (sys.maxsize, None))
+    monkeypatch.setattr(tokenizer, "growth_of", lambda backend: (sys.maxsize, None))
     made = Tokenizer(backend)
     made.keep_inline()
     with pytest.raises(RequestError, match="failed"):

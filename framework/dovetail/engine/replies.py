@@ -141,6 +141,6 @@ def _delta(request: EngineRequest, ids: list[int], cached_len: int, finish: Fini
         num_retractions=request.num_retractions,
         grammar_option=request.grammar_option,
         grammar_ignored=request.grammar_ignored,
-        times=None if finish is None else request.timing.told(),
+        times=None if finish is None else request.timing.as_times(),
         finish=finish,
     )

@@ -42,9 +42,9 @@ class Timing:
     def first(self) -> Times:
         """It gets its first token now."""
         self._first_s = perf_counter() - self._began
-        return self.told()
+        return self.as_times()
 
-    def told(self) -> Times:
+    def as_times(self) -> Times:
         """Return what is known now."""
         now = perf_counter()
         waits_s = 0.0 if self._put_back_at is None else now - self._put_back_at

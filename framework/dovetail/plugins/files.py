@@ -107,8 +107,8 @@ def given_files(files: Iterable[str], folders: Iterable[str]) -> dict[Path, str]
     found: dict[Path, str] = {}
     for path, what in given.items():
         found.setdefault(path.resolve(), what)
-    ways = {place for path in (*given, *map(Path, folders)) for place in _folders_of_links(path)}
-    _warn_of_others(tuple(found), tuple(Path(folder).resolve() for folder in folders), tuple(ways))
+    link_folders = {place for path in (*given, *map(Path, folders)) for place in _folders_of_links(path)}
+    _warn_of_others(tuple(found), tuple(Path(folder).resolve() for folder in folders), tuple(link_folders))
     return found
 
 
@@ -123,12 +123,12 @@ def _folders_of_links(path: Path, num_left: int = MAX_LINKS) -> set[Path]:
 
 
 @cache
-def _warn_of_others(paths: tuple[Path, ...], folders: tuple[Path, ...], ways: tuple[Path, ...] = ()) -> None:
+def _warn_of_others(paths: tuple[Path, ...], folders: tuple[Path, ...], link_folders: tuple[Path, ...] = ()) -> None:
     """Warn once of plugins that other users may change: what they write there runs as this user."""
     files = [file.resolve() for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
     filled = {*folders, *(file.parent for path in paths if path.is_dir() for file in files if path in file.parents)}
     why = {}
-    for place in {place for file in files for place in (file, *file.parents)} | {*folders, *ways}:
+    for place in {place for file in files for place in (file, *file.parents)} | {*folders, *link_folders}:
         if reason := _others(place, takes_new=place in filled):
             why[place] = reason
     if why:

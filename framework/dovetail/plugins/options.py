@@ -136,17 +136,17 @@ def plain_options(options: type[Any], made: Any) -> dict[str, Any]:
     adapter = TypeAdapter(options)
     values, plain = dict(adapter.dump_python(made, mode="json")), adapter.dump_python(made)
     secret = {option.name for option in describe_options(options) if option.is_secret}
-    return values | {name: to_jsonable_python(_told(plain[name])) for name in secret & plain.keys()}
+    return values | {name: to_jsonable_python(_shown_value(plain[name])) for name in secret & plain.keys()}
 
 
-def _told(value: Any) -> Any:
+def _shown_value(value: Any) -> Any:
     """Return a value with the secrets in it as they are, at any depth."""
     if hasattr(value, "get_secret_value"):
         return value.get_secret_value()
     if isinstance(value, Mapping):
-        return {name: _told(item) for name, item in value.items()}
+        return {name: _shown_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_told(item) for item in value]
+        return [_shown_value(item) for item in value]
     return value
 
 

@@ -109,8 +109,8 @@ def read_as(found: StartPreparation[Any], config: ModelConfig, dtype: str, devic
         built: Any = model.build(config, ctx)
     if checkpoint is not None and rules:
         match_weights(model_layers(built), rules, checkpoint.headers, folder.path)
-    is_told = ranks == 1 and (checkpoint is not None or quantization is None)
-    num = None if is_told else sum(int(param.numel() * param.element_size()) for param in built.parameters())
+    is_known = ranks == 1 and (checkpoint is not None or quantization is None)
+    num = None if is_known else sum(int(param.numel() * param.element_size()) for param in built.parameters())
     return Reading(None if is_plain and ranks == 1 else checkpoint, num)
 
 

@@ -244,8 +244,10 @@ class Preparation:
 
     @cached_property
     def _clamps(self) -> bool:
-        told = self._processor.limits.max_tokens_beyond
-        return self.request.clamps if told is None or not self.request.clamps_by_default else told == "clamp"
+        max_beyond = self._processor.limits.max_tokens_beyond
+        return (
+            self.request.clamps if max_beyond is None or not self.request.clamps_by_default else max_beyond == "clamp"
+        )
 
     def _decoded(self, ids: list[int]) -> str:
         return self._processor.tokenizer.decode(ids, skip_special_tokens=False)

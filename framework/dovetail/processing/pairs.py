@@ -89,7 +89,7 @@ def read_pairs(
     Raises:
         RequestError: A text is too long.
     """
-    if text.tasks.way == "cosine":
+    if text.tasks.comparison == "cosine":
         made = []
         for some, name in zip((firsts, seconds), names, strict=True):
             found = [TextIds(text.encode_text(one, _at(name, i, some), most=most)) for i, one in enumerate(some)]
@@ -121,7 +121,7 @@ def _pair(
             why = f"{params[0]} leaves no room for {params[1]} in {most} tokens"
             raise RequestError(why, param="truncate_prompt_tokens", code="invalid_value")
         ids = _asked(text, first, beginning(second, room, params[1], text), params[1], instruction)[:most]
-    if text.tasks.way == "yes_no" and len(ids) >= text.limits.context_len:
+    if text.tasks.comparison == "yes_no" and len(ids) >= text.limits.context_len:
         raise prompt_too_long(len(ids), text.limits.context_len, params[1])
     return TextIds(ids)
 
@@ -142,10 +142,10 @@ def asked_for(text: Processor, info: EngineInfo) -> tuple[Pool | None, SamplingP
     Raises:
         RequestError: The checkpoint's embeddings cannot be made, or its answers are several tokens.
     """
-    if text.tasks.way == "cosine":
+    if text.tasks.comparison == "cosine":
         text.embedder.check(None, info.hidden_size)
         return text.embedder.pool, POOLING
-    if text.tasks.way == "labels":
+    if text.tasks.comparison == "labels":
         return info.pool, POOLING
     answers = (text.reranker.no, text.reranker.yes)
     if min(answers) < 0:
@@ -165,9 +165,9 @@ def scores_of(text: Processor, answers: Sequence[PairResult], *, num_first: int,
         num_first: How many first texts there are.
         is_plain: As the model gives them: not brought between 0 and 1.
     """
-    if text.tasks.way == "cosine":
+    if text.tasks.comparison == "cosine":
         return _cosines(text, answers, num_first)
-    if text.tasks.way == "labels":
+    if text.tasks.comparison == "labels":
         found = [numbers_of(answer) for answer in answers]
         return [numbers[0] if is_plain else text.reranker.scaled(numbers)[0] for numbers in found]
     odds = [_odds(answer.row) for answer in answers]
@@ -203,7 +203,7 @@ def _cosines(text: Processor, answers: Sequence[PairResult], num_first: int) -> 
 
 def places_of(text: Processor, num_first: int, num_second: int) -> list[tuple[int, ...]]:
     """Return which prompts of `read_pairs` each pair is made of."""
-    if text.tasks.way != "cosine":
+    if text.tasks.comparison != "cosine":
         return [(at,) for at in range(num_second)]
     return [(at if num_first > 1 else 0, num_first + at) for at in range(num_second)]
 

@@ -63,15 +63,15 @@ class Reranker(msgspec.Struct, frozen=True, kw_only=True):
         config, source = folder.config, template.source
         by_template = knows_roles(source)
         no, yes = _answers(folder, tokenizer)
-        is_told = says_so(folder) and min(no, yes) >= 0
+        is_known = says_so(folder) and min(no, yes) >= 0
         return cls(
             scale=_scale(config, num_labels),
             labels=_labels(config, num_labels),
             no=no,
             yes=yes,
             by_template=by_template,
-            in_words=by_template or is_told or not num_labels,
-            is_declared=by_template or is_told,
+            in_words=by_template or is_known or not num_labels,
+            is_declared=by_template or is_known,
         )
 
     def asked(self, query: str, document: str, instruction: str | None, template: ChatTemplate) -> str:

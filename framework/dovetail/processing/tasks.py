@@ -54,14 +54,14 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: The model's architecture.
         possible: The tasks.
-        way: How texts are compared, if they are.
+        comparison: How texts are compared, if they are.
         hint: What to do about one that is not possible.
         encodes: The model has no output head: it reads whole texts, with special tokens around them.
     """
 
     name: str = ""
     possible: tuple[Task, ...] = get_args(Task)
-    way: Comparison | None = None
+    comparison: Comparison | None = None
     hint: str = ""
     encodes: bool = False
 
@@ -78,23 +78,25 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: The model cannot do what is asked for.
         """
-        way = _way(info, task, embeds=embeds, answers=answers)
+        comparison = _comparison(info, task, embeds=embeds, answers=answers)
         found: dict[Task, bool] = {
             "generate": info.generates,
             "embed": not info.num_labels,
             "classify": bool(info.num_labels),
-            "score": way is not None,
+            "score": comparison is not None,
         }
         able = tuple(one for one in get_args(Task) if found[one])
         encodes = not info.generates
         if task is None:
-            hint = "" if way or info.num_labels else "start the server with --task embed or --task score for that"
-            return cls(name=info.architecture, possible=able, way=way, hint=hint, encodes=encodes)
+            hint = (
+                "" if comparison or info.num_labels else "start the server with --task embed or --task score for that"
+            )
+            return cls(name=info.architecture, possible=able, comparison=comparison, hint=hint, encodes=encodes)
         if not found[task]:
             raise ConfigError(f"--task {task}: {info.architecture} cannot {ACTS[task]}; possible: {', '.join(able)}")
         kept: tuple[Task, ...] = ("embed", "score") if task == "embed" else (task,)
         hint = f"the server was started with --task {task}"
-        return cls(name=info.architecture, possible=kept, way=way, hint=hint, encodes=encodes)
+        return cls(name=info.architecture, possible=kept, comparison=comparison, hint=hint, encodes=encodes)
 
     def check(self, task: Task) -> None:
         """Refuse a request for what is not served.
@@ -110,7 +112,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         raise RequestError(text, param="model", code="unsupported_task")
 
 
-def _way(info: TaskFacts, task: Task | None, *, embeds: bool, answers: bool) -> Comparison | None:
+def _comparison(info: TaskFacts, task: Task | None, *, embeds: bool, answers: bool) -> Comparison | None:
     """How the model compares texts; only a classifier of a single label has one score for a pair."""
     if info.num_labels:
         return "labels" if info.num_labels == 1 else None

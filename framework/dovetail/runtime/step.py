@@ -75,7 +75,7 @@ class InFlightStep:
     Attributes:
         step: What it computes.
         parts: Of the rows that get tokens.
-        silent: Rows that get no token, with `BROKEN` or 0 for each in an int64 tensor on the device.
+        tokenless: Rows that get no token, with `BROKEN` or 0 for each in an int64 tensor on the device.
         prompt_logprobs: Of prompt chunks, by row.
         pooled: `[H]` float32 of rows whose hidden states are told; such a row is silent.
         layers: Behind the layers of a step that may take long on a GPU.
@@ -83,7 +83,7 @@ class InFlightStep:
 
     step: StepInput
     parts: list[StepPart]
-    silent: list[tuple[npt.NDArray[np.int64], Tensor]] = field(default_factory=list)
+    tokenless: list[tuple[npt.NDArray[np.int64], Tensor]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, RankedLogprobs]] = field(default_factory=list)
     pooled: list[tuple[int, Tensor]] = field(default_factory=list)
     layers: LayerEvents | None = None
@@ -91,14 +91,14 @@ class InFlightStep:
     _pooled: Tensor | None = None
     _copied: DeviceEvent | None = None
 
-    def add_silent(self, at: npt.NDArray[np.int64], non_finite: Tensor) -> None:
+    def add_tokenless(self, at: npt.NDArray[np.int64], non_finite: Tensor) -> None:
         """Note rows that get no token; `non_finite` `[S]` bool may be overwritten by the next step."""
-        self.silent.append((at, torch.where(non_finite, BROKEN, 0)))
+        self.tokenless.append((at, torch.where(non_finite, BROKEN, 0)))
 
     def start_copy(self, device: torch.device) -> None:
         """Send the tokens to the host, and behind them what is told of the silent; every part has been sampled."""
         chosen = [part.tokens for part in self.parts if part.tokens is not None]
-        chosen += [verdicts for _, verdicts in self.silent]
+        chosen += [verdicts for _, verdicts in self.tokenless]
         if chosen:
             self._host = to_host(chosen[0] if len(chosen) == 1 else torch.cat(chosen))
         if self.pooled:
@@ -124,24 +124,24 @@ class InFlightStep:
     def read(self) -> StepOutput:
         """Wait for the device; return what came of the step, in the order of its rows."""
         found, num_rows = self.wait(), len(self.step.rows)
-        rows = [part.at for part in self.parts] + [silent for silent, _ in self.silent]
+        rows = [part.at for part in self.parts] + [tokenless for tokenless, _ in self.tokenless]
         rows_of = np.concatenate(rows) if rows else found
         finite = np.ones(num_rows, dtype=np.bool_)
         finite[rows_of[found == BROKEN]] = False
-        num_told = sum(len(part.at) for part in self.parts)
-        told = rows_of[:num_told]
-        counts = finite[told] if self.step.num_drafts is None else finite[told] & self._held(found)
+        num_token_rows = sum(len(part.at) for part in self.parts)
+        token_rows = rows_of[:num_token_rows]
+        counts = finite[token_rows] if self.step.num_drafts is None else finite[token_rows] & self._held(found)
         order = np.flatnonzero(counts)
         if len(self.parts) > 1:
-            order = order[np.argsort(told[order], kind="stable")]
+            order = order[np.argsort(token_rows[order], kind="stable")]
         return StepOutput(
             step=self.step.step,
-            num=np.bincount(told[order], minlength=num_rows).astype(np.int32),
+            num=np.bincount(token_rows[order], minlength=num_rows).astype(np.int32),
             tokens=found[order],
             finite=finite,
             logprobs=self._logprobs(order),
             prompt_logprobs=tuple((row, ranked.read()) for row, ranked in self.prompt_logprobs),
-            pooled=self._told(finite),
+            pooled=self._logprob_rows(finite),
         )
 
     def _held(self, found: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -154,7 +154,7 @@ class InFlightStep:
             first += len(part.at)
         return np.concatenate(held) if held else np.empty(0, dtype=np.bool_)
 
-    def _told(self, finite: npt.NDArray[np.bool_]) -> tuple[tuple[int, Floats], ...]:
+    def _logprob_rows(self, finite: npt.NDArray[np.bool_]) -> tuple[tuple[int, Floats], ...]:
         """What was pooled, of rows that are finite."""
         if self._pooled is None:
             return ()

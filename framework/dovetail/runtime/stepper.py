@@ -155,7 +155,7 @@ class Stepper:
         has_chunks = batch.num_decode < batch.num_requests
         non_finite = self._check(batch.q_starts, hidden) if has_chunks else None  # of a lone token, the logits tell
         if non_finite is not None and num < batch.num_requests:
-            launched.add_silent(np.arange(num, batch.num_requests), non_finite[num:])
+            launched.add_tokenless(np.arange(num, batch.num_requests), non_finite[num:])
         if num:
             part, _ = self._part(step, 0, num, batch.rows[:num])
             part.non_finite = None if non_finite is None else non_finite[:num]
@@ -284,7 +284,7 @@ class Stepper:
         self._state.lens[rows] = tokens.lens
         device_rows, done = graphs.run(tokens, rows, key)
         if stop < end:
-            launched.add_silent(np.arange(stop, end), done.non_finite[num : end - first])
+            launched.add_tokenless(np.arange(stop, end), done.non_finite[num : end - first])
         if not num:
             return
         part, facts = self._part(step, first, stop, device_rows[:num])
@@ -328,7 +328,7 @@ def _without_skipped(part: StepPart, launched: InFlightStep, late: StepLate) -> 
     kept, left = np.flatnonzero(~skip), np.flatnonzero(skip)
     non_finite, device = part.non_finite, part.rows.device
     if non_finite is not None:
-        launched.add_silent(part.at[left], non_finite[upload(left.tolist(), torch.int64, device)])
+        launched.add_tokenless(part.at[left], non_finite[upload(left.tolist(), torch.int64, device)])
     index = upload(kept.tolist(), torch.int64, device)
     return StepPart(
         part.at[kept],

@@ -63,7 +63,7 @@ def _seen(num_new: int, num_all: int, layer: AttentionLayer, mistake: Mistake, d
     window, chunk = layer.sliding_window, layer.chunk_size
     places = torch.arange(num_all, device=device)
     if not layer.causal:
-        return _seen_both_ways(places, None if mistake.ignores_window else window, mistake)
+        return _seen_bidirectional(places, None if mistake.ignores_window else window, mistake)
     queries = places[num_all - num_new :, None] - mistake.misses_newest
     seen = places <= queries.clamp(min=0)
     if mistake.sees_the_future:
@@ -77,7 +77,7 @@ def _seen(num_new: int, num_all: int, layer: AttentionLayer, mistake: Mistake, d
     return seen | (places == num_all - num_new) if not bool(seen.any(-1).all()) else seen
 
 
-def _seen_both_ways(places: Tensor, window: int | None, mistake: Mistake) -> Tensor:
+def _seen_bidirectional(places: Tensor, window: int | None, mistake: Mistake) -> Tensor:
     """Which key each query of a whole prompt sees, `[L, L]`."""
     ahead = places - places[:, None]
     seen = ahead <= 0 if mistake.is_causal else torch.ones_like(ahead, dtype=torch.bool)

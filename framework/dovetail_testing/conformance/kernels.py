@@ -24,7 +24,7 @@ from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
 from dovetail_testing.conformance.host_sync import HostSyncs
 from dovetail_testing.conformance.kernels_samples import DIMS, OPTIONS, Operands, sample
-from dovetail_testing.conformance.kernels_steps import told
+from dovetail_testing.conformance.kernels_steps import read_back
 
 ROWS = (0, 1, 2, 7, 16, 17, 64, 65)
 """Numbers of rows that the first claimed place of each operation is tried with, beside the bounds of its claim."""
@@ -339,7 +339,7 @@ def _results(ask: Ask, found: Any, operands: Operands) -> tuple[Tensor, ...]:
         results = results[0][..., ask.dim("R") :], results[1]
     by_name = dict(zip(_names(row.signature), operands, strict=True))
     if ask.op == "draw_adjusted" and len(results) == 2:
-        results = results[0], told(results[1], by_name["rows"], by_name["numbers"])
+        results = results[0], read_back(results[1], by_name["rows"], by_name["numbers"])
     return *results, *(one for name, one in by_name.items() if name in row.changes)
 
 

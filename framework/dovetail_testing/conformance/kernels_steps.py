@@ -159,11 +159,11 @@ STEP_OPERANDS: Mapping[str, Callable[[Draws], list[Any]]] = {
 }
 
 
-def told(found: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
+def read_back(found: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
     """Return what `draw_adjusted` says of rows `[T, PACKED]` as numbers, 0 where it means nothing."""
     num = numbers[NUMBERS.index("num_top")][rows][:, None]
     place = torch.arange(MAX_TOP, device=found.device)
     values = found[:, 1 : 2 + MAX_TOP].contiguous().view(torch.float32)
-    is_told = torch.cat((num >= 0, num >= 0, place < num, place < num), dim=1)
+    is_read_back = torch.cat((num >= 0, num >= 0, place < num, place < num), dim=1)
     whole = torch.cat((found[:, :1].float(), values, found[:, 2 + MAX_TOP :].float()), dim=1)
-    return torch.where(is_told, whole, 0.0)
+    return torch.where(is_read_back, whole, 0.0)

@@ -24,7 +24,7 @@ from dovetail_testing.conformance import parsing
 from dovetail_testing.conformance.auto import check_auto
 from dovetail_testing.conformance.base import Conformance, meant_by
 from dovetail_testing.conformance.growth import bytes_kept, grows_linearly, time_grows_linearly
-from dovetail_testing.conformance.parsing import ParsedReply, Way
+from dovetail_testing.conformance.parsing import ParsedReply, RequestForm
 from dovetail_testing.conformance.tool_events import check_events
 from dovetail_testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail_testing.samples import Sample
@@ -97,7 +97,7 @@ class ParserConformance(Conformance):
         tails = [None, None, *(sample.prompt_tail for sample in self._texts())]
         return [Sample(parsing.soup(spec, pieces, rng), prompt_tail=rng.choice(tails)) for _ in range(count)]
 
-    def _ways(self) -> list[Way]:
+    def _request_forms(self) -> list[RequestForm]:
         return parsing.options(self.declared())
 
     # The standard tests, those first whose message is the clearest.
@@ -132,22 +132,22 @@ class ParserConformance(Conformance):
         if not self.samples:
             pytest.skip("no samples declared: samples = [Sample(…)]")
         for sample in self.samples:
-            for way in self._ways()[:2]:
-                got = self._parse(way, [way.whole(sample.text)], sample.prompt_tail)
+            for form in self._request_forms()[:2]:
+                got = self._parse(form, [form.whole(sample.text)], sample.prompt_tail)
                 want = ParsedReply(sample.reasoning, sample.content, tuple(sample.tool_calls), got.reasoning_tokens, "")
                 right = got.visible == want.visible
-                check(right, f"sample {sample.text!r} {way.name} gives {got}; it declares {want}")
+                check(right, f"sample {sample.text!r} {form.name} gives {got}; it declares {want}")
 
     def test_interleaved_streams_are_isolated(self) -> None:
         """Replies that are parsed at the same time do not touch each other."""
-        for way in self._ways():
+        for form in self._request_forms():
             for one, two in _pairs(self._texts()):
-                alone = [self._parse(way, [way.whole(s.text)], s.prompt_tail) for s in (one, two)]
-                both = self._interleaved(way, (one, two))
+                alone = [self._parse(form, [form.whole(s.text)], s.prompt_tail) for s in (one, two)]
+                both = self._interleaved(form, (one, two))
                 for sample, got, want in zip((one, two), both, alone, strict=True):
                     check(
                         got.visible == want.visible,
-                        f"state leaks between streams ({way.name}): {sample.text!r} fed in turns with another reply "
+                        f"state leaks between streams ({form.name}): {sample.text!r} fed in turns with another reply "
                         f"gives {got}, alone {want}",
                     )
 
@@ -156,76 +156,76 @@ class ParserConformance(Conformance):
 
         Of texts that are made, a dozen places are tried.
         """
-        for way, sample in self._cases(8, seed=1):
-            whole = way.whole(sample.text)
-            want = self._parse(way, [whole], sample.prompt_tail)
-            is_declared = way.tokenizer is None and sample in self.samples
+        for form, sample in self._cases(8, seed=1):
+            whole = form.whole(sample.text)
+            want = self._parse(form, [whole], sample.prompt_tail)
+            is_declared = form.tokenizer is None and sample in self.samples
             most = None if is_declared else MADE_CUTS
-            for chunks in parsing.two_way(whole, most):
-                self._compare(way, sample, chunks, want, parsing.at_cut(chunks))
+            for chunks in parsing.two_chunks(whole, most):
+                self._compare(form, sample, chunks, want, parsing.at_cut(chunks))
 
     def test_single_tokens(self) -> None:
         """An output that arrives one character or token at a time gives the result of the whole."""
-        for way, sample in self._cases(20, seed=2):
-            whole = way.whole(sample.text)
-            want = self._parse(way, [whole], sample.prompt_tail)
-            self._compare(way, sample, parsing.singly(whole), want, "fed one by one")
+        for form, sample in self._cases(20, seed=2):
+            whole = form.whole(sample.text)
+            want = self._parse(form, [whole], sample.prompt_tail)
+            self._compare(form, sample, parsing.singly(whole), want, "fed one by one")
 
     def test_random_splits(self) -> None:
         """An output in any number of pieces, some of them empty, gives the result of the whole."""
         rng = random.Random(3)
-        for way, sample in self._cases(20, seed=3):
-            whole = way.whole(sample.text)
-            want = self._parse(way, [whole], sample.prompt_tail)
+        for form, sample in self._cases(20, seed=3):
+            whole = form.whole(sample.text)
+            want = self._parse(form, [whole], sample.prompt_tail)
             for _ in range(4):
                 chunks = parsing.randomly(whole, rng)
-                self._compare(way, sample, chunks, want, f"in {len(chunks)} random pieces")
+                self._compare(form, sample, chunks, want, f"in {len(chunks)} random pieces")
 
     def test_nothing_is_lost(self) -> None:
         """Every word of the output is in exactly one place: reasoning, content or a call; none is lost or doubled."""
         markers = parsing.markers_of(self.declared())
-        for way in self._ways():
+        for form in self._request_forms():
             for text in _with_words(self.declared()):
-                for chunks in ([way.whole(text)], parsing.singly(way.whole(text))):
-                    got = self._parse(way, chunks, None)
+                for chunks in ([form.whole(text)], parsing.singly(form.whole(text))):
+                    got = self._parse(form, chunks, None)
                     for word in _WORDS:
                         found, written = got.in_order.count(word), text.count(word)
-                        check(found >= written, f"text is lost: {word!r} of {text!r} ({way.name}) is nowhere in {got}")
-                        check(found <= written, f"text is duplicated: {word!r} of {text!r} ({way.name}) stands {found} "
-                              f"times in {got}")  # fmt: skip
-        for way, sample in self._cases(30, seed=4):
-            if self.declared().tools is not None or not _declares_all(self.declared()) or way.name.endswith("out"):
+                        check(found >= written, f"text is lost: {word!r} of {text!r} ({form.name}) is nowhere in {got}")
+                        check(found <= written, f"text is duplicated: {word!r} of {text!r} ({form.name}) stands "
+                              f"{found} times in {got}")  # fmt: skip
+        for form, sample in self._cases(30, seed=4):
+            if self.declared().tools is not None or not _declares_all(self.declared()) or form.name.endswith("out"):
                 continue
-            got = self._parse(way, [way.whole(sample.text)], sample.prompt_tail)
+            got = self._parse(form, [form.whole(sample.text)], sample.prompt_tail)
             kept, all_of_it = (parsing.bare(text, markers) for text in (got.in_order, sample.text))
             verb = "lost" if len(kept) < len(all_of_it) else "duplicated or invented"
-            check(kept == all_of_it, f"text is {verb}: {sample.text!r} ({way.name}) gives {got}")
+            check(kept == all_of_it, f"text is {verb}: {sample.text!r} ({form.name}) gives {got}")
 
     def test_truncation_at_every_position(self) -> None:
         """An output that stops anywhere keeps what was written, a marker's beginning included, and invents nothing."""
         spec = self.declared()
-        for way in self._ways()[:2]:
+        for form in self._request_forms()[:2]:
             for sample in self._texts():
-                whole = way.whole(sample.text)
-                full = self._parse(way, [whole], sample.prompt_tail)
+                whole = form.whole(sample.text)
+                full = self._parse(form, [whole], sample.prompt_tail)
                 for length in range(len(whole)):
-                    written = whole[:length] if way.tokenizer is None else _decoded(way.tokenizer, whole[:length])
-                    got = self._parse(way, [whole[:length]], sample.prompt_tail, "length")
+                    written = whole[:length] if form.tokenizer is None else _decoded(form.tokenizer, whole[:length])
+                    got = self._parse(form, [whole[:length]], sample.prompt_tail, "length")
                     check_truncated(spec, written, got, full)
 
     def test_never_raises(self) -> None:
         """Marker soup, random bytes and nothing at all raise in neither `feed` nor `finish`, whatever the reason."""
         rng = random.Random(5)
         for sample in self._soup(60, seed=5):
-            for way in self._ways():
-                parser = parsing.primed(self.output_parser, way, sample.prompt_tail)
-                chunks = parsing.randomly(way.whole(sample.text), rng)
+            for form in self._request_forms():
+                parser = parsing.primed(self.output_parser, form, sample.prompt_tail)
+                chunks = parsing.randomly(form.whole(sample.text), rng)
                 parsing.events_of(parser, chunks, rng.choice(["stop", "length", "abort"]))
-        for way in self._ways()[1:]:
-            size = way.tokenizer.vocab_size if way.tokenizer is not None else 1
+        for form in self._request_forms()[1:]:
+            size = form.tokenizer.vocab_size if form.tokenizer is not None else 1
             for _ in range(60):
                 ids = [rng.randrange(size) for _ in range(rng.randrange(24))]
-                parsing.events_of(self.output_parser(way.tokenizer), [ids, []], "length")
+                parsing.events_of(self.output_parser(form.tokenizer), [ids, []], "length")
 
     def test_prompt_tail_sets_the_state(self) -> None:
         """`prime` reads the state from what the template appended, and gives nothing out."""
@@ -263,14 +263,14 @@ class ParserConformance(Conformance):
 
     def test_keeps_nothing_of_replies(self) -> None:
         """Replies that are over, no two of which are alike, leave nothing behind in the plugin."""
-        way, samples = self._ways()[0], self._texts()[:4]
+        form, samples = self._request_forms()[0], self._texts()[:4]
         numbers = count()
 
         def serve() -> None:
             number = next(numbers)
             sample = samples[number % len(samples)]
             self._ask()
-            self._parse(way, [way.whole(f"{number} {sample.text} {number}")], sample.prompt_tail)
+            self._parse(form, [form.whole(f"{number} {sample.text} {number}")], sample.prompt_tail)
 
         kept = bytes_kept(serve, 12)
         check(not kept, f"{kept} bytes more for every reply: keep what belongs to one in the parser of that reply")
@@ -280,22 +280,24 @@ class ParserConformance(Conformance):
     def _ask(self) -> None:
         """Ask the plugin what a server asks of it for each request, beside the format."""
 
-    def _parse(self, way: Way, chunks: parsing.Chunks, tail: str | None, reason: str = "stop") -> ParsedReply:
-        return parsing.parse(self.output_parser, way, chunks, tail, reason)
+    def _parse(self, form: RequestForm, chunks: parsing.Chunks, tail: str | None, reason: str = "stop") -> ParsedReply:
+        return parsing.parse(self.output_parser, form, chunks, tail, reason)
 
-    def _cases(self, num_soup: int, seed: int) -> list[tuple[Way, Sample]]:
+    def _cases(self, num_soup: int, seed: int) -> list[tuple[RequestForm, Sample]]:
         texts = [*self._texts(), *self._soup(num_soup, seed)]
-        return [(way, sample) for way in self._ways() for sample in texts]
+        return [(form, sample) for form in self._request_forms() for sample in texts]
 
-    def _compare(self, way: Way, sample: Sample, chunks: parsing.Chunks, want: ParsedReply, how: str) -> None:
-        got = self._parse(way, chunks, sample.prompt_tail)
+    def _compare(self, form: RequestForm, sample: Sample, chunks: parsing.Chunks, want: ParsedReply, how: str) -> None:
+        got = self._parse(form, chunks, sample.prompt_tail)
         if got.visible != want.visible:
             what = parsing.difference(got, want)
-            fail(f"{what} where the stream is cut: {sample.text!r} ({way.name}) {how} gives {got}, in one piece {want}")
+            fail(
+                f"{what} where the stream is cut: {sample.text!r} ({form.name}) {how} gives {got}, in one piece {want}"
+            )
 
-    def _interleaved(self, way: Way, samples: Sequence[Sample]) -> list[ParsedReply]:
-        made = [parsing.primed(self.output_parser, way, sample.prompt_tail) for sample in samples]
-        rows = [parsing.singly(way.whole(sample.text)) for sample in samples]
+    def _interleaved(self, form: RequestForm, samples: Sequence[Sample]) -> list[ParsedReply]:
+        made = [parsing.primed(self.output_parser, form, sample.prompt_tail) for sample in samples]
+        rows = [parsing.singly(form.whole(sample.text)) for sample in samples]
         events: list[list[Any]] = [[] for _ in samples]
         for step in range(max(map(len, rows))):
             for parser, row, seen in zip(made, rows, events, strict=True):
@@ -408,18 +410,18 @@ class ToolParserConformance(ParserConformance):
 
     def test_argument_deltas_are_valid_json(self) -> None:
         """Calls are numbered from 0, started before their arguments and ended once; arguments add up to valid JSON."""
-        for way in self._ways():
+        for form in self._request_forms():
             for sample in self._texts():
-                for chunks in ([way.whole(sample.text)], parsing.singly(way.whole(sample.text))):
-                    parser = parsing.primed(self.output_parser, way, sample.prompt_tail)
+                for chunks in ([form.whole(sample.text)], parsing.singly(form.whole(sample.text))):
+                    parser = parsing.primed(self.output_parser, form, sample.prompt_tail)
                     check_events(parsing.events_of(parser, chunks), sample)
 
     def test_events_are_well_formed(self) -> None:
         """In marker soup too, events keep their order: no arguments before a start, no second end, no empty text."""
-        for way in self._ways():
+        for form in self._request_forms():
             for sample in self._soup(40, seed=6):
-                parser = parsing.primed(self.output_parser, way, sample.prompt_tail)
-                check_events(parsing.events_of(parser, parsing.singly(way.whole(sample.text))), sample)
+                parser = parsing.primed(self.output_parser, form, sample.prompt_tail)
+                check_events(parsing.events_of(parser, parsing.singly(form.whole(sample.text))), sample)
 
     def test_grammar_takes_every_tool_choice(self) -> None:
         """`grammar` answers every `tool_choice` with a grammar or None."""

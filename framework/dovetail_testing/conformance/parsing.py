@@ -50,7 +50,7 @@ class ParsedReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RequestForm:
     """One way for an output to arrive: as text, or as the ids of a vocabulary."""
 
     name: str
@@ -71,12 +71,12 @@ def _fallback() -> Tokenizer:
     return byte_fallback()
 
 
-def options(spec: FormatSpec) -> list[Way]:
+def options(spec: FormatSpec) -> list[RequestForm]:
     """Return: as text; as ids where each marker is one token; as ids where markers are spelled in several."""
     return [
-        Way("as text", None),
-        Way("as tokens", _vocabulary(markers_of(spec))),
-        Way("as tokens, markers spelled out", _fallback()),
+        RequestForm("as text", None),
+        RequestForm("as tokens", _vocabulary(markers_of(spec))),
+        RequestForm("as tokens, markers spelled out", _fallback()),
     ]
 
 
@@ -126,15 +126,17 @@ def reply_of(parser: OutputParser, events: Sequence[Event]) -> ParsedReply:
     )
 
 
-def parse(make: MakeParser, way: Way, chunks: Chunks, tail: str | None = None, reason: str = "stop") -> ParsedReply:
+def parse(
+    make: MakeParser, form: RequestForm, chunks: Chunks, tail: str | None = None, reason: str = "stop"
+) -> ParsedReply:
     """Parse an output that arrives in these pieces, and ends for a reason, with a fresh parser."""
-    parser = primed(make, way, tail)
+    parser = primed(make, form, tail)
     return reply_of(parser, events_of(parser, chunks, reason))
 
 
-def primed(make: MakeParser, way: Way, tail: str | None) -> OutputParser:
+def primed(make: MakeParser, form: RequestForm, tail: str | None) -> OutputParser:
     """Return a fresh parser that has seen the prompt's tail."""
-    parser = make(way.tokenizer)
+    parser = make(form.tokenizer)
     if tail is not None:
         try:
             parser.prime(tail)
@@ -159,7 +161,7 @@ def difference(got: ParsedReply, want: ParsedReply) -> str:
     return "it puts text in another place"
 
 
-def two_way(whole: Any, most: int | None = None) -> Iterator[Chunks]:
+def two_chunks(whole: Any, most: int | None = None) -> Iterator[Chunks]:
     """Every way to cut an output in two, or `most` of them, the same each time: each costs a parse of the whole."""
     cuts: Sequence[int] = range(len(whole) + 1)
     if most is not None and most < len(cuts):

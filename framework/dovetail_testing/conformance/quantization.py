@@ -99,8 +99,8 @@ class QuantizationConformance(Conformance):
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_product_equals_the_unpacked_weight(self, dtype: torch.dtype, tmp_path: Path) -> None:
         """With and without bias, norm, activation, addition and factor, from 1 to 65 tokens, as the plain matrix."""
-        ways = itertools.product((False, True), (None, "silu_and_mul"), (False, True))
-        for number, (bias, act, has_norm) in enumerate(ways):
+        cases = itertools.product((False, True), (None, "silu_and_mul"), (False, True))
+        for number, (bias, act, has_norm) in enumerate(cases):
             parts = (Part("gate", 64), Part("up", 64)) if act else (Part("", 80),)
             tensors, plain = self._checkpoint(parts, 96, bias=bias)
             mine = self._load(tmp_path / f"q{number}", tensors, parts, 96, dtype, bias=bias, act=act)

@@ -240,8 +240,8 @@ def run_workers(shares: Sequence[Sequence[Variant]], environment: dict[str, str]
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for share in shares:
-            told = json.dumps([asdict(variant) for variant in share])
-            command = [sys.executable, "-m", "dovetail_backends.fa4_worker", told]
+            encoded = json.dumps([asdict(variant) for variant in share])
+            command = [sys.executable, "-m", "dovetail_backends.fa4_worker", encoded]
             workers.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr))
         for worker in workers:
             code = worker.wait(max(0.0, until - time.monotonic()))

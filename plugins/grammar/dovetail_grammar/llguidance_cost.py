@@ -94,7 +94,7 @@ class SchemaCost:
     def __init__(self, root: Any, nodes: Iterable[tuple[str, Mapping[str, Any]]] | None = None) -> None:
         self._root = root
         self._nodes = schema.reachable(root) if nodes is None else nodes
-        self._ways: dict[int, float] = {}
+        self._counts: dict[int, float] = {}
 
     def total(self) -> float:
         """Return the bound."""
@@ -115,10 +115,10 @@ class SchemaCost:
             return 1.0
         if depth > MAX_DEPTH:
             return math.inf
-        known = self._ways.get(id(node))
+        known = self._counts.get(id(node))
         if known is not None:
             return known
-        self._ways[id(node)] = 1.0  # a reference to itself, which the library refuses here
+        self._counts[id(node)] = 1.0  # a reference to itself, which the library refuses here
         count = 1.0
         for key in ("anyOf", "oneOf"):
             if node.get(key):
@@ -130,7 +130,7 @@ class SchemaCost:
             count *= self._count_of(schema.resolve(self._root, reference), depth + 1)
         if len(node.get("allOf", ())) > 1 or (count > 1 and len(node.keys() & {"anyOf", "oneOf", "allOf", "$ref"}) > 1):
             count *= 4
-        self._ways[id(node)] = count
+        self._counts[id(node)] = count
         return count
 
 

@@ -29,13 +29,13 @@ class Subset:
     Attributes:
         by_type: Keywords that are enforced beside `type`, by the type.
         formats: Formats that are enforced.
-        tells_keys: Whether keys beside those that are named cannot spell one of these with an escape.
+        keys_are_known: Whether keys beside those that are named cannot spell one of these with an escape.
         alone: Keywords that are enforced where they stand alone.
     """
 
     by_type: Mapping[str, frozenset[str]]
     formats: frozenset[str]
-    tells_keys: bool = True
+    keys_are_known: bool = True
     alone: frozenset[str] = field(default_factory=lambda: frozenset(("$ref", "anyOf", "const", "enum")))
 
     def support(self, spec: GrammarSpec) -> Support:
@@ -101,8 +101,8 @@ class Subset:
         if key == "pattern":
             return is_plain(node["pattern"])
         if key == "properties":
-            is_told = self.tells_keys or node.get("additionalProperties") is False
-            return is_told and _ESCAPED.search("".join(node["properties"])) is None
+            is_known = self.keys_are_known or node.get("additionalProperties") is False
+            return is_known and _ESCAPED.search("".join(node["properties"])) is None
         if key in ("minProperties", "maxProperties"):
             return "properties" not in node and (key == "maxProperties" or node[key] < 2)
         if key in _SPANS:

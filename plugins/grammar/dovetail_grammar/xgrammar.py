@@ -42,7 +42,7 @@ SUBSET = Subset(
         "number": _NUMBERS,
     },
     formats=frozenset(("date", "email")),
-    tells_keys=False,
+    keys_are_known=False,
 )
 
 

@@ -73,7 +73,7 @@ class Headless(ModelPlugin):
         given: Any = ChainMap({"architectures": [family.architectures[0]], "tie_word_embeddings": True}, hf)  # type: ignore[arg-type]
         config = family.config_from_hf(given)
         if hf.get("use_bidirectional_attention"):
-            config = replace(config, layers=tuple(map(_both_ways, config.layers)))
+            config = replace(config, layers=tuple(map(_bidirectional, config.layers)))
         return replace(
             config,
             architecture=name,
@@ -99,7 +99,7 @@ class Headless(ModelPlugin):
         return (*((WeightRule("score", "classify.scores"),) if config.num_labels else ()), *rules)
 
 
-def _both_ways(spec: LayerSpec) -> LayerSpec:
+def _bidirectional(spec: LayerSpec) -> LayerSpec:
     """Return a layer that sees half of its window to either side, as transformers reads Gemma's configs."""
     window = spec.sliding_window
     return replace(spec, causal=False, reach=spec.reach if window is None else Window(window // 2 + 1))

@@ -55,8 +55,8 @@ def clamping_of(body: Any, clamps: bool) -> dict[str, Any]:
         body: Of `PromptFields`.
         clamps: What the API's clients expect.
     """
-    told = body.context_length_exceeded_behavior
-    return {"clamps": clamps, "clamps_by_default": True} if told is None else {"clamps": told == "truncate"}
+    behavior = body.context_length_exceeded_behavior
+    return {"clamps": clamps, "clamps_by_default": True} if behavior is None else {"clamps": behavior == "truncate"}
 
 
 def service_of(body: Any) -> dict[str, Any]:

@@ -138,8 +138,12 @@ class _Checked(Writer):
         except Exception:
             logger.exception("%s.failed() cannot tell of an error", cls.where)
         detail = ErrorDetail(message=failure.message, type=failure.kind, param=failure.param, code=failure.code)
-        told = msgspec.json.encode(ErrorBody(detail))
-        return b"event: error\ndata: " + told + b"\n\n" if cls.media_type == Writer.media_type else told + b"\n"
+        error_body = msgspec.json.encode(ErrorBody(detail))
+        return (
+            b"event: error\ndata: " + error_body + b"\n\n"
+            if cls.media_type == Writer.media_type
+            else error_body + b"\n"
+        )
 
     def _bytes(self, name: str, call: Callable[..., bytes], *args: Any) -> bytes:
         what = f"{self.where}.{name}()"

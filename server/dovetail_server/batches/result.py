@@ -12,7 +12,7 @@ from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure, Tokens
 from dovetail_server import errors
 from dovetail_server.error_body import ErrorBody
-from dovetail_server.http.api_errors import told
+from dovetail_server.http.api_errors import failure_reply
 from dovetail_server.http.json_lines import one_line
 
 
@@ -86,7 +86,7 @@ def refusal(custom_id: str, error: Exception, api: Api | None = None) -> Result:
     if api is not None:
         failure = Failure(status, detail.message, detail.type, detail.param, detail.code)
         try:
-            status, body = told(api, failure, None)
+            status, body = failure_reply(api, failure, None)
         except Exception:
             # A stranger's code, as of `ApiErrors`.
             logger.exception("%s.failed() cannot tell of an error", api)

@@ -216,10 +216,10 @@ def sampling_text(workload: Workload, temperature: float, defaults: Mapping[str,
     asked = {"temperature": temperature, **workload.extra}
     heat = asked["temperature"]
     own = {name: value for name, value in defaults.items() if name not in asked and (heat or name not in OF_DRAWS)}
-    told = [_told(name, value) for name, value in asked.items() if name not in UNTOLD]
-    told += [f"{_told(name, value)} of the model's own" for name, value in sorted(own.items())]
-    return ", ".join([f"temperature {heat:g}" if heat else "greedy", *told])
+    descriptions = [_described(name, value) for name, value in asked.items() if name not in UNTOLD]
+    descriptions += [f"{_described(name, value)} of the model's own" for name, value in sorted(own.items())]
+    return ", ".join([f"temperature {heat:g}" if heat else "greedy", *descriptions])
 
 
-def _told(name: str, value: object) -> str:
+def _described(name: str, value: object) -> str:
     return WORDS.get(name, f"{name} {{}}").format(value)

@@ -76,7 +76,7 @@ def warm(settings: ServeSettings) -> int:
         raise ConfigError(f"device {device.kind}: nothing installed compiles its kernels ahead; for cuda, triton does")
     before, started = compiler.kept(), time.perf_counter()
     info = asyncio.run(start_once(settings.model_copy(update={"wait_for_kernels": True}), prepared.plan))
-    print(told(info, before, compiler.kept(), compiler.folder(), time.perf_counter() - started))
+    print(warm_report(info, before, compiler.kept(), compiler.folder(), time.perf_counter() - started))
     return 0
 
 
@@ -91,7 +91,9 @@ async def start_once(settings: ServeSettings, plan: PluginPlan) -> EngineInfo:
         await engine.close()
 
 
-def told(info: EngineInfo, before: Mapping[str, int], after: Mapping[str, int], folder: Path, seconds: float) -> str:
+def warm_report(
+    info: EngineInfo, before: Mapping[str, int], after: Mapping[str, int], folder: Path, seconds: float
+) -> str:
     """Say what was compiled, and where it is."""
     new = len(after.keys() - before.keys())
     mib = sum(after.values()) / 2**20

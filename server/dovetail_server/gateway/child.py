@@ -94,13 +94,13 @@ class Child:
             if self._is_restarting and code is not None:
                 self._is_restarting = False
                 continue
-            self._judge(how, code, reason)
+            self._note_exit(how, code, reason)
             if self.failure is None:
                 recent = min(len(self._deaths), 8)
                 delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (recent - 1))
                 await asyncio.sleep(0 if time.monotonic() - began > MAX_DELAY_S else delay_s)
 
-    def _judge(self, how: str, code: int | None, reason: str | None) -> None:
+    def _note_exit(self, how: str, code: int | None, reason: str | None) -> None:
         """Note a death, or a start that came to nothing, and whether the process is started again."""
         tag, said = self.worker.tag, f": {reason}" if reason else ""
         if code == 2 and reason is not None and not self.worker.has_served:

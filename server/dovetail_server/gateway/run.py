@@ -168,14 +168,14 @@ class Gateway:
             ConfigError: A worker that is there does not fit.
             DovetailError: A worker cannot start.
         """
-        told: dict[str, str] = {}
+        reported: dict[str, str] = {}
         with phases.phase("workers"):
             while not self._are_ready():
                 for worker in self.fleet.workers:
                     if worker.refusal is not None:
                         raise ConfigError(worker.refusal)
-                    if not self.children and told.get(worker.tag, STARTING) != worker.why_not:
-                        told[worker.tag] = worker.why_not
+                    if not self.children and reported.get(worker.tag, STARTING) != worker.why_not:
+                        reported[worker.tag] = worker.why_not
                         logger.info("Waiting for worker %s at %s: %s.", worker.tag, worker.url, worker.why_not)
                 await asyncio.sleep(WATCH_S)
             for worker in self.fleet.workers:

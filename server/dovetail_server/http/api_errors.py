@@ -34,7 +34,7 @@ class ApiErrors:
         await self.app(scope, receive, send)
 
 
-def told(api: Api, failure: Failure, request_id: str | None) -> tuple[int, bytes]:
+def failure_reply(api: Api, failure: Failure, request_id: str | None) -> tuple[int, bytes]:
     """Return the status and the body of an error in the words of an API.
 
     Raises:
@@ -80,7 +80,7 @@ class _Translator:
             headers = MutableHeaders(scope=start)
             failure = Failure(start["status"], error.message, error.type, error.param, error.code)
             try:
-                start["status"], body = told(self.api, failure, headers.get("x-request-id"))
+                start["status"], body = failure_reply(self.api, failure, headers.get("x-request-id"))
             except Exception:
                 # A stranger's code. The client reads this server's words rather than nothing.
                 logger.exception("%s.failed() cannot tell of an error", self.api)

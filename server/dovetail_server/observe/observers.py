@@ -58,12 +58,12 @@ LOGGER_METHODS = ("log",)
 class ObserverHandle:
     """One object of a plugin, its queue and its thread, which begins with the first event."""
 
-    def __init__(self, target: Any, told: Callable[[ObserverHandle, str], None]) -> None:
-        """Watch `target`; `told` is called when it is removed, with the reason."""
+    def __init__(self, target: Any, on_failure: Callable[[ObserverHandle, str], None]) -> None:
+        """Watch `target`; `on_failure` is called when it is removed, with the reason."""
         self.target = target
         self.is_removed = False
         self.num_lost = 0
-        self._told = told
+        self._on_failure = on_failure
         self._methods: dict[str, tuple[Callable[[Any], Any], str]] = {}
         """What is called, and the plugin and hook that brought it."""
         self._failures: dict[str, int] = {}
@@ -183,7 +183,7 @@ class ObserverHandle:
             logger.warning("%s raised %s (%d of %d)", who, reason, count, MAX_FAILURES)
             if count >= MAX_FAILURES:
                 self.is_removed = True
-                self._told(self, f"{who} was removed after {MAX_FAILURES} failures in a row; the last: {reason}")
+                self._on_failure(self, f"{who} was removed after {MAX_FAILURES} failures in a row; the last: {reason}")
         else:
             self._failures[name] = 0
 

@@ -90,8 +90,8 @@ def run_files(
 
 def described(values: dict[str, Any]) -> str:
     """Return what results depend on, as a digest: keys and passwords are among settings."""
-    told = {name: value for name, value in values.items() if name not in NOT_RESULTS}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    results = {name: value for name, value in values.items() if name not in NOT_RESULTS}
+    return hashlib.sha256(json.dumps(results, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def depth(settings: ServeSettings) -> int:

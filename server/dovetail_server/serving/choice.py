@@ -196,7 +196,7 @@ class Choice:
         """The request's field that the grammar came from."""
         return None if self.route is None else self.route.param
 
-    async def judge(self, front: StructuredOutputs) -> None:
+    async def set_grammar_report(self, front: StructuredOutputs) -> None:
         """Say what came of its grammar, now that it has ended, or where the cause stands if it was refused."""
         if self.finish_reason == "abort" and (message := self.abort_message) is not None:
             self.explanation = await asyncio.to_thread(explained, self.route, self.abort_code, message)

@@ -166,7 +166,7 @@ class Generation:
             )
             step = choice.accept(delta)
             if step.is_last and choice.route is not None:
-                await choice.judge(self.state.text.grammar)
+                await choice.set_grammar_report(self.state.text.grammar)
             yield [step]
         self.journal.deltas = []
 
@@ -201,7 +201,7 @@ class Generation:
         if step.is_last and choice.finish_reason == "abort" and self.state.is_draining:
             raise errors.draining()
         if step.is_last and choice.route is not None:
-            await choice.judge(self.state.text.grammar)
+            await choice.set_grammar_report(self.state.text.grammar)
         return step
 
     async def _many(self, admitted: Sequence[Live], whole: bool) -> AsyncGenerator[list[Step], None]:
@@ -280,7 +280,7 @@ class Generation:
                     body_s=body_s,
                     prepare_s=0.0 if origin is None else max(0.0, self.began - origin.began - body_s),
                     parse_s=self.timer.parse_s,
-                    choices=tuple(c.clock.told(self.began, c.finished_at or now) for c in self.choices),
+                    choices=tuple(c.clock.as_times(self.began, c.finished_at or now) for c in self.choices),
                     num_cached_tokens=sum({c.prompt_index: c.num_cached for c in self.choices}.values()),
                     num_retractions=sum(choice.num_retractions for choice in self.choices),
                 )

@@ -31,7 +31,7 @@ class ChoiceClock:
         if delta.finish is not None:
             self._ended = delta.times
 
-    def told(self, began: float, ended: float) -> ChoiceTimes:
+    def as_times(self, began: float, ended: float) -> ChoiceTimes:
         """Divide the time from `began` to `ended`, as `perf_counter` counts, into its parts."""
         whole, begun = ended - began, self._begun
         grammar_s = None if begun is None else begun.grammar_s

@@ -245,11 +245,11 @@ class GrammarService:
     def _work(self, job: CompileJob, place: CompileSite) -> None:
         """Bring a job on, whatever its backends do: a future that is never filled is waited for without end."""
         try:
-            self._try_ways(job, place)
+            self._try_options(job, place)
         except Exception as error:
             self._finish(job, _refusal(error), 0)
 
-    def _try_ways(self, job: CompileJob, place: CompileSite) -> None:
+    def _try_options(self, job: CompileJob, place: CompileSite) -> None:
         """Try the ways that are left, up to the first that needs a process of another place."""
         while job.index < len(job.steps):
             now = time.monotonic()

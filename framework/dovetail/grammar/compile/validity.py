@@ -70,11 +70,11 @@ class FormatChecks(FormatChecker):  # type: ignore[misc]  # the library has no t
         super().check(instance, format)
         if format in (*_EXACT, "time", "date-time"):
             raise FormatError(f"{instance!r} is not a {format!r}")
-        if not self._is_lenient and format not in _TOLD:
+        if not self._is_lenient and format not in _VALIDATED:
             raise UnknownFormatError(format)
 
 
-_TOLD = frozenset(("date", "ipv4", "ipv6", "uuid"))
+_VALIDATED = frozenset(("date", "ipv4", "ipv6", "uuid"))
 """Formats of which the library knows all texts by itself."""
 FORMATS, LENIENT = FormatChecks(), FormatChecks(is_lenient=True)
 

@@ -103,8 +103,8 @@ class ToolRouter:
             text = f"{self._param} cannot be enforced: {'; '.join(reasons)}"
             raise RequestError(text, param=self._param, code="unsupported_grammar")
         options.sort(key=lambda option: len(option.ignored))
-        judged = [] if self._router.enforced_only else options[:1]
-        options += [self._free(option, tools, choice, parallel=parallel) for option in judged]
+        validated = [] if self._router.enforced_only else options[:1]
+        options += [self._free(option, tools, choice, parallel=parallel) for option in validated]
         spec = GrammarSpec(kind=Kind.STRUCTURAL, source=options[0].step.source)
         return GrammarRoute(spec, tuple(options), self._param, tuple(schemas))
 

@@ -120,7 +120,7 @@ class Auto:
             picked = self._first(names, reasons)
         else:
             picked = self._measured(self.measuring, dict(self._candidates()), reasons)
-        shown = _told({name: reasons[name] for name in names if name in reasons}) or "no other candidate"
+        shown = _joined_reasons({name: reasons[name] for name in names if name in reasons}) or "no other candidate"
         of = f" of {self.wanted.group}" if self.wanted.group else ""
         label = picked.names[0] if picked.names[0] == picked.names[1] else "+".join(picked.names)
         measured = f"; measured, {picked.measured}" if picked.measured else ""
@@ -191,8 +191,8 @@ class Auto:
         if not reasons:
             return PluginError("--attention-backend 'auto': no backend of the plugin plan can be loaded here")
         return PluginError(
-            f"--attention-backend 'auto' cannot serve this model: {_told(reasons)}; `dovetail plugin list` shows what "
-            "else is installed; --device, --dtype or --page-size may help"
+            f"--attention-backend 'auto' cannot serve this model: {_joined_reasons(reasons)}; "
+            "`dovetail plugin list` shows what else is installed; --device, --dtype or --page-size may help"
         )
 
     def _by(self, measured_times: AttentionTimes, classes: Mapping[str, Backend], reasons: dict[str, str]) -> Picked:
@@ -243,7 +243,7 @@ class Auto:
         return Picked(backend, names)
 
 
-def _told(reasons: Mapping[str, str]) -> str:
+def _joined_reasons(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 

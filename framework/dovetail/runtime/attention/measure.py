@@ -282,13 +282,13 @@ class MeasuredLayers:
         places = step.cached + torch.arange(new, device=self.device)
         slots = table[:, places // size].long() * size + places % size
         starts = torch.arange(num + 1, dtype=torch.int32, device=self.device) * new
-        is_told = not is_captured
+        is_known = not is_captured
         return ForwardBatch(
             num_decode=num if step.use == "decode" else 0, positions=places.repeat(num), kv_slots=slots.flatten(),
             rows=torch.arange(num, device=self.device), page_table=table,
             seq_lens=torch.full((num,), length, device=self.device), q_starts=starts,
-            seq_lens_cpu=[length] * num if is_told else [],
-            q_lens_cpu=[new] * num if is_told or step.use == "prefill" else [],
+            seq_lens_cpu=[length] * num if is_known else [],
+            q_lens_cpu=[new] * num if is_known or step.use == "prefill" else [],
             attention=backend, last_tokens=starts[1:].long() - 1,
         )  # fmt: skip
 

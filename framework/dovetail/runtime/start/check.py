@@ -126,11 +126,11 @@ def _compiled_ahead(
     on = device_of(device)
     if on.compiler() is None or settings.disable_compile_ahead:
         return None
-    told = {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
+    startup_fields = {"model_path", "random_seed", "report_cache", "wait_for_kernels"}
     if not quant_method(folder.config) and settings.quantization in (None, "auto"):
-        told.add("load_format")  # plain weights and dummies launch the same
+        startup_fields.add("load_format")  # plain weights and dummies launch the same
     loaded = [state for state in plugins.states() if state[0] != KIND]  # `load_format` says what counts of these
-    return CompiledAhead(on, [settings.model_dump(mode="json", exclude=told), folder.config, loaded])
+    return CompiledAhead(on, [settings.model_dump(mode="json", exclude=startup_fields), folder.config, loaded])
 
 
 def _choose_attention(

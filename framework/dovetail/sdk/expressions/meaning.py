@@ -107,8 +107,8 @@ class Meaning:
         if isinstance(part, Parts):
             return self._after([*front, *part.parts, *behind], rest, before)
         if isinstance(part, Alternation):
-            ways = (self._after([*front, option, *behind], rest, before) for option in part.options)
-            return self.terms.alt(list(ways))
+            branches = (self._after([*front, option, *behind], rest, before) for option in part.options)
+            return self.terms.alt(list(branches))
         if isinstance(part, Repeat):
             return self._repeated(front, part, behind, rest, before)
         if isinstance(part, Edge):
@@ -144,7 +144,7 @@ class Meaning:
                 raise UnreadableError("a start where it is not known whether one can be")
             return self._after(behind, rest, before)
         return terms.alt(
-            terms.cat(row, self._beside(kind, behind, rest, ending)) for row, ending in self._told(front, before)
+            terms.cat(row, self._beside(kind, behind, rest, ending)) for row, ending in self._texts_after(front, before)
         )
 
     def _beside(self, kind: str, behind: Sequence[Tree], rest: int, ending: str) -> int:
@@ -152,7 +152,7 @@ class Meaning:
         begins_word = (ending == IN_WORD) != (kind == "b")
         return self.terms.both((self._begins[begins_word], self._after(behind, rest, frozenset((ending,)))))
 
-    def _told(self, front: Sequence[Tree], before: Before) -> Iterable[tuple[int, str]]:
+    def _texts_after(self, front: Sequence[Tree], before: Before) -> Iterable[tuple[int, str]]:
         """Return texts of some parts, and what they end with, apart by that."""
         row = self._row(front)
         for ending in sorted(_known(front, before) - {START}):
@@ -168,8 +168,10 @@ class Meaning:
             known = _known(front, before)
             if len(known) == 1 or not _asks_before(part.part, *behind):
                 return terms.cat(row, self._ahead(part, behind, rest, known))
-            told = self._told(front, before)
-            return terms.alt(terms.cat(row, self._ahead(part, behind, rest, frozenset((end,)))) for row, end in told)
+            text_parts = self._texts_after(front, before)
+            return terms.alt(
+                terms.cat(row, self._ahead(part, behind, rest, frozenset((end,)))) for row, end in text_parts
+            )
         if _asks_after(part.part):
             raise UnreadableError("a look behind that asks what comes after it")
         if before == {START}:

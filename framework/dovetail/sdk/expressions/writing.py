@@ -72,7 +72,7 @@ def write(automaton: Automaton, classes: Row[Chars], without: Chars) -> str | No
     Raises:
         TooLargeError: It would be too long.
     """
-    graph = _Graph(_ways(automaton, classes, without))
+    graph = _Graph(_edges_of(automaton, classes, without))
     while graph.states:
         graph.leave_out(min(graph.states, key=graph.weight))
         if graph.size > 4 * MAX_WRITTEN:
@@ -86,7 +86,7 @@ def write(automaton: Automaton, classes: Row[Chars], without: Chars) -> str | No
     return text
 
 
-def _ways(automaton: Automaton, classes: Row[Chars], without: Chars) -> dict[tuple[int, int], _Edge]:
+def _edges_of(automaton: Automaton, classes: Row[Chars], without: Chars) -> dict[tuple[int, int], _Edge]:
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for state, row in enumerate(automaton.after):
         for members, follower in zip(classes, row, strict=True):

@@ -143,7 +143,7 @@ def tagged_arguments(
         _check_name(tool, name, is_read=is_read)
         begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
         parts[name] = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
-    return _in_ways(parts, schema)
+    return _in_orders(parts, schema)
 
 
 def keyword_arguments(tool: Tool) -> Node:
@@ -153,10 +153,10 @@ def keyword_arguments(tool: Tool) -> Node:
     for name, declared in _properties(schema).items():
         _check_name(tool, name, is_read=_KEYWORD.fullmatch(name) is not None)
         items[name] = sequence(text(f"{name}="), json_value(declared, schema))
-    return _in_ways(items, schema, ", ")
+    return _in_orders(items, schema, ", ")
 
 
-def _in_ways(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str = "") -> Node:
+def _in_orders(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str = "") -> Node:
     """Describe arguments in each way in which the schema lets them stand together, with something between them."""
     nodes = []
     for option in presences(schema)[0]:
@@ -195,7 +195,7 @@ def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
         if found.string is not None:
             options.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
         items[name] = options[0] if len(options) == 1 else {"type": "or", "elements": options}
-    return _in_ways(items, schema, ",")
+    return _in_orders(items, schema, ",")
 
 
 def element_arguments(tool: Tool, mark: str) -> Node:
@@ -206,7 +206,7 @@ def element_arguments(tool: Tool, mark: str) -> Node:
         _check_name(tool, name, is_read=_ELEMENT.fullmatch(name) is not None)
         value = tagged_value(declared, schema, (mark,)).node
         parts[name] = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
-    return _in_ways(parts, schema)
+    return _in_orders(parts, schema)
 
 
 def _check_name(tool: Tool, name: str, *, is_read: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAX_WAYS = 32
+MAX_OPTIONS = 32
 """Ways that a grammar is written for; each repeats all arguments."""
 _SAYS = frozenset(("type", "required", "properties", "allOf", "anyOf"))
 
@@ -33,16 +33,16 @@ def presences(schema: Mapping[str, Any]) -> tuple[Sequence[Presence], frozenset[
     if "anyOf" in schema:
         parts.append(("/anyOf", {"anyOf": schema["anyOf"]}))
     for place, part in parts:
-        found = _ways_of(part)
+        found = _options_of(part)
         both = [] if found is None else _both(options, found)
         both = [option for option in both if option.required <= declared.keys() | options[0].required]
-        if 0 < len(both) <= MAX_WAYS:
+        if 0 < len(both) <= MAX_OPTIONS:
             options = both
             held.add(place)
     return options, frozenset(held)
 
 
-def _ways_of(part: Any) -> list[Presence] | None:
+def _options_of(part: Any) -> list[Presence] | None:
     """Return the ways that a part of a schema leaves; None: it says something else, or leaves too many."""
     if isinstance(part, bool):
         return [Presence()] if part else []
@@ -54,17 +54,17 @@ def _ways_of(part: Any) -> list[Presence] | None:
     absent = frozenset(name for name, declared in properties.items() if declared is False)
     options: list[Presence] | None = [Presence(frozenset(part.get("required", ())), absent)]
     for member in part.get("allOf", ()):
-        more = _ways_of(member)
+        more = _options_of(member)
         options = None if options is None or more is None else _both(options, more)
     if "anyOf" in part:
         any_of: list[Presence] = []
         for member in part["anyOf"]:
-            more = _ways_of(member)
-            if more is None or len(any_of) + len(more) > MAX_WAYS:
+            more = _options_of(member)
+            if more is None or len(any_of) + len(more) > MAX_OPTIONS:
                 return None
             any_of += more
         options = None if options is None else _both(options, any_of)
-    return None if options is None or len(options) > MAX_WAYS else options
+    return None if options is None or len(options) > MAX_OPTIONS else options
 
 
 def _both(options: Iterable[Presence], more: Sequence[Presence]) -> list[Presence]:

@@ -251,10 +251,10 @@ def _is_taught(plugin: Any, template: ChatTemplate) -> bool:
     section = plugin.extend(FormatSpec(), tools).tools
     try:
         with frozen_render():
-            told, plain = (template.render([QUESTION], tools=each).text for each in (tools, None))
+            with_tools, plain = (template.render([QUESTION], tools=each).text for each in (tools, None))
     except RequestError:
         return False
-    return section is not None and bool(section.start) and section.start in told and section.start not in plain
+    return section is not None and bool(section.start) and section.start in with_tools and section.start not in plain
 
 
 def _begins_in_prompt(plugin: Any, model: CandidateModel) -> bool:

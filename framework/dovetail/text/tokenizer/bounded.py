@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from dovetail.text.tokenizer.expressions import is_linear, num_in_vain
+from dovetail.text.tokenizer.expressions import is_linear, num_failed_reads
 
 MAX_GROWTH = 16
 """Characters that normalizing may make of one: Unicode's own forms make 18 at most, and count as one here."""
@@ -24,7 +24,7 @@ MAX_WORD = 1000
 MAX_PIECE = 512
 """Characters of the longest token of a Unigram model, which tries all that fit at each place."""
 MAX_PARTS = 64
-SHORT, MAX_IN_VAIN = 1024, 2
+SHORT, MAX_FAILED_READS = 1024, 2
 """Characters of a text that a tokenizer may take 4 ms for, for each of so many alternatives that read in vain."""
 _NORMALIZERS = {
     "NFC",
@@ -51,12 +51,12 @@ def state(part: Any) -> dict[str, Any]:
     return found
 
 
-def judged(backend: tokenizers.Tokenizer) -> tuple[int, str | None]:
+def growth_of(backend: tokenizers.Tokenizer) -> tuple[int, str | None]:
     """Return how long a text may be for a tokenizer to take little time and memory, in characters, and why no longer.
 
     The reason is None where it takes both in proportion to any text.
     """
-    growth, in_vain, slow = 1.0, 0, None
+    growth, failed_reads, slow = 1.0, 0, None
     for part in _flat(state(backend.normalizer)):
         made = _growth(part)
         if made is None:
@@ -68,9 +68,9 @@ def judged(backend: tokenizers.Tokenizer) -> tuple[int, str | None]:
         if part.get("type") in _CUTTERS:
             continue
         source = part.get("pattern", {}).get("Regex")
-        found = (0 if source is None else num_in_vain(source)) if part.get("type") == "Split" else None
+        found = (0 if source is None else num_failed_reads(source)) if part.get("type") == "Split" else None
         reason = f"its pre-tokenizer {_named(part)} may take more than linear time"
-        if found is None or (in_vain := in_vain + found) > MAX_IN_VAIN or (in_vain and growth > 1):
+        if found is None or (failed_reads := failed_reads + found) > MAX_FAILED_READS or (failed_reads and growth > 1):
             return 0, reason
         slow = slow or (reason if found else None)
     if (reason_of_model := _why_unbounded(backend.model)) is not None:

@@ -84,7 +84,7 @@ def shared(ids: Iterable[int], known: dict[int, int] | None = None) -> list[int]
 def cuts_of(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     """Return what a tokenizer's texts may be cut behind, or None where they have to stay whole.
 
-    `bounded.judged` has to allow short texts: some are tried.
+    `bounded.growth_of` has to allow short texts: some are tried.
     """
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE) or model.dropout or backend.truncation or backend.padding:

@@ -45,7 +45,7 @@ class _Item:
     least: int = 1
     most: float = 1
     is_look: bool = False
-    num_ways: int = 1
+    num_choices: int = 1
 
     @property
     def repeats(self) -> bool:
@@ -53,18 +53,18 @@ class _Item:
 
     @property
     def choices(self) -> float:
-        return self.num_ways * (1 if self.repeats else self.most - self.least + 1)
+        return self.num_choices * (1 if self.repeats else self.most - self.least + 1)
 
 
 _Branch = list[_Item]
 
 
 def is_linear(source: str, *, finds_nothing: bool = True) -> bool:
-    """Whether splitting by an expression takes time in proportion to the text, whatever that is; see `num_in_vain`."""
-    return num_in_vain(source, finds_nothing=finds_nothing) == 0
+    """Whether splitting by an expression takes time in proportion to any text; see `num_failed_reads`."""
+    return num_failed_reads(source, finds_nothing=finds_nothing) == 0
 
 
-def num_in_vain(source: str, *, finds_nothing: bool = True) -> int | None:
+def num_failed_reads(source: str, *, finds_nothing: bool = True) -> int | None:
     """Return how many alternatives of an expression read a repetition in vain: each adds time with the text's square.
 
     None where it may take still longer.
@@ -81,7 +81,7 @@ def num_in_vain(source: str, *, finds_nothing: bool = True) -> int | None:
             return None
         if not finds_nothing and any(_cannot_fail(branch) for branch in branches):
             return None
-        return sum(_reads_in_vain(branches, number) for number in range(len(branches)))
+        return sum(_fails_to_read(branches, number) for number in range(len(branches)))
     except (_OtherError, RecursionError):
         return None
 
@@ -138,12 +138,12 @@ def _group(source: str, at: int) -> tuple[int, _Item]:
     end, branches = _alternatives(source, opening.end())
     if end >= len(source) or any(item.most > 1 or item.is_look for branch in branches for item in branch):
         raise _OtherError
-    ways = sum(math.prod(item.choices for item in branch) for branch in branches)
-    if ways > MAX_CHOICES:
+    choices = sum(math.prod(item.choices for item in branch) for branch in branches)
+    if choices > MAX_CHOICES:
         raise _OtherError
     text = source[at : end + 1]
     least = 0 if any(all(item.least == 0 for item in branch) for branch in branches) else 1
-    return end + 1, _Item(text, least=least, is_look=opening[1] in ("?=", "?!"), num_ways=int(ways))
+    return end + 1, _Item(text, least=least, is_look=opening[1] in ("?=", "?!"), num_choices=int(choices))
 
 
 def _quantified(source: str, at: int, item: _Item) -> tuple[int, _Item]:
@@ -157,7 +157,7 @@ def _quantified(source: str, at: int, item: _Item) -> tuple[int, _Item]:
         raise _OtherError
     if _QUANTIFIER.match(source, found.end()):
         raise _OtherError
-    return found.end(), _Item(item.text, min(least, item.least), most, num_ways=item.num_ways)
+    return found.end(), _Item(item.text, min(least, item.least), most, num_choices=item.num_choices)
 
 
 def _counts(low: str, comma: str, high: str) -> tuple[int, float]:
@@ -167,7 +167,7 @@ def _counts(low: str, comma: str, high: str) -> tuple[int, float]:
     return least, (int(high) if high else math.inf) if comma else least
 
 
-def _reads_in_vain(branches: list[_Branch], number: int) -> bool:
+def _fails_to_read(branches: list[_Branch], number: int) -> bool:
     """Whether an alternative reads a repetition in vain that the next ones do not read as well.
 
     Raises:
@@ -175,12 +175,12 @@ def _reads_in_vain(branches: list[_Branch], number: int) -> bool:
     """
     branch = branches[number]
     choices = math.prod(item.choices for item in branch)
-    vain = [at for at, item in enumerate(branch) if item.repeats and not _cannot_fail(branch[at + 1 :])]
-    if choices > MAX_CHOICES or len(vain) > 1:
+    failing = [at for at, item in enumerate(branch) if item.repeats and not _cannot_fail(branch[at + 1 :])]
+    if choices > MAX_CHOICES or len(failing) > 1:
         raise _OtherError
-    if not vain or _leaves_one_space(branch, vain):
+    if not failing or _leaves_one_space(branch, failing):
         return False
-    at = vain[0]
+    at = failing[0]
     following = branches[number + 1] if number + 1 < len(branches) else []
     is_read_again = (
         following[:at] == branch[:at]
@@ -188,7 +188,7 @@ def _reads_in_vain(branches: list[_Branch], number: int) -> bool:
         and following[at].text == branch[at].text
         and following[at].repeats
         and following[at].least <= 1
-        and not _reads_in_vain(branches, number + 1)
+        and not _fails_to_read(branches, number + 1)
     )
     if not is_read_again and choices > FEW_CHOICES:
         raise _OtherError
@@ -199,6 +199,6 @@ def _cannot_fail(rest: _Branch) -> bool:
     return all(item.least == 0 and not item.is_look for item in rest)
 
 
-def _leaves_one_space(branch: _Branch, vain: list[int]) -> bool:
+def _leaves_one_space(branch: _Branch, failing: list[int]) -> bool:
     r"""Whether it is `\s+(?!\S)`, which goes back by one character at most."""
-    return vain == [0] and branch[0].text == _SPACE and [item.text for item in branch[1:]] == [_NO_SPACE_BEHIND]
+    return failing == [0] and branch[0].text == _SPACE and [item.text for item in branch[1:]] == [_NO_SPACE_BEHIND]

@@ -20,7 +20,7 @@ from dovetail.contracts.errors import DovetailError, ModelError, RequestError
 from dovetail.panics import is_panic
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.backend import load_backend
-from dovetail.text.tokenizer.bounded import judged
+from dovetail.text.tokenizer.bounded import growth_of
 from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, pieces, shared
 from dovetail.text.tokenizer.fill_in import Infill
 from dovetail.text.tokenizer.vocabulary import VocabularyBytes
@@ -124,11 +124,11 @@ class Tokenizer:
         self.strips_leading_space = self.bytes_table.strips_leading_space
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")
-        self.inline_chars, self.unbounded = judged(backend)
+        self.inline_chars, self.unbounded = growth_of(backend)
         self.max_chars, self._serves = sys.maxsize, False
         self._cuts = cuts_of(backend) if self.inline_chars else None
         self._known = KnownPieces()
-        self._tells_apart = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
+        self._has_token_types = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
 
     @cached_property
     def adds_bos(self) -> bool:
@@ -226,7 +226,7 @@ class Tokenizer:
             for part, kept in zip(parts, shares([len(part) for part in parts], room), strict=True):
                 part.truncate(kept, direction="left" if cuts_left else "right")
         joined = self._run(0, self._backend.post_process, parts[0], parts[1] if len(parts) == 2 else None, True)
-        types = joined.type_ids if self._tells_apart else ()
+        types = joined.type_ids if self._has_token_types else ()
         return joined.ids, types.index(1) if 1 in types else 0
 
     def beginning(self, text: str, most: int) -> str:

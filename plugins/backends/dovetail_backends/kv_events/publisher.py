@@ -86,9 +86,9 @@ class Publisher(CacheObserver):
 
     def cache_changed(self, events: Sequence[CacheEvent]) -> None:
         """Publish what came and went."""
-        told = self._names.translate(events)
-        if told:
-            self._publish(EventBatch(time.time(), told))
+        translated = self._names.translate(events)
+        if translated:
+            self._publish(EventBatch(time.time(), translated))
 
     def cache_cleared(self, num_restarts: int) -> None:
         """Publish that nothing is cached."""

@@ -153,13 +153,13 @@ def layout_of(module: Module, scale: str, block: tuple[int, int], spans: frozens
     columns = found[-1] if found[:-1] == shape[:-1] and found and found[-1] and shape[-1] % found[-1] == 0 else 0
     width = shape[-1] // columns if columns else 0
     is_tensor = found in ((), (1,), experts, (*experts, 1), (*experts, 1, 1)) and (not experts or found[:1] == experts)
-    ways = {
+    readers = {
         "block": (found in (blocks, kept_axes), block),
         "row": (found in ((*shape[:-1], 1), shape[:-1]), (1, shape[-1])),
         f"{width} inputs": (columns > 1, (1, width)),
         "tensor": (is_tensor, (shape[-2], shape[-1])),
     }
-    for span, (fits, group) in ways.items():
+    for span, (fits, group) in readers.items():
         if fits and (not spans or span in spans):
             return group
     possible = {

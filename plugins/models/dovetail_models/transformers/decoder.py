@@ -133,8 +133,10 @@ class TransformersDecoder(nn.Module):
 
     def _adopt(self, made: Any) -> None:
         """Take a model of transformers over."""
-        if made._can_set_experts_implementation() and (way := experts_way(made, self._ctx.device.type)):
-            made.set_experts_implementation(way)
+        if made._can_set_experts_implementation() and (
+            implementation := experts_implementation(made, self._ctx.device.type)
+        ):
+            made.set_experts_implementation(implementation)
         freeze_ropes(made, self._hf, self._context_len)
         for spec, name in zip(self._specs, self._names, strict=True):
             module = made.get_submodule(name)
@@ -183,7 +185,7 @@ class TransformersDecoder(nn.Module):
                 module.finalize()
 
 
-def experts_way(model: nn.Module, device: str) -> str | None:
+def experts_implementation(model: nn.Module, device: str) -> str | None:
     """Choose how experts are computed; None: as transformers does, in a product of all at once.
 
     On a CPU only what was chosen is computed. On a GPU that product wants rows of whole 16 bytes.

@@ -157,7 +157,7 @@ class RegionParser(IncrementalParser):
         self._implicit = next((f for f in self._fields if f.open is None), Region("content", None, None))
         self._begins = _beginnings(regions)
         self._credit = Credit()
-        self._is_given_up = self._is_told = False
+        self._is_given_up = self._is_reported = False
         self._body: ToolBody | None = None
         self._opening = ""
         self._is_explained = False
@@ -182,7 +182,7 @@ class RegionParser(IncrementalParser):
         self._finish_looking()
         self._drain()
         self._priming = False
-        self._tail, self._num_calls, self._is_told = "", 0, False
+        self._tail, self._num_calls, self._is_reported = "", 0, False
         if self._phase is ReplyPhase.TOOL:
             self._enter(self._implicit)
         return State.IN if self._phase is ReplyPhase.IN else State.OUT
@@ -377,9 +377,9 @@ class RegionParser(IncrementalParser):
             if not inner:
                 return
             # Space before an answer is none of it, but between two parts of one.
-            text = text if self._is_told and self._phase is ReplyPhase.OUT else inner
+            text = text if self._is_reported and self._phase is ReplyPhase.OUT else inner
             self._at_start = False
-            self._is_told = self._is_told or self._phase is ReplyPhase.OUT
+            self._is_reported = self._is_reported or self._phase is ReplyPhase.OUT
         text, self._tail = self._tail + text, ""
         kept = len(text.rstrip()) if self._region.strips else len(text)
         self._tail = text[kept:]

@@ -190,8 +190,8 @@ def functions_of(served: Sequence[tuple[int, Tool | CustomTool]]) -> tuple[list[
             raise wrong(text, f"tools[{at}]")
     if not customs:
         return functions, {}
-    told = {"customs": sorted(customs), "unenforced": grammars.unenforced, "preferred": grammars.preferred}
-    return functions, told
+    grammar_fields = {"customs": sorted(customs), "unenforced": grammars.unenforced, "preferred": grammars.preferred}
+    return functions, grammar_fields
 
 
 def _name_of(tool: Tool | CustomTool) -> str:

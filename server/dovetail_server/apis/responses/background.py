@@ -119,10 +119,10 @@ class BackgroundResponses:
         except asyncio.CancelledError:
             await self._cut_off(live, job)
         except Exception as error:  # before the first event: the writer tells of later ones
-            told = b"" if live.log else writer.open()
+            opening = b"" if live.log else writer.open()
             writer.fail(errors.failure_of(error))
             await run.keep(job)
-            live.tell(told + writer.close(), writer.response)
+            live.tell(opening + writer.close(), writer.response)
         finally:
             live.end()
             self.forget()

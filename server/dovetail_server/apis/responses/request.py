@@ -25,7 +25,7 @@ from dovetail_server.apis.responses.schema import (
     TextFormat,
 )
 from dovetail_server.apis.responses.tool_schema import ResponsesHostedTool
-from dovetail_server.apis.responses.tools import chat_choice, read_tools, tool_echo, tools_told
+from dovetail_server.apis.responses.tools import chat_choice, read_tools, tool_echo, tools_in
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
@@ -119,8 +119,8 @@ def read(
     own = items_of(body.input, response_id, found)
     tools = [(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())]
     place = "previous_response_id" if body.conversation is None else "conversation"
-    before = tools_told(items_before(found), place, tools)
-    own = tools_told(own if rows is None else written_down(own, rows), "input", tools)
+    before = tools_in(items_before(found), place, tools)
+    own = tools_in(own if rows is None else written_down(own, rows), "input", tools)
     messages = messages_of(chain(before, own), body.instructions)
     return to_request(body, messages, tools)
 

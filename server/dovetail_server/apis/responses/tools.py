@@ -91,7 +91,7 @@ class ReadTools(CustomTools):
         }  # fmt: skip
 
 
-def tools_told(items: Iterable[JsonObject], place: str, found: list[tuple[str, Any]]) -> Iterator[JsonObject]:
+def tools_in(items: Iterable[JsonObject], place: str, found: list[tuple[str, Any]]) -> Iterator[JsonObject]:
     """Pass on items of a conversation, and add to `found` the tools that stand among them, each with its place."""
     for at, item in enumerate(items):
         if item["type"] == "additional_tools":

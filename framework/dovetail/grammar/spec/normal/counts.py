@@ -18,7 +18,7 @@ MAX_SINGLE = 48
 """… and where each is about a single property."""
 
 
-def ways_of(node: Node) -> list[Any] | None:
+def alternatives_of(node: Node) -> list[Any] | None:
     """Return alternatives that say what a schema's `minProperties` says.
 
     Returns:
@@ -45,14 +45,14 @@ def _open(free: list[str], missing: int, least: int) -> list[Any] | None:
     sizes = range(min(missing, len(free)) + 1)
     if not free or not _is_few(len(free), sizes):
         return None
-    ways: list[Any] = []
+    alternatives: list[Any] = []
     for some in itertools.chain.from_iterable(itertools.combinations(free, size) for size in sizes):
         if len(some) == missing:
-            ways.append({"required": list(some)})
+            alternatives.append({"required": list(some)})
             continue
         option: Node = {"required": list(some), "minProperties": least, **_without(free, some)}
-        ways.append({name: value for name, value in option.items() if value not in ({}, [])})
-    return ways
+        alternatives.append({name: value for name, value in option.items() if value not in ({}, [])})
+    return alternatives
 
 
 def _without(free: list[str], some: Iterable[str]) -> Node:

@@ -10,7 +10,7 @@ from dovetail.grammar.spec.normal.nodes import Finder, kinds_in_common, kinds_of
 from dovetail.sdk.schemas import schema
 
 Node = dict[str, Any]
-MAX_WAYS = 12
+MAX_ALTERNATIVES = 12
 """Alternatives of an opposite."""
 MAX_ABSENT = 3
 """Properties of which one is absent."""
@@ -70,15 +70,15 @@ class Logic:
             return not node
         if not isinstance(node, dict) or depth > MAX_DEPTH:
             return None
-        ways: list[Any] = []
+        alternatives: list[Any] = []
         for key, value in node.items():
             if key in ("then", "else", "minContains", "maxContains"):
                 return None
             found = self._opposite_of(key, value, node, beside, depth)
             if found is None:
                 return None
-            ways += found
-        return any_of(ways) if len(ways) <= MAX_WAYS else None
+            alternatives += found
+        return any_of(alternatives) if len(alternatives) <= MAX_ALTERNATIVES else None
 
     def outside(self, node: Any, beside: Node) -> Any:
         """Return a schema of some instances that another does not hold for, None where none are known.
@@ -98,15 +98,15 @@ class Logic:
         names = dict.fromkeys(name for part in merged for name in part.get("required", ()) if name not in known)
         if names:
             return any_of([{"type": "object", "properties": {name: False}} for name in names][:MAX_ABSENT])
-        ways: list[Any] = []
+        alternatives: list[Any] = []
         for part in merged:
             for key in part.keys() & {"type", "properties", "enum", "const", "pattern"}:
                 if key != "properties":
-                    ways += self._opposite_of(key, part[key], part, beside, 0) or ()
+                    alternatives += self._opposite_of(key, part[key], part, beside, 0) or ()
                     continue
                 for name, value in part[key].items():
-                    ways += self._other_properties({name: value}, beside, 0) or ()
-        return any_of(ways[:MAX_WAYS]) if ways else None
+                    alternatives += self._other_properties({name: value}, beside, 0) or ()
+        return any_of(alternatives[:MAX_ALTERNATIVES]) if alternatives else None
 
     def _opposite_of(self, key: str, value: Any, node: Node, beside: Node, depth: int) -> list[Any] | None:
         """Alternatives that together are one keyword's opposite."""
@@ -135,7 +135,7 @@ class Logic:
 
     def _other_properties(self, value: Mapping[str, Any], beside: Node, depth: int) -> list[Any] | None:
         """Some property is there and is not what it should be."""
-        ways = []
+        alternatives = []
         for name, part in value.items():
             if is_closed(beside) and name not in beside.get("properties", {}):
                 continue  # it cannot be there
@@ -144,8 +144,8 @@ class Logic:
             if other is None:
                 return None
             if other is not False:
-                ways.append({"type": "object", "required": [name], "properties": {name: other}})
-        return ways
+                alternatives.append({"type": "object", "required": [name], "properties": {name: other}})
+        return alternatives
 
 
 def any_of(parts: Sequence[Any]) -> Any:
@@ -217,22 +217,22 @@ def _other_values(values: Sequence[Any], node: Node, beside: Node) -> list[Any] 
     kinds = kinds_in_common(kinds_of(beside), kinds_of(node))
     listed = [value for kind in sorted(kinds & _LISTED.keys()) for value in _LISTED[kind]]
     rest = [value for value in listed if not any(is_same(value, other) for other in values)]
-    ways: list[Any] = [{"enum": rest}] if rest else []
+    alternatives: list[Any] = [{"enum": rest}] if rest else []
     if "string" in kinds:
         texts = [value for value in values if isinstance(value, str)]
         if len(texts) > MAX_TEXTS or not all(re.fullmatch(rf"(?:{_PLAIN}|[.+*?])+", text) for text in texts):
             return None
         plain = "|".join(re.sub(r"[.+*?]", r"\\\g<0>", text) for text in texts)
-        ways.append({"type": "string"} | ({"pattern": f"^(?!(?:{plain})$)"} if texts else {}))
+        alternatives.append({"type": "string"} | ({"pattern": f"^(?!(?:{plain})$)"} if texts else {}))
     if kinds & _NUMBERS:
         numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
         if len(numbers) > MAX_NUMBERS or any(abs(number) > LARGEST_EXACT for number in numbers):
             return None
-        ways += _between(sorted(set(numbers)), "number" if "number" in kinds else "integer")
+        alternatives += _between(sorted(set(numbers)), "number" if "number" in kinds else "integer")
     whole = [kind for kind in ("array", "object") if kind in kinds]
     if any(isinstance(value, (list, dict)) for value in values if types_of_value(value) & set(whole)):
         return None
-    return ways + ([{"type": whole}] if whole else [])
+    return alternatives + ([{"type": whole}] if whole else [])
 
 
 def _between(numbers: Sequence[float], kind: str) -> list[Any]:

@@ -94,7 +94,7 @@ class Rewriter:
     def _fits(self, node: Node, made: Any, most: int = MAX_PRODUCT) -> bool:
         options = len(made["anyOf"]) if isinstance(made, dict) and "anyOf" in made else 1
         size = len(json.dumps(made)) if options > 1 else 0
-        if options * _ways(node) > most or size > self._room:
+        if options * _num_alternatives(node) > most or size > self._room:
             return False
         self._room -= size
         return True
@@ -167,7 +167,7 @@ class Rewriter:
         self._replace_each(node, "dependentSchemas", made)
 
     def _replace_each(self, node: Node, key: str, made: list[Any]) -> None:
-        if 2 ** len(made) * _ways(node) <= MAX_PRODUCT:
+        if 2 ** len(made) * _num_alternatives(node) <= MAX_PRODUCT:
             place = self._place(node, key)
             del node[key]
             for part in made:
@@ -266,9 +266,9 @@ class Rewriter:
 
     def fewest_properties(self, node: Node) -> None:
         """Some of the optional properties are there, or others that are not declared."""
-        ways = counts.ways_of(node)
-        if ways is not None:
-            self._replace(node, "minProperties", any_of(ways or _not_object(node)), most=counts.MAX_SINGLE + 1)
+        alternatives = counts.alternatives_of(node)
+        if alternatives is not None:
+            self._replace(node, "minProperties", any_of(alternatives or _not_object(node)), most=counts.MAX_SINGLE + 1)
 
 
 _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
@@ -306,10 +306,10 @@ def _not_object(node: Node) -> list[Any]:
     return [{"type": kinds}] if kinds else []
 
 
-def _ways(node: Node) -> int:
+def _num_alternatives(node: Node) -> int:
     """How many alternatives a schema has already."""
-    ways = len(node.get("anyOf", ())) or 1
+    alternatives = len(node.get("anyOf", ())) or 1
     for part in node.get("allOf", ()):
         if isinstance(part, dict):
-            ways *= len(part.get("anyOf", ())) or 1
-    return ways
+            alternatives *= len(part.get("anyOf", ())) or 1
+    return alternatives

@@ -157,7 +157,7 @@ class UniqueMatcher:
         scan = self._scan
         if not scan.is_watched or self.inner.terminated:
             return
-        self._note_ways(row)
+        self._note_continuations(row)
         search = _MaskSearch(self._texts, self.inner)
         found: dict[bytes, bool] = {}
         for token_id in {*self._candidates(row), *self._zeros()}:
@@ -172,7 +172,7 @@ class UniqueMatcher:
         if self._banned and not row.any():
             self._error = REPEATED
 
-    def _note_ways(self, row: Words) -> None:
+    def _note_continuations(self, row: Words) -> None:
         """Remember where there are many ways to go on: what follows earlier items cannot be all of them."""
         if self._scan.mode is Mode.STRING and len(self._texts.bytes_in(row)) >= NUM_WIDE:
             self._scan.wide = len(self._scan.text)
@@ -233,7 +233,7 @@ class _MaskSearch:
         trial.feed(self._texts.tokens[token_id])
         if trial.repeats:
             return False
-        if not trial.is_zero() and all(_has_way(frame, text) for frame, text in trial.items()):
+        if not trial.is_zero() and all(_has_continuation(frame, text) for frame, text in trial.items()):
             return True
         key = trial.text, trial.mode
         if key not in self._known:
@@ -286,7 +286,7 @@ def _is_wide(frame: ScanFrame, item: bytes) -> bool:
     return items is not None and len(items.beginning(item[: items.wide[item]])) + len(frame.tried) < NUM_WIDE
 
 
-def _has_way(frame: ScanFrame, text: bytes) -> bool:
+def _has_continuation(frame: ScanFrame, text: bytes) -> bool:
     """Whether an item that begins like this is known to have a way to become none of the earlier ones."""
     if frame.items is None or not frame.is_near(text):
         return True
