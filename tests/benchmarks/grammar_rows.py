@@ -24,9 +24,9 @@ from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabul
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar

@@ -41,7 +41,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.compile.validity import conforms
 from dovetail.grammar.compile.vocabulary import make_vocabulary
-from dovetail.grammar.structured_outputs import StructuredOutputs
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.masks import has_bit, ids_of

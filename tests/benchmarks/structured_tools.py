@@ -18,7 +18,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.engine import core, late_masks, replies, request
 from dovetail.engine.wire import SocketTransport
 from dovetail.grammar.compile.vocabulary import make_vocabulary
-from dovetail.grammar.structured_outputs import StructuredOutputs
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.processing.constraints import RequestedGrammar

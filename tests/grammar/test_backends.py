@@ -28,11 +28,11 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
+from dovetail.grammar.pipeline import StructuredOutputs, tell_unserved
 from dovetail.grammar.spec.route import Enforcement, GrammarRoute, GrammarRouter
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.grammar.structured_outputs import StructuredOutputs, tell_unserved
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
 

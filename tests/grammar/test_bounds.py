@@ -28,10 +28,10 @@ from dovetail.grammar.compile.pool import START_S, ChildTimeoutError
 from dovetail.grammar.compile.queue import FairQueue
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.compile.trial import try_out
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.costly import lightened
 from dovetail.grammar.spec.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.spec.wire import ChildJob, ChildReply
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 

@@ -21,9 +21,9 @@ from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of

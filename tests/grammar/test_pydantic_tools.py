@@ -18,8 +18,8 @@ from random_models import tool_of
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.normal.document import normalize
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.presence import presences
 from dovetail_testing.conformance.grammar_samples import small_vocabulary

@@ -16,8 +16,8 @@ from grammar_routes import Enforced, backends_of
 from random_pairs import Maker, is_valid
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.route import GrammarRouter
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 

@@ -11,9 +11,9 @@ from grammar_routes import Enforced, backends_of
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import GrammarRouter
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail_testing.conformance.grammar_samples import small_vocabulary

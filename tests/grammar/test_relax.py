@@ -17,9 +17,9 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
+from dovetail.grammar.pipeline import GrammarOutcome, StructuredOutputs
 from dovetail.grammar.spec.relax import keywords_in, leave_out, relax_schema
 from dovetail.grammar.spec.route import GrammarRoute, GrammarRouter
-from dovetail.grammar.structured_outputs import GrammarOutcome, StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 

@@ -21,8 +21,8 @@ from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutE
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.compile.validate import FinalValidator
 from dovetail.grammar.compile.vocabulary import pack, unpack
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.wire import ChildJob, ChildStart
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 

@@ -13,8 +13,8 @@ from service_schemas import SERVICES
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
 from dovetail.contracts.tools import ToolParser
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.route import GrammarRouter
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 

@@ -16,12 +16,12 @@ from test_unique import Watched, _differ
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.grammar.compile.vocabulary import make_vocabulary
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.fields import read_grammar
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
 from dovetail_testing.vocabularies import byte_level

@@ -10,10 +10,10 @@ from typing import Any
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
+from dovetail.grammar.pipeline import GrammarOutcome, StructuredOutputs
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
-from dovetail.grammar.structured_outputs import GrammarOutcome, StructuredOutputs
 from dovetail.messages import GrammarOption, Thinking
 from dovetail.processing.processor import Processor
 from dovetail.processing.tools import ToolOptions

@@ -14,7 +14,7 @@ from dovetail.contracts.output import TemplateView
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.distribution import DISTRIBUTION
-from dovetail.grammar.structured_outputs import StructuredOutputs
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PlannedPlugin, PluginPlan, load
 from dovetail.processing.embeddings import Embedder, TextRules

@@ -10,9 +10,9 @@ from typing import Any
 
 from dovetail.contracts.output import Event, ToolArgs, ToolEnd, ToolStart
 from dovetail.contracts.requests import Ids, Request
+from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.route import GrammarReport, GrammarRoute
-from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import SamplingParams, Submit, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
 from dovetail.sdk.formats.output import ToolCall

@@ -1,9 +1,27 @@
-"""`StructuredOutputs`: structured outputs as the API side sees them, for the server and the offline `LLM` alike.
+"""Structured outputs from a request's grammar to the report on its text, for the server and the offline `LLM` alike.
+
+Each step in the module that takes it:
+
+1. **Parse.** `spec.fields` reads every spelling (`response_format`, `guided_json`, `regex`, …) into one `GrammarSpec`;
+   `spec.limits` bounds its size and depth, `spec.tool_route` does the same for tools and a tool parser's format.
+2. **Normalise.** `spec.normal` writes any draft in the newest one's keywords, every reference local, and says `not`,
+   `if`, `oneOf` and their like in keywords that backends enforce. Places in the schema as given are kept.
+3. **Choose.** `spec.route` asks backends (`spec.negotiation`) what they enforce and orders the options: in full,
+   approximate with what is left out by name, any JSON. The options travel to the engine in the request.
+4. **Compile.** `compile.service` compiles the first option that works: threads where the cost is bounded, else a
+   process that can be killed (`compile.compiling`). It tries the result out (`compile.trial`), keeps it
+   (`compile.cache`), and leaves out keywords that fail (`spec.relax`).
+5. **Mask.** `matching.constraint` follows one request, past its thinking (`matching.reasoning_gate`), and fills a row
+   of bits for each step; `spec.unique` watches `uniqueItems` around any backend; `runtime` masks the logits.
+6. **Validate.** `StructuredOutputs.report` says what was enforced; where that was not all, `compile.validate` validates
+   the finished text by the schema as given, in a process of its own.
+
+Steps 1 to 3 and 6 run where the request is read, 4 and 5 in the engine's process:
 
 ```python
 front = StructuredOutputs.load(plugins, tokenizer, vocab_size)
 route = front.route(read_grammar({"regex": "[0-9]+"}))      # how it will be enforced; goes out with `Submit`
-report = front.report(route, Outcome(step=delta.grammar_option, text=text, ended=True))
+report = front.report(route, GrammarOutcome(step=delta.grammar_option, text=text, ended=True))
 ```
 """
 
