@@ -18,14 +18,16 @@ from starlette.routing import Route
 import dovetail
 from dovetail.contracts.api import Api, View
 from dovetail.contracts.errors import EngineError, PluginError, RequestError
+from dovetail.processing.apis import is_below
 from dovetail_server import errors
+from dovetail_server.apis.guarded import Guarded
 from dovetail_server.compat.endpoints import why_not
 from dovetail_server.error_body import ErrorDetail
 from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.http.addresses import Addresses, Routes
 from dovetail_server.http.api_errors import ApiErrors
 from dovetail_server.http.asgi import BodyLimitMiddleware, RequestIdMiddleware
-from dovetail_server.http.auth import CALLER, OPEN, Auth, Keys, open_paths
+from dovetail_server.http.auth import CALLER, OPEN, Auth, Keys, may_be_open, open_paths
 from dovetail_server.http.fallbacks import Cors, HeadRoute, no_route
 from dovetail_server.http.held import Holder
 from dovetail_server.http.hosts import HostRules, Hosts
@@ -116,10 +118,16 @@ def check_apis(apis: Sequence[Api]) -> None:
     """
     own = [route for router in (*ROUTERS, playground.router) for route in router.routes if isinstance(route, Route)]
     names = {route.name for route in own} | OWN_NAMES
+    keyless = may_be_open()  # by path, whatever the method
     for api in apis:
+        owns = api.owns if isinstance(api, Guarded) else ()
+        for path in (one.path for one in own if any(is_below(one.path, at) for at in owns)):
+            raise PluginError(f"{api} tells of errors on {path}, which is the server's own; let it own other paths")
         for route in api.routes():
             method = route.method if isinstance(route, View) else "POST"
-            taken = any(method in (one.methods or ()) and one.path_regex.match(route.path) for one in own)
+            taken = route.path in keyless or any(
+                method in (one.methods or ()) and one.path_regex.match(route.path) for one in own
+            )
             what = f"path {route.path}" if taken else f"name {route.name!r}" if route.name in names else ""
             if what:
                 raise PluginError(f"{api} brings the {what}, which is the server's own; give it another")

@@ -154,7 +154,10 @@ def fill(value: Any, model: str) -> Any:
 def add_examples(document: dict[str, Any], model: str) -> None:
     """Write the examples into an OpenAPI document."""
     for path, examples in BODIES.items():
-        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        operation = document["paths"].get(path, {}).get("post", {})
+        if "requestBody" not in operation:  # `--apis` leaves its API out; perhaps a package has the path
+            continue
+        content = operation["requestBody"]["content"]["application/json"]
         content["examples"] = {
             name: {"summary": name, "value": fill(example, model)} for name, example in examples.items()
         }

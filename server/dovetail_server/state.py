@@ -13,11 +13,10 @@ from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import PluginState
 from dovetail.supervisor import Supervisor
-from dovetail_server.apis.guarded import Guarded
+from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import of_packages, owners_of
 from dovetail_server.apis.responses.last import Memory
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.apis.watch import WATCH
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.observe.slow_log import SlowLog
@@ -79,8 +78,7 @@ class ServerState(ReadingContext):
     def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
         super().ready_with(text)
-        if any(isinstance(api, Guarded) for api in self.apis):
-            WATCH.start()
+        watch(self.apis)
         self.metrics.cache = (self.info.page_size, self.info.max_total_tokens)
 
     def close_children(self) -> None:

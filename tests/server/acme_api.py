@@ -95,7 +95,9 @@ class Acme(Api):
             Route(name="acme_say", path="/acme/say", about=about, read=read, writer=Says),
             Route(name="acme_tell", path="/acme/tell", about=about, read=read, writer=Says, place="any"),
             Route(name="acme_flow", path="/acme/flow", about=about, read=flow, writer=Says, only_streams=True),
+            Route(name="acme_pour", path="/acme/pour", about=about, read=flow, writer=Says),
             View(name="acme_show", path="/acme/show", about="Show the models.", show=show),
+            View(name="acme_ask", path="/acme/ask", about="Show the models.", show=show, method="POST"),
         )
 
     def failed(self, failure: Failure, request_id: str | None) -> tuple[int, Any]:
@@ -104,6 +106,8 @@ class Acme(Api):
 
 def show(facts: ServerFacts, body: JsonObject) -> JsonObject:
     """Show the names."""
+    if "stall" in body:
+        STALLS[body["stall"]]()
     return {"models": list(facts.models)}
 
 

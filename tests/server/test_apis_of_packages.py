@@ -6,14 +6,16 @@ import asyncio
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace as replace_route
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
@@ -25,11 +27,13 @@ from dovetail.contracts.api import Api, Route, ServerFacts, View
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.replies import Failure, StepView, Writer
 from dovetail.contracts.requests import Chat, Cut, Ids, JsonObject, Names, Request, Sampling, Text, Tools
+from dovetail.plugins import PlannedPlugin, PluginPlan
 from dovetail.processing.apis import routes_of
 from dovetail.processing.checked import OF_REQUEST, checked
 from dovetail_server.apis.chat.schema import ChatRequest
 from dovetail_server.apis.completions.schema import CompletionRequest
-from dovetail_server.apis.guarded import Guarded
+from dovetail_server.apis.guarded import MAX_PIECE, Guarded
+from dovetail_server.apis.loaded import made as apis_made
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.apis.watch import WATCH, Watch
 from dovetail_server.app import check_apis
@@ -286,6 +290,16 @@ def test_foreign_errors_are_not_described_as_ours(served: Harness) -> None:
         assert route["tags"] == ["plugins"]
 
 
+@pytest.mark.parametrize("kept", [(), BUILT_IN[:1], BUILT_IN[1:]])
+def test_the_document_has_what_is_served(kept: tuple[Api, ...], make_harness: Callable[..., Harness]) -> None:
+    """Whatever `--apis` leaves out, as the tutorial's package does, the page and its examples are of the others."""
+    served = make_harness(apis=(*kept, Loose()))
+    paths = served.get("/openapi.json").json()["paths"]
+    assert "/loose/say" in paths
+    assert ("post" in paths["/v1/chat/completions"]) is (BUILT_IN[0] in kept)
+    assert served.get("/docs").status_code == 200
+
+
 class OneView(Api):
     view: ClassVar[dict[str, Any]] = {}
 
@@ -327,7 +341,13 @@ def faults() -> Iterator[tuple[Api, str]]:
     yield with_view(error=dict), "give a msgspec.Struct"
     yield with_route(writer=dict), "give a class made of"
     yield with_route(writer=Writer), "does not implement failed, step, whole"
-    yield with_route(writer=type("Odd", (Says,), {"keep_alive": ""})), "keep_alive bytes"
+    yield with_route(writer=type("Odd", (Says,), {"keep_alive": ""})), "keep_alive must be bytes"
+    yield with_route(writer=type("Odd", (Says,), {"keep_alive": bytes(2000)})), "at most 1024"
+    yield with_route(writer=type("Odd", (Says,), {"media_type": "text/x\r\nset-cookie: a=b"})), "media_type is"
+    yield with_route(writer=type("Odd", (Says,), {"media_type": ""})), "media_type is"
+    yield with_route(id_prefix="\ud800"), "id_prefix is"
+    yield with_route(about="\ud800"), "about is"
+    yield with_route(tag="a\nb"), "tag is"
     yield with_route(body=dict), "give a pydantic model"
     yield with_route(read="read"), "give a function"
     yield with_route(place="moon"), "possible: prefix, any"
@@ -346,10 +366,18 @@ def test_an_api_that_cannot_be_served_is_refused(api: Api, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"path": "/health"}, {"path": "/v1/models/mine"}, {"name": "create_response"}, {"name": "tokenize"}]
+    "fields",
+    [
+        {"path": "/health"},
+        {"path": "/livez", "method": "POST"},
+        {"path": "/metrics", "method": "POST"},
+        {"path": "/v1/models/mine"},
+        {"name": "create_response"},
+        {"name": "tokenize"},
+    ],
 )
 def test_an_api_replaces_nothing_of_the_server(fields: dict[str, str]) -> None:
-    """A path or a name that the server has itself stays the server's."""
+    """A path or a name that the server has itself stays the server's, with any method: some need no key."""
     with pytest.raises(PluginError, match="the server's own"):
         check_apis([*BUILT_IN, with_view(**fields)])
 
@@ -481,7 +509,7 @@ def test_a_stream_that_cannot_tell_of_its_end_tells_it_in_this_servers_words(
         reply = guarded.post("/loose/say", {"stream": True})
     last = reply.text.split("\n\n")[-2]
     assert last.startswith("event: error\ndata: ")
-    assert json.loads(last.partition("data: ")[2])["error"]["code"] == "internal_error"
+    assert json.loads(last.partition("data: ")[2])["error"]["code"] == "plugin_failed"
     assert f"{WHO}: /loose/say: Odd.failed() cannot tell of an error" in caplog.text
 
 
@@ -489,6 +517,91 @@ def test_a_whole_reply_of_nothing_is_an_error(guarded: Harness) -> None:
     """An empty 200 is no JSON."""
     Odd.odd["whole"] = lambda: b""
     assert guarded.post("/loose/say", {}).status_code == 500
+
+
+@pytest.mark.parametrize("name", ["open", "step", "whole"])
+def test_a_piece_of_a_reply_has_a_bound(name: str, guarded: Harness) -> None:
+    """One of 300 MB kept all others waiting for eight seconds, until the client had taken it."""
+    Odd.odd[name] = lambda: bytes(MAX_PIECE + 1)
+    reply = guarded.post("/loose/say", {"stream": name != "whole"})
+    text = f"{WHO}: /loose/say: Odd.{name}() returned {MAX_PIECE + 1} bytes at once; possible: {MAX_PIECE}"
+    assert reply.json()["error"]["message"] == text
+
+
+class Mean(BaseException):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("error", [Mean(), ValueError("x"), PluginError("x"), TimeoutError(), MemoryError()])
+@pytest.mark.parametrize("place", ["read", "whole"])
+def test_whatever_is_raised_is_told_by_name(
+    place: str, error: BaseException, strange: Strange, guarded: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of any class, with any text: the client reads whose call it was, and the log has the traceback."""
+
+    def fails() -> Any:
+        raise error
+
+    if place == "read":
+        strange.made = fails
+    else:
+        Odd.odd["whole"] = fails
+    with caplog.at_level(logging.ERROR, "dovetail.server"):
+        told = guarded.post("/loose/say", {}).json()["error"]
+    assert told["code"] == "plugin_failed"
+    assert f"{place}() raised {type(error).__name__}; possible" in told["message"]
+    assert told["message"].startswith(WHO)
+    assert "in fails" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"param": 5}, {"code": [1]}, {"message": b"x"}, {"message": "\ud800"}, {"status": 200}, {"status": 400.5}],
+)
+def test_a_refusal_that_cannot_be_told_is_the_packages_fault(
+    change: dict[str, Any], strange: Strange, guarded: Harness
+) -> None:
+    """Its parts are what a client, a batch's line and another process are sent."""
+
+    def refuses() -> Any:
+        error = RequestError("no")
+        for name, value in change.items():
+            setattr(error, name, value)
+        raise error
+
+    strange.made = refuses
+    told = guarded.post("/loose/say", {}).json()["error"]
+    assert told["code"] == "plugin_failed"
+    assert told["message"].startswith(f"{WHO}: /loose/say: read() raised a RequestError that cannot be told: ")
+
+
+@pytest.mark.parametrize("at", ["init", "routes"])
+def test_a_start_names_who_raised(at: str) -> None:
+    """Also what is no `Exception`, and a class that wants arguments."""
+
+    class Bad(Loose):
+        def __init__(self, *, need: int) -> None:
+            """Want an argument."""
+
+    class Worse(Loose):
+        def routes(self) -> Sequence[Route | View]:
+            raise Mean
+
+    kind = Bad if at == "init" else Worse
+    target = f"{__name__}:{kind.__name__}"
+    planned = PlannedPlugin(kind="api", name="bad", distribution="acme", version="1.0", target=target, api=1, roles=[])
+    loaded: Any = SimpleNamespace(
+        plan=PluginPlan(plugins=(planned,)), candidates=lambda kind_: [(planned, kind)], watched=lambda _: nullcontext()
+    )
+    with pytest.raises(PluginError, match=r"api 'bad' of acme 1\.0: "):
+        apis_made(loaded)
+
+
+def test_an_api_tells_of_no_errors_of_the_server(strange: Strange) -> None:
+    """A probe's reply is not a package's."""
+    with pytest.raises(PluginError, match=re.escape(f"{WHO} tells of errors on /livez, which is")):
+        check_apis([*BUILT_IN, Guarded(type("Owner", (Strange,), {"owns": ("/livez",)})(), WHO, strange.routes())])
 
 
 def test_names_that_are_no_regular_expression_are_told(

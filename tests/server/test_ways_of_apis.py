@@ -26,6 +26,12 @@ SLOW, TIGHT, BOSS = "sk-slow", "sk-tight", "sk-boss"
 SAY, COLD = "/acme/say", {"heat": 0, "most": 30}
 SERVED = ("--apis", "openai,acme", "--num-threads", "1", "--device", "cpu")
 LARGE = ASK + " word" * 20_000
+IN_THREAD = {
+    "messages": [{"role": "user", "content": ASK}],
+    "max_tokens": 1,
+    "response_format": {"type": "json_object"},
+}
+"""What makes the server prepare a request in a thread."""
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -108,6 +114,25 @@ def test_a_slow_read_stops_no_other_route(served: Served, stall: str) -> None:
     assert served.post(SAY, {"ask": ASK, **COLD}).status_code == 200
 
 
+def test_a_view_that_sleeps_holds_nobody_up(served: Served) -> None:
+    """Not as often as the server has threads for files, batches and long prompts; the error names the package."""
+    with ThreadPoolExecutor(12) as pool:
+        slow = [pool.submit(served.post, "/acme/ask", {"stall": "sleep"}) for _ in range(12)]
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert served.get("/livez").status_code == 200
+        assert served.post("/v1/chat/completions", IN_THREAD).status_code == 200
+        assert not any(reply.done() for reply in slow)
+        assert time.monotonic() - began < 3
+        for reply in (each.result() for each in slow):
+            assert (reply.status_code, reply.json()["code"]) == (500, "plugin_failed")
+            assert "/acme/ask: show() did not end within 3 s" in reply.json()["oops"]
+    assert served.get("/acme/show").status_code == 200
+    began = time.monotonic()
+    assert served.post("/acme/ask", {"stall": "sleep"}).status_code == 500
+    assert time.monotonic() - began < 10
+
+
 def test_a_key_is_asked_for_in_its_words(served: Served) -> None:
     """Without one it is 401, and the error has the API's form and the request's identifier."""
     for path in (SAY, "/acme/nothing"):
@@ -164,12 +189,11 @@ def check_lines(results: dict[str, dict[str, Any]]) -> None:
     assert refused["1"]["body"].keys() == {"oops", "at", "code", "id"}
 
 
-def test_a_batch_runs_it(served: Served) -> None:
-    """Of files: small and large lines, refusals of a line in the API's fields; tokens are summed up."""
-    data = "".join(json.dumps(line) + "\n" for line in batch_lines()).encode()
+def finished(served: Served, data: bytes, endpoint: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run a batch, and return it with its rows."""
     sent = {"file": ("in.jsonl", data)}
     file = served.session.post(served.base + "/v1/files", files=sent, data={"purpose": "batch"}, timeout=60).json()
-    made = served.post("/v1/batches", {"input_file_id": file["id"], "endpoint": SAY, "completion_window": "24h"})
+    made = served.post("/v1/batches", {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h"})
     assert made.status_code == 200, made.text
     batch = made.json()
     deadline = time.monotonic() + 60
@@ -177,16 +201,33 @@ def test_a_batch_runs_it(served: Served) -> None:
         assert time.monotonic() < deadline, batch
         time.sleep(0.2)
         batch = served.get(f"/v1/batches/{batch['id']}").json()
-    files = (batch["output_file_id"], batch["error_file_id"])
-    rows = [row for name in files for row in lines_of(served.get(f"/v1/files/{name}/content"))]
+    files = [name for name in (batch["output_file_id"], batch["error_file_id"]) if name]
+    return batch, [row for name in files for row in lines_of(served.get(f"/v1/files/{name}/content"))]
+
+
+def test_a_batch_is_told_that_a_route_only_streams(served: Served) -> None:
+    """Of a route that does not say so: each line fails by the route's name, and nothing waits."""
+    line = {"custom_id": "0", "method": "POST", "url": "/acme/pour", "body": {"ask": ASK, **COLD}}
+    batch, rows = finished(served, json.dumps(line).encode(), "/acme/pour")
+    assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+    assert rows[0]["response"]["status_code"] == 400
+    assert "/acme/pour answers it with a stream" in rows[0]["response"]["body"]["oops"]
+    assert lines_of(served.post("/acme/pour", {"ask": ASK, **COLD}))[-1]["over"]
+
+
+def test_a_batch_runs_it(served: Served) -> None:
+    """Of files: small and large lines, refusals of a line in the API's fields; tokens are summed up."""
+    data = "".join(json.dumps(line) + "\n" for line in batch_lines()).encode()
+    batch, rows = finished(served, data, SAY)
     results = {row["custom_id"]: row for row in rows}
     check_lines(results)
     body = results["0"]["response"]["body"]
     assert (batch["usage"]["input_tokens"], batch["usage"]["output_tokens"]) == (body["read"], body["wrote"])
     assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
-    unknown = served.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/x", "completion_window": "24h"})
+    file = batch["input_file_id"]
+    unknown = served.post("/v1/batches", {"input_file_id": file, "endpoint": "/x", "completion_window": "24h"})
     assert SAY in unknown.json()["error"]["message"]
-    flows = {"input_file_id": file["id"], "endpoint": "/acme/flow", "completion_window": "24h"}
+    flows = {"input_file_id": file, "endpoint": "/acme/flow", "completion_window": "24h"}
     refused = served.post("/v1/batches", flows)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "endpoint")
     assert SAY in refused.json()["error"]["message"]
@@ -287,6 +328,8 @@ def test_a_gateway_places_it(fleet: Served) -> None:
     assert fleet.post("/acme/tell", {"ask": ASK, **COLD}).json()["said"] == whole.json()["said"]
     assert fleet.num_placed() == before + 1
     assert fleet.get("/acme/show").json() == {"models": ["dovetail-demo"]}
+    assert lines_of(fleet.post("/acme/pour", {"ask": ASK, **COLD}))[-1]["over"]
+    assert fleet.post("/acme/ask", {"stall": "sleep"}).json()["code"] == "plugin_failed"
     refused = fleet.post(SAY, {"ask": ASK, "heat": -1})
     assert (refused.status_code, refused.json()["at"]) == (400, "heat")
     assert requests.post(fleet.base + SAY, json={"ask": ASK}, timeout=60).json().keys() == {"oops", "at", "code", "id"}

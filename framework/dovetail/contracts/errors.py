@@ -37,7 +37,11 @@ def described(error: BaseException) -> str:
 def said(error: BaseException) -> str:
     """Return an exception's text in a line, with the notes that it got on its way: for a user, who needs no type."""
     notes = "; ".join(getattr(error, "__notes__", ()))
-    return " ".join(str(error).split()) + (f" ({notes})" if notes else "")
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # of a stranger's class
+        text = "its text cannot be had"
+    return text + (f" ({notes})" if notes else "")
 
 
 class DovetailError(Exception):

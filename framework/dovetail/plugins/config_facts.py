@@ -32,7 +32,9 @@ def config_facts(record: PluginRecord, timeout_s: float = DEFAULT_TIMEOUT_S) -> 
             _ = found.config_from_hf, found.tensors, found.unneeded
     except PluginError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's module may raise anything
         text = f"{who}: its manifest names {record.facts.config} as config, which raised {described(error)}"
         raise PluginError(f"{text}; upgrade {record.distribution} or report this to its author") from error
     return found

@@ -245,7 +245,9 @@ def _run(path: Path, version: str, timeout_s: float, given: str) -> ModuleType:
             return load_file(str(path), version)
     except PluginError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything; the cause is kept
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's module may raise anything; the cause is kept
         fix = where_now(error) or "correct the file"
         text = f"{given}: running it raised {type(error).__name__}: {error}; {fix}"
         raise PluginError(" ".join(text.split())) from error

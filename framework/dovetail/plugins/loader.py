@@ -196,7 +196,9 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
         yield
     except DovetailError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's code may raise anything; the cause is kept
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's code may raise anything; the cause is kept
         found = _innermost(error, loaded.plan)
         if found is None:
             raise
@@ -302,7 +304,9 @@ def _import_target(planned: PlannedPlugin) -> Any:
         loaded: Any = load_file(planned.file, planned.version) if planned.file else import_module(module_name)
     except PluginFileError as error:
         raise _error(planned, str(error), "restart the server so that it plans anew") from None
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything; the cause is kept
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's module may raise anything; the cause is kept
         reason = f"importing {module_name} raised {type(error).__name__}: {error}"
         raise _error(planned, reason, _import_fix(planned, error)) from error
     for attr in path.split("."):

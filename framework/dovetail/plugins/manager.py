@@ -131,7 +131,9 @@ class HookManager:
             except PluginTimeout as error:
                 failures.append(str(error))
                 continue
-            except (Exception, SystemExit) as error:  # a stranger's code may raise anything; it is reported, below
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a stranger's code may raise anything; it is reported, below
                 logger.debug("%s of %s failed", hook, planned.qualified, exc_info=True)
                 failures.append(_hook_failure(planned, hook, error))
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from reprlib import repr as short
 from typing import Any
 
 import msgspec
@@ -12,6 +13,10 @@ from dovetail.contracts.api import Api, Route, View
 from dovetail.contracts.replies import Writer
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+ID_PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,32}")
+MEDIA_TYPE = re.compile(r"[a-z0-9.+-]+/[a-z0-9.+-]+(; ?[a-z-]+=[A-Za-z0-9.+-]+)*")
+"""It becomes a header as it is."""
+MAX_KEEP_ALIVE = 1024
 PATH = re.compile(r"(/[A-Za-z0-9._~:@!$&'()*+,;=-]+)+")
 
 
@@ -45,8 +50,8 @@ def _of_routes(routes: Iterable[Any]) -> Iterator[str]:
         if not isinstance(route.path, str) or ".." in route.path or PATH.fullmatch(route.path) is None:
             yield f"path {route.path!r}: a path begins with /, ends otherwise, and has neither parameters nor .."
         for text in ("about", "tag"):
-            if not isinstance(value := getattr(route, text), str) or not value.strip():
-                yield f"{route.path}: {text} is {value!r}; give a text"
+            if not isinstance(value := getattr(route, text), str) or not value.strip() or not value.isprintable():
+                yield f"{route.path}: {text} is {short(value)}; give a line of text"
         for key in (route.name, route.path):
             if key in seen:
                 yield f"{key!r} is there twice"
@@ -66,14 +71,16 @@ def _of_generating(route: Route) -> Iterator[str]:
         yield f"{route.path}: writer is {writer!r}; give a class made of contracts.replies.Writer"
     if missing := sorted(getattr(writer, "__abstractmethods__", ())):
         yield f"{route.path}: {writer.__qualname__} does not implement {', '.join(missing)}"
-    if not isinstance(writer.media_type, str) or not isinstance(writer.keep_alive, bytes):
-        yield f"{route.path}: {writer.__qualname__}.media_type must be a text, and keep_alive bytes"
+    if not isinstance(writer.media_type, str) or MEDIA_TYPE.fullmatch(writer.media_type) is None:
+        yield f"{route.path}: {writer.__qualname__}.media_type is {writer.media_type!r}; give one such as text/plain"
+    if not isinstance(writer.keep_alive, bytes) or len(writer.keep_alive) > MAX_KEEP_ALIVE:
+        yield f"{route.path}: {writer.__qualname__}.keep_alive must be bytes, at most {MAX_KEEP_ALIVE}"
     if route.body is not None and not hasattr(route.body, "model_validate"):
         yield f"{route.path}: body is {route.body!r}; give a pydantic model, or none"
     for field in ("reply", "error"):
         yield from _of_struct(route, field)
-    if not isinstance(route.id_prefix, str):
-        yield f"{route.path}: id_prefix is {route.id_prefix!r}; give a text"
+    if not isinstance(route.id_prefix, str) or ID_PREFIX.fullmatch(route.id_prefix) is None:
+        yield f"{route.path}: id_prefix is {short(route.id_prefix)}; use up to 32 letters, digits, _ . and -"
     if route.place not in ("prefix", "any"):
         yield f"{route.path}: place is {route.place!r}; possible: prefix, any"
 

@@ -6,25 +6,34 @@ Readers and writers of built-in APIs are called directly; this costs their reque
 from __future__ import annotations
 
 import logging
-from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from dovetail.contracts.api import Api, Route, ServerFacts, View
-from dovetail.contracts.errors import PluginError
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail.contracts.requests import JsonObject, Request
 from dovetail.processing.checked import checked
-from dovetail_server.apis.watch import WATCH
+from dovetail.text.inline import InlineCostError
+from dovetail_server.apis.watch import WATCH, Interruption
 from dovetail_server.error_body import ErrorBody, ErrorDetail
 
 logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")
-ENDS = (SystemExit, KeyboardInterrupt, CancelledError, GeneratorExit, StopIteration, StopAsyncIteration)
-"""What ends a process, a task or a loop, were it to leave a package's code."""
+MAX_PIECE = 1 << 26
+"""Bytes that a writer may return at once: with each part that a client takes, the transport moves all that is left."""
+
+
+class _Refusal(msgspec.Struct):
+    """What a `RequestError` consists of, once it is no class of ours."""
+
+    message: str
+    param: str | None
+    code: str | None
+    status: Annotated[int, msgspec.Meta(ge=400, le=599)]
 
 
 class Guarded(Api):
@@ -56,18 +65,44 @@ class Guarded(Api):
         return called(f"{self.who}: failed()", self._failed, failure, request_id)
 
 
+def watch(apis: Sequence[Api]) -> None:
+    """End calls of packages' code that do not end from now on, if there is a package."""
+    if any(isinstance(api, Guarded) for api in apis):
+        WATCH.start()
+
+
 def called(what: str, call: Callable[..., T], *args: Any) -> T:
     """Call a package's code.
 
     Raises:
-        PluginError: It does not end, or raises what would end more than its request.
-        Exception: What it raises.
+        RequestError: It refuses what it was given.
+        PluginError: It does not end, or raises anything else, perhaps what would end a process, a task or a loop.
+        InlineCostError: See `Watch.run`.
     """
     try:
         return WATCH.run(what, call, *args)
-    except ENDS as error:
+    except (Interruption, InlineCostError):
+        raise
+    except RequestError as error:
+        raise _sound(what, error) from error.__cause__
+    except BaseException as error:
+        if isinstance(error, PluginError) and str(error).startswith(what):
+            raise
+        if isinstance(error, MemoryError) and WATCH.give_up is not None:
+            raise  # the bound of a process that reads a body, which its reply names
         text = f"{what} raised {type(error).__name__}; possible: RequestError for what is not served"
         raise PluginError(text) from error
+
+
+def _sound(what: str, error: RequestError) -> RequestError | PluginError:
+    """Return a package's refusal, or why it is none that a client could be sent."""
+    given = {name: getattr(error, name, None) for name in _Refusal.__struct_fields__}
+    try:
+        msgspec.convert(given, _Refusal)
+        msgspec.json.encode(given)
+    except (TypeError, ValueError) as wrong:
+        return PluginError(f"{what} raised a RequestError that cannot be told: {wrong}")
+    return error
 
 
 def _route(route: Route | View, where: str) -> Route | View:
@@ -107,7 +142,15 @@ class _Checked(Writer):
     where: ClassVar[str]
 
     def __init__(self, reply: Reply) -> None:
-        called(f"{self.where}()", super().__init__, reply)
+        """Begin; in a thread, where a call that sleeps cannot be ended, wait for the first call on the event loop."""
+        self.reply, self._has_begun = reply, False
+        if WATCH.is_timed_here():
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            called(f"{self.where}()", super().__init__, self.reply)
 
     def open(self) -> bytes:
         return self._bytes("open", super().open)
@@ -119,6 +162,7 @@ class _Checked(Writer):
         return self._bytes("close", super().close)
 
     def take(self, steps: Sequence[StepView]) -> None:
+        self._begin()
         called(f"{self.where}.take()", super().take, steps)
 
     def whole(self) -> bytes:
@@ -128,6 +172,7 @@ class _Checked(Writer):
         return made
 
     def fail(self, failure: Failure) -> bool:
+        self._begin()
         return bool(called(f"{self.where}.fail()", super().fail, failure))
 
     @classmethod
@@ -146,13 +191,16 @@ class _Checked(Writer):
         )
 
     def _bytes(self, name: str, call: Callable[..., bytes], *args: Any) -> bytes:
+        self._begin()
         what = f"{self.where}.{name}()"
         return _checked(what, called(what, call, *args))
 
 
 def _checked(what: str, made: Any) -> bytes:
     if isinstance(made, bytearray | memoryview):
-        return bytes(made)
+        made = bytes(made)
     if not isinstance(made, bytes):
         raise PluginError(f"{what} returned {type(made).__name__}; possible: bytes")
+    if len(made) > MAX_PIECE:
+        raise PluginError(f"{what} returned {len(made)} bytes at once; possible: {MAX_PIECE}")
     return made

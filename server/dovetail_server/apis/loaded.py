@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.api import Api, Route
@@ -36,6 +37,10 @@ def made(loaded: LoadedPlugins) -> list[Api]:
     for planned, kind in loaded.candidates("api"):
         who = describe(planned)
         with naming_plugin(loaded), loaded.watched(planned):
+            try:
+                signature(kind).bind()
+            except TypeError as error:
+                raise PluginError(f"{who}: {kind.__name__} cannot be made without arguments: {error}") from None
             api: Api = kind()
             try:
                 routes = routes_of(api)

@@ -42,8 +42,12 @@ MAX_ENDS = 3
 MAIN = threading.main_thread().ident or 0
 
 
-class _Ended(BaseException):
-    """Raised within a call. No `Exception`: the call's own handlers are not meant."""
+class Interruption(BaseException):
+    """What this server raises within a call. No `Exception`: the call's own handlers are not meant."""
+
+
+class _Ended(Interruption):
+    """A call has had its time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +72,8 @@ class Watch:
         """If set, a call in the main thread that takes so long is given up: another process makes it."""
         self.is_timing = False
         """The main thread's calls are ended by signals."""
+        self.give_up: Callable[[str], None] | None = None
+        """In a process that reads a body: called with the error's text where a call goes on in spite of `MAX_ENDS`."""
         self._calls: dict[int, PackageCall] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -130,6 +136,9 @@ class Watch:
             return
         if not self.inline_s:
             self._log(call, frame)
+        call.num_ends += 1
+        if call.num_ends > MAX_ENDS and self.give_up is not None:
+            self.give_up(f"{call.what} did not end within {self.limit_s:g} s and was ended")
         raise _Ended
 
     def _log(self, call: PackageCall, frame: FrameType | None) -> None:

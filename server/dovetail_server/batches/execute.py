@@ -153,6 +153,8 @@ async def prepare_generating(state: ReadingContext, route: Route, raw: bytes) ->
 
 def reply_to(state: ReadingContext, route: Route, requests: list[Request], *, is_rendered: bool) -> Reply:
     """Prepare what a line asks for, and return what makes its reply; CPU work. The output file is where it is kept."""
+    if requests[0].stream and route.path in state.routes:
+        raise errors.unsupported("stream", f"{route.path} answers it with a stream, and a batch writes whole replies")
     refuse_stream(requests[0].stream)
     background = [replace(request, priority=BACKGROUND, keeps=None) for request in requests]
     job = make_job(state, route, background, is_rendered=is_rendered)

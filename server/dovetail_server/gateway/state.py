@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import Scope
 
 from dovetail.supervisor import Supervisor
+from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.gateway.fleet import Fleet
 from dovetail_server.gateway.placement import Placement
@@ -47,6 +48,7 @@ class GatewayState:
         self.num_kept_bytes = 0
         """Of the journals of all streams, and of the replies that are held."""
         self.apis = named_apis(settings)
+        watch(self.apis)
         self.places = Places(self.apis)
         """What may be done with the routes of the workers."""
         self.resume_key = None if settings.resume_key is None else settings.resume_key.get_secret_value()

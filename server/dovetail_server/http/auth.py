@@ -210,6 +210,11 @@ def open_paths(settings: ServeSettings) -> frozenset[str]:
     return OPEN | probes | metrics | (frozenset() if settings.disable_playground else playground.paths())
 
 
+def may_be_open() -> frozenset[str]:
+    """Return the paths that some servers answer without a key."""
+    return OPEN | PROBES | {"/metrics"} | playground.paths()
+
+
 class Auth:
     """Lets nobody pass without a key, and notes who it is in `scope["state"]`: `caller`, and `owner` for storage."""
 

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.errors import EngineError, RequestError
 from dovetail_server import errors
+from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.app import add_layers, handle_error, handle_http
 from dovetail_server.gateway.client_response import HOP
@@ -87,6 +88,7 @@ class FrontState:
         self.num_kept_bytes = 0
         """Of the journals of all streams, and of the replies that are held."""
         self.apis = named_apis(settings)
+        watch(self.apis)
         self.places = Places(self.apis)
         """What may be done with the routes of the replicas."""
         self._handles: dict[str, DeploymentHandle[Any]] = {}

@@ -27,7 +27,8 @@ from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.apis.parsing.serve import installed
 from dovetail_server.apis.responses.references import ReferencedItems
-from dovetail_server.apis.watch import WATCH
+from dovetail_server.apis.watch import WATCH, Interruption
+from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
     LARGE,
@@ -65,8 +66,8 @@ WARM_UP = "The quick brown fox jumps over the lazy dog. " * 500
 """Long enough for every thread."""
 
 
-class OutOfTimeError(BaseException):
-    """The job's processor time is over. No `Exception`: nobody may take it for an error of a template."""
+class OutOfTimeError(Interruption):
+    """The job's processor time is over."""
 
 
 def main(argv: list[str]) -> int:
@@ -128,6 +129,11 @@ class PreloadedState:
             send(channel, question)
             return msgspec.msgpack.decode(receive(channel), type=ReferencedItems)
 
+        def give_up(why: str) -> None:
+            send(channel, BodyResult(refusal=Refusal(message=why, param=None, code=PLUGIN_FAILED, status=500)))
+            os._exit(0)
+
+        WATCH.give_up = give_up
         left_out = LeftOut(lambda name: None) if job.leaves_out else None
         LEFT_OUT.set(left_out)
         try:

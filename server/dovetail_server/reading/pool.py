@@ -140,7 +140,7 @@ class BodyPool:
         if outcome.refusal is not None:
             refusal = outcome.refusal
             if refusal.code == PLUGIN_FAILED:
-                raise PluginError(refusal.message)
+                raise PluginError(refusal.message) from (RuntimeError(outcome.fault) if outcome.fault else None)
             raise RequestError(refusal.message, param=refusal.param, code=refusal.code, status=refusal.status)
         if outcome.fault is not None:
             raise RuntimeError(f"reading a body failed:\n{outcome.fault}")

@@ -55,7 +55,8 @@ def do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served,
         refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
         return BodyResult(refusal=refusal)
     except PluginError as error:
-        return BodyResult(refusal=Refusal(message=str(error), param=None, code=PLUGIN_FAILED, status=500))
+        refusal = Refusal(message=str(error), param=None, code=PLUGIN_FAILED, status=500)
+        return BodyResult(refusal=refusal, fault=traceback.format_exc() if error.__cause__ else None)
     except MemoryError as error:
         return BodyResult(refusal=too_costly("memory", job.num_bytes, part_of(error)))
     except BaseException as error:

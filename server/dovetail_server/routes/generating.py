@@ -16,6 +16,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.processing.apis import is_below
 from dovetail_server.apis.dropped import HEADER, header_of
 from dovetail_server.apis.routes import BUILT_IN
+from dovetail_server.apis.showing import Showing
 from dovetail_server.error_body import ErrorBody
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.intake import job_of
@@ -74,7 +75,7 @@ def router_of(apis: Sequence[Api]) -> APIRouter:
             if isinstance(route, Route):
                 add_route(router, route, error_of(api, route))
             else:
-                add_view(router, route, error_of(api, route))
+                add_view(router, route, str(api), error_of(api, route))
     return router
 
 
@@ -103,8 +104,9 @@ def add_route(router: APIRouter, route: Route, error: type[msgspec.Struct] | Non
     )(endpoint)
 
 
-def add_view(router: APIRouter, view: View, error: type[msgspec.Struct] | None) -> None:
-    """Add a route that shows something."""
+def add_view(router: APIRouter, view: View, who: str, error: type[msgspec.Struct] | None) -> None:
+    """Add a route that shows something; `who` brings it, for messages."""
+    show = Showing(f"{who}: {view.path}: show()", view.show)
 
     async def endpoint(request: Request) -> Response:
         state: ServerState = request.app.state.server
@@ -115,8 +117,7 @@ def add_view(router: APIRouter, view: View, error: type[msgspec.Struct] | None) 
         body = decoded(raw, PLAIN_OBJECTS) if raw else {}
         if not isinstance(body, dict):
             raise RequestError("the body must be a JSON object", code="invalid_json")
-        shown = await asyncio.to_thread(view.show, state.facts(), body)
-        return Response(msgspec.json.encode(shown), media_type="application/json")
+        return Response(msgspec.json.encode(await show(state.facts(), body)), media_type="application/json")
 
     endpoint.__name__, endpoint.__doc__ = view.name, view.about
     json_route(router, view.path, methods=(view.method,), error=error, tags=(view.tag,))(endpoint)
