@@ -201,7 +201,7 @@ def finished(served: Served, data: bytes, endpoint: str) -> tuple[dict[str, Any]
         assert time.monotonic() < deadline, batch
         time.sleep(0.2)
         batch = served.get(f"/v1/batches/{batch['id']}").json()
-    files = [name for name in (batch["output_file_id"], batch["error_file_id"]) if name]
+    files = [batch[name] for name in ("output_file_id", "error_file_id") if batch.get(name)]
     return batch, [row for name in files for row in lines_of(served.get(f"/v1/files/{name}/content"))]
 
 
