@@ -166,7 +166,7 @@ def test_texts_that_the_library_has_not_heard_of_have_its_masks(schema: Any, sma
                     matcher.rollback(num)
                     twin.rollback(num)
                 assert matcher.error is twin.error is None
-                assert 0 <= len(matcher._taken) - matcher._num_told <= llguidance.MAX_UNTOLD
+                assert 0 <= len(matcher._taken) - matcher._num_consumed <= llguidance.MAX_UNTOLD
         assert [matcher.accepting for matcher in matchers] == [twin.accepting for twin in twins]
 
 
@@ -183,7 +183,7 @@ def test_what_a_kept_mask_forbids_is_refused(small: Vocabulary) -> None:
             backend.fill_batch([matcher], mask, [0])
             assert matcher.accept([token]) == 1
         backend.fill_batch([matcher], mask, [0])
-    assert matcher._num_told < len(matcher._taken)
+    assert matcher._num_consumed < len(matcher._taken)
     assert matcher.accept(small.encode("x")) == 0
     assert matcher.error is None
     assert matcher.accept(small.encode(",3]")) == 3
@@ -204,7 +204,7 @@ def test_rows_that_go_along_together_are_not_told_of_in_one_step(
 
     def counted(matcher: LlguidanceMatcher) -> None:
         told[-1] += 1
-        assert len(matcher._taken) - matcher._num_told <= llguidance.MAX_UNTOLD
+        assert len(matcher._taken) - matcher._num_consumed <= llguidance.MAX_UNTOLD
         tell(matcher)
 
     monkeypatch.setattr(LlguidanceMatcher, "_tell", counted)

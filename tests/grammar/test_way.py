@@ -1,4 +1,4 @@
-"""The package's docstring tells the way of a schema: each module that it names is there."""
+"""The pipeline's docstring names the steps of a schema: each module that it names is there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
-import dovetail.grammar
+from dovetail.grammar import pipeline
 
-NAMED = re.findall(r"`((?:spec|compile|matching)\.\w+|structured_outputs)`", dovetail.grammar.__doc__ or "")
+NAMED = re.findall(r"`((?:spec|compile|matching)\.\w+|pipeline)`", pipeline.__doc__ or "")
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMED)))
@@ -20,6 +20,6 @@ def test_each_step_is_where_the_way_says(name: str) -> None:
 
 def test_the_way_has_six_steps() -> None:
     """From the request's bytes to the report."""
-    steps = re.findall(r"^\d\. \*\*(\w+)\.\*\*", dovetail.grammar.__doc__ or "", re.MULTILINE)
+    steps = re.findall(r"^\d\. \*\*(\w+)\.\*\*", pipeline.__doc__ or "", re.MULTILINE)
     assert steps == ["Parse", "Normalise", "Choose", "Compile", "Mask", "Validate"]
     assert len(NAMED) > 12
