@@ -206,7 +206,10 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
 
 
 def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
-    """Say which kernel set would serve which operation at widths of the model; sets answer without a device."""
+    """Say which kernel set would serve which operation at widths of the model; sets answer without a device.
+
+    What depends on forms of packed weights, or on how tokens are routed, a running server says.
+    """
     from dovetail.contracts.device import DeviceView, is_interpreted
     from dovetail.contracts.kernels import OPS, Claim, make_ask
     from dovetail.plugins.loader import import_planned
@@ -219,6 +222,8 @@ def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
     sets = [(planned.name, import_planned(planned)()) for planned in plan.of_kind("kernels")]
     served = {}
     for op, row in OPS.items():
+        if not options.keys() >= set(row.options):
+            continue
         dims = {letter: widths[letter] for letter in row.dims} | ({"F": 1} if op == "rotations" else {})
         ask = make_ask(op, view, facts.dtype, dims, {name: options[name] for name in row.options})
         claims = (name for name, one in sets if view.kind in one.devices and isinstance(one.serves(ask), Claim))
