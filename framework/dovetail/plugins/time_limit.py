@@ -37,8 +37,8 @@ class PluginTimeout(PluginError):
     """A plugin took longer than it may."""
 
 
-class _Interrupt(BaseException):
-    """Raised inside the plugin's code; no `except Exception` of its own holds it up."""
+class _Interrupt(KeyboardInterrupt):
+    """Raised inside of the plugin's code, like Ctrl-C: what lets that pass lets this pass, here and in the plugin."""
 
 
 @contextmanager
