@@ -152,7 +152,7 @@ def test_ranks_wait_for_a_device_as_long_as_its_layers_pass(moves: bool) -> None
 
     group: Any = object.__new__(GroupExecutor)
     group.local = Local()
-    group._ranks = SimpleNamespace(limit_s=0.3, find_trouble=lambda: None, blame=RankError)
+    group._ranks = SimpleNamespace(limit_s=0.3, find_trouble=lambda: None, failed_rank=RankError)
     if moves:
         group._wait_for_device()
         return
