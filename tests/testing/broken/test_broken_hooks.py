@@ -97,7 +97,7 @@ class Right:
 
     @hookimpl
     def dovetail_reasoning_parsers(self, registry: Any) -> Any:
-        registry.add("kit-qwen3", "dovetail_parsers.reasoning.think_tags:Qwen3")
+        registry.add("kit-qwen3", "dovetail_parsers.reasoning.think_tags:Qwen3Reasoning")
 
     @hookimpl
     def dovetail_configure(self, draft: Any, facts: Any) -> Any:
@@ -154,7 +154,7 @@ def register_missing(self: Any, registry: Any) -> Any:
 
 
 def register_wrong(self: Any, registry: Any) -> Any:
-    registry.add("x", "dovetail_parsers.tools.hermes:Hermes")
+    registry.add("x", "dovetail_parsers.tools.hermes:HermesTools")
 
 
 def register_changing(self: Any, registry: Any) -> Any:
@@ -214,7 +214,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "registers another kind": (
         broken("dovetail_reasoning_parsers", register_wrong),
         "test_registration",
-        "dovetail_parsers.tools.hermes:Hermes is no subclass of ReasoningParser",
+        "dovetail_parsers.tools.hermes:HermesTools is no subclass of ReasoningParser",
     ),
     "registers anew each time": (
         broken("dovetail_reasoning_parsers", register_changing),
