@@ -158,7 +158,7 @@ def test_decode_tiles(dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     """The tile in use is timed without any time left, others with some."""
     import decode_tiles as bench
 
-    monkeypatch.setattr(bench, "choose_shape", lambda *_: bench.Shape(2, 16, 1))
+    monkeypatch.setattr(bench, "choose_shape", lambda *_: bench.SplitShape(2, 16, 1))
     started(monkeypatch, bench, "--loads", "2x40x1x2x32", "--cache-dtype", dtype, "--seconds", "0")
     monkeypatch.setattr(bench, "took_us", lambda *_: 1.0)
     started(monkeypatch, bench, "--loads", "2x40x1x2x32", "--cache-dtype", dtype, "--seconds", "600")
