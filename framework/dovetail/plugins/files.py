@@ -28,7 +28,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.moved import where_now
 from dovetail.plugins.registry import Registry
-from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, time_limit
 
 logger = logging.getLogger(__name__)
 DIGEST_LEN = 12
@@ -245,7 +245,7 @@ def _run(path: Path, version: str, timeout_s: float, given: str) -> ModuleType:
             return load_file(str(path), version)
     except PluginError:
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything; the cause is kept
         fix = where_now(error) or "correct the file"

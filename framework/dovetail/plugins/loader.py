@@ -29,7 +29,7 @@ from dovetail.plugins.process_state import BEGINNING, ProcessState
 from dovetail.plugins.records import PluginState
 from dovetail.plugins.registrations import registrations
 from dovetail.plugins.scan import installed_version
-from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, time_limit
 
 logger = logging.getLogger("dovetail.plugins")
 
@@ -196,7 +196,7 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
         yield
     except DovetailError:
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         raise
     except BaseException as error:  # a stranger's code may raise anything; the cause is kept
         found = _innermost(error, loaded.plan)
@@ -304,7 +304,7 @@ def _import_target(planned: PlannedPlugin) -> Any:
         loaded: Any = load_file(planned.file, planned.version) if planned.file else import_module(module_name)
     except PluginFileError as error:
         raise _error(planned, str(error), "restart the server so that it plans anew") from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything; the cause is kept
         reason = f"importing {module_name} raised {type(error).__name__}: {error}"

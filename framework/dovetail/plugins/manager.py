@@ -28,7 +28,7 @@ from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of
 from dovetail.plugins.options import describe_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
 from dovetail.plugins.registry import Registry
-from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, PluginTimeout, time_limit
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, PluginTimeout, time_limit
 
 logger = logging.getLogger("dovetail.plugins")
 
@@ -131,7 +131,7 @@ class HookManager:
             except PluginTimeout as error:
                 failures.append(str(error))
                 continue
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Interrupted):
                 raise
             except BaseException as error:  # a stranger's code may raise anything; it is reported, below
                 logger.debug("%s of %s failed", hook, planned.qualified, exc_info=True)

@@ -37,8 +37,8 @@ class PluginTimeout(PluginError):
     """A plugin took longer than it may."""
 
 
-class _Interrupt(KeyboardInterrupt):
-    """Raised inside of the plugin's code, like Ctrl-C: what lets that pass lets this pass, here and in the plugin."""
+class Interrupted(BaseException):
+    """Raised inside of the plugin's code: no `except Exception` of its own holds it up, and ours let it pass."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _limited(what: str, timeout_s: float, advice: str) -> Iterator[None]:
             if callable(before):
                 before(number, frame)
         elif not done.is_set():
-            raise _Interrupt(text)
+            raise Interrupted(text)
 
     before = signal.signal(signal.SIGALRM, interrupt) if is_main else None
     watch.start()
@@ -83,7 +83,7 @@ def _limited(what: str, timeout_s: float, advice: str) -> Iterator[None]:
             yield
         finally:
             done.set()
-    except _Interrupt as interruption:
+    except Interrupted as interruption:
         if interruption.args[0] is not text:
             raise
         raise PluginTimeout(text) from None
