@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,17 @@ DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32
 ROWS = 150
 SHAPES = [(70, 300), (130, 1100), (1, 64), (64, 700), (200, 63)]
 """Outputs and inputs off the tiles, of one span and of several."""
+
+
+def is_exact() -> bool:
+    """Whether a column of a product has the same bits wherever it stands; Triton's interpreter multiplies by NumPy.
+
+    NumPy's library takes columns at the end by other instructions on some processors (AMD with AVX-512 is one).
+    """
+    if DEVICE == "cuda":
+        return True
+    left, right = (np.random.default_rng(seed).standard_normal((64, 64), dtype=np.float32) for seed in (0, 1))
+    return all(np.array_equal(left @ np.roll(right, by, 1), np.roll(left @ right, by, 1)) for by in range(1, 64))
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -37,7 +49,9 @@ def test_a_row_has_the_bits_that_it_has_alone(shape: tuple[int, int], dtype: tor
     torch.testing.assert_close(whole.double(), want + residual.double(), rtol=tolerance, atol=tolerance)
     for num in (1, 63, 64, 65, 128, 129):
         at = slice(ROWS - num, ROWS)
-        assert torch.equal(fixed.linear(x[at], weight, bias, residual[at]), whole[at]), num
+        found = fixed.linear(x[at], weight, bias, residual[at])
+        torch.testing.assert_close(found, whole[at], rtol=tolerance, atol=tolerance)
+        assert not is_exact() or torch.equal(found, whole[at]), num
 
 
 def test_both_ways_to_sum_are_tried() -> None:
