@@ -45,6 +45,8 @@ from dovetail_backends.kernels.triton.packed_write import many, written
 FORMS: dict[str, Form] = {
     "fp8-blocks": Scaled(torch.float8_e4m3fn, 128),
     "fp8-rows": Scaled(torch.float8_e4m3fn),
+    "fp8-rounded-rows": Scaled(torch.float8_e4m3fn, activations=torch.float8_e4m3fn),
+    "fp8-rounded-blocks": Scaled(torch.float8_e4m3fn, 128, torch.float8_e4m3fn),
     "fp8-32": Scaled(torch.float8_e4m3fn, 32),
     "int8": Scaled(),
     "int4": Int4(128),
@@ -98,8 +100,9 @@ def drawn(form: Form, n: int, k: int) -> PackedWeight:
     if isinstance(form, Scaled):
         numbers = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         whole = (numbers * 20).round().to(torch.int8) if form.dtype == torch.int8 else numbers.to(form.dtype)
-        scale = torch.rand(n, -(-k // (form.group or k)), device="cuda") / 100
-        return packed_weight.scaled(whole, scale, form.group)
+        scale = torch.rand(-(-n // 128), -(-k // (form.group or k)), device="cuda") / 100
+        scale = scale.repeat_interleave(128, dim=0)[:n].contiguous()
+        return packed_weight.weight_of(form, {"weight": whole, "weight_scale": scale}, torch.bfloat16)
     nibbles = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
     if isinstance(form, Int4):
         scale = torch.rand(n, -(-k // (form.group or k)), device="cuda") / 100

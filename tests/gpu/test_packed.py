@@ -27,6 +27,7 @@ FLOAT8 = torch.float8_e4m3fn
     [
         Scaled(FLOAT8),
         Scaled(FLOAT8, 128),
+        Scaled(FLOAT8, activations=FLOAT8),
         Scaled(),
         Int4(128),
         Int4(128, has_zero=True),
@@ -61,8 +62,9 @@ def test_products(form: Form, n: int, k: int, rows: int) -> None:
         usual = want.norm(dim=0)
         # What is added up in another order may round to the next number: of an output's own size, or of the usual one.
         error = (found - want).norm(dim=0) / usual.clamp_min(usual.median())
-        assert error.max() < 0.1
-        assert (found - want).norm() < 0.015 * want.norm()
+        rounds = getattr(form, "activations", None) is not None
+        assert error.max() < (0.25 if rounds else 0.1)
+        assert (found - want).norm() < (0.06 if rounds else 0.015) * want.norm()
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,37 @@ def test_odd_sizes(form: Form, n: int, k: int, dtype: torch.dtype) -> None:
         most = 2e-3 if dtype == torch.float32 else 0.015
         assert (found.double() - want).norm() < most * want.norm(), rows
         assert (gated.double() - want_gated).norm() < most * want_gated.norm(), rows
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (384, 512), (1152, 3072)])
+def test_rounded_blocks(n: int, k: int) -> None:
+    """Scales of 128 x 128 meet rows with scales of 128 inputs, at any number of rows, within what rounding loses."""
+    torch.manual_seed(0)
+    form = Scaled(FLOAT8, 128, FLOAT8)
+    scale = (torch.rand(n // 128, k // 128, device="cuda") + 0.1) / 300
+    tensors = {
+        "weight": torch.randn(n, k, device="cuda").to(FLOAT8),
+        "weight_scale": scale.repeat_interleave(128, 0).contiguous(),
+    }
+    weight = weight_of(form, tensors, torch.bfloat16)
+    assert weight.block_scale is not None
+    plain = form.dequantise(tensors, torch.float64)
+    norm = torch.randn(k, device="cuda").bfloat16()
+    for rows in (1, 64, 65, 66, 67, 100, 129, 257, 1000, 4097):
+        x, residual = (torch.randn(rows, size, device="cuda").bfloat16() for size in (k, n))
+        torch.cuda.synchronize()
+        found = packed.linear(x, weight, None, residual=residual.clone())
+        gated = packed.linear(x, weight, None, norm=RMSScale(norm, 1e-6), act="silu_and_mul")
+        want = residual.double() + x.double() @ plain.T
+        want_gated = reference.norm_gate(x.double(), norm.double(), 1e-6, plain, None)
+        assert (found.double() - want).norm() < 0.045 * want.norm(), rows
+        assert (gated.double() - want_gated).norm() < 0.065 * want_gated.norm(), rows
+        if rows > 64:  # against rows that are rounded by hand: only the order of sums is left
+            parts = x.double().unflatten(-1, (-1, 128))
+            by = parts.abs().amax(-1, keepdim=True) / 448
+            near = ((parts / by).float().to(FLOAT8).double() * by).flatten(-2)
+            right = residual.double() + near @ plain.T
+            assert (found.double() - right).norm() < 0.005 * right.norm(), rows
 
 
 def test_groups_without_kernels() -> None:

@@ -288,7 +288,7 @@ class KernelSetConformance(Conformance):
                 error = off.flatten(1).norm(dim=1) / size.clamp_min(1e-6)
                 row = int(error.nan_to_num(torch.inf).argmax())
                 worst = float(error.nan_to_num(torch.inf)[row])
-                most = {**TOLERANCE, **(packed.TOLERANCE if OPS[place.ask.op].packs else {})}[place.ask.dtype]
+                most = {**TOLERANCE, **packed.tolerance(place.ask)}[place.ask.dtype]
                 check(worst <= most, f"{label}: row {row} is wrong by {worst:.2g} of itself")
 
     @staticmethod

@@ -31,8 +31,19 @@ OTHERS = 3
 """Experts that other ranks have."""
 WAYS: Sequence[tuple[Act, str]] = (("silu_and_mul", "output"), ("clamped_silu_and_mul", "input"))
 EPS, SCALE = 1e-6, 0.5
+ROUNDING = Scaled(FLOAT8, activations=FLOAT8)
+"""A form that lets a product round its rows; experts never have it."""
 TOLERANCE = {"float32": 2e-3}
 """Largest error of a row where weights are packed: tensor cores round float32."""
+ROUNDED = 8e-2
+"""Largest error of a row that was rounded to float8."""
+
+
+def tolerance(ask: Ask) -> Mapping[str, float]:
+    """Return the largest error of a row by dtype, where it is another one than for all operations."""
+    if getattr(dict(ask.options).get("form"), "activations", None) is not None:
+        return dict.fromkeys(("float32", "bfloat16", "float16"), ROUNDED)
+    return TOLERANCE if OPS[ask.op].packs else {}
 
 
 def places(op: str, dtype: str) -> Iterator[Case] | None:
@@ -60,7 +71,8 @@ def _of_experts() -> Iterator[Case]:
 
 
 def _of_forms(op: str, dtype: str) -> Iterator[Case]:
-    for at, form in enumerate(FORMS):
+    is_linear = op in ("packed_linear", "packed_norm_linear", "packed_norm_gate")
+    for at, form in enumerate((*FORMS, ROUNDING) if is_linear else FORMS):
         act, weigh = WAYS[at % len(WAYS)]
         options: dict[str, Any] = {"forms": (form, form), "act": act, "weigh": weigh, "first": OTHERS * (at % 2)}
         if op in ("packed_linear", "packed_norm_linear"):

@@ -203,7 +203,7 @@ FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
     "a bias is dropped": (
         type("DropsBias", (Packs,), {"kernel": Lossy}),
         MEANING,
-        "packed_linear N=74 K=256 form=Scaled(dtype=torch.int8, group=None) of 17 rows",
+        "packed_linear N=74 K=256 form=Scaled(dtype=torch.int8, group=None, activations=None) of 17 rows",
     ),
     "packs for some rows": (Few, ANSWERS, "who packs takes all of them"),
     "shares without their factor": (Routes, MEANING, "is wrong by 1 of itself"),

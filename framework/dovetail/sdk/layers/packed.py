@@ -6,6 +6,7 @@ N outputs, K inputs, E experts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -163,12 +164,19 @@ class PackedFactory:
         plain: Makes the others.
         dummy: The form of all matrices where there is no checkpoint; None: they are plain.
         dummy_experts: That of experts' matrices.
+        activations: What products of numbers in this dtype may round rows to, see `Scaled`; experts' never do.
     """
 
     def __init__(
-        self, stored: Stored, plain: LayerFactory, dummy: Form | None = None, dummy_experts: Form | None = None
+        self,
+        stored: Stored,
+        plain: LayerFactory,
+        dummy: Form | None = None,
+        dummy_experts: Form | None = None,
+        activations: torch.dtype | None = None,
     ) -> None:
         self.stored, self.plain, self.dummy, self.dummy_experts = stored, plain, dummy, dummy_experts
+        self.activations = activations
 
     def form(self, path: str, in_features: int, dummy: Form | None) -> Form | None:
         """Return a matrix's form, None for a plain one; `dummy` where there is no checkpoint.
@@ -195,6 +203,8 @@ class PackedFactory:
         form = self.form(name, in_features, self.dummy)
         if form is None:
             return self.plain.linear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
+        if isinstance(form, Scaled) and form.dtype == self.activations:
+            form = replace(form, activations=self.activations)
         return PackedLinear(ctx, name, in_features, parts, form, bias=bias, shard=shard, act=act)
 
     def experts(

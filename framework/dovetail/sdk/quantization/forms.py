@@ -79,10 +79,18 @@ class Form(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Form):
-    """Numbers of 8 bits; `group` inputs share a scale, None: all of a row."""
+    """Numbers of 8 bits; `group` inputs share a scale, None: all of a row.
+
+    Attributes:
+        dtype: Of the numbers, int8 or float8.
+        group: See above.
+        activations: What a product of many rows may round its rows to, each row, or each `group` of its inputs, with a
+            scale of its own; None: rows keep the model's dtype. It changes nothing about weights.
+    """
 
     dtype: torch.dtype = torch.int8
     group: int | None = None
+    activations: torch.dtype | None = None
 
     def tensors(self, in_features: int) -> dict[str, tuple[torch.dtype, int]]:
         return {"weight": (self.dtype, 1), "weight_scale": (torch.float32, self.group or in_features)}

@@ -12,8 +12,8 @@ A module's tensors say which format it has, so checkpoints of several are read a
   `weight_global_scale` float32 `[1]`, which numbers are divided by;
 - mxfp4-pack-quantized: `weight_packed` uint8 `[N, K / 2]`, `weight_scale` bytes `[N, K / 32]`, exponents of two.
 
-Activations of fewer bits are not rounded here. Source: compressed-tensors 0.12, `compressors/` and `quantization/`,
-read November 2026.
+Activations in integers are not rounded here, in float8 as `RoundsActivations` says. Source: compressed-tensors 0.12,
+`compressors/` and `quantization/`, read November 2026.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
-from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8, scaled_by
+from dovetail_backends.quantization.fp8 import BLOCK, ROWS, RoundsActivations, float8, scaled_by
 from dovetail_backends.quantization.integers import IntegerLayout, IntegerMatrix, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import (
     INDEX,
     PLAIN,
     Module,
-    Packed,
     Reads,
     dropped,
     eight_bits,
@@ -60,7 +59,7 @@ ORDERS = ("group", "dynamic", True)
 TYPES = {"int": (4, 8), "float": (4, 8)}
 
 
-class CompressedTensors(Packed):
+class CompressedTensors(RoundsActivations):
     """Reads the formats above."""
 
     keys = known(
@@ -128,6 +127,11 @@ class CompressedTensors(Packed):
         yield from int_quantized(left, target, sizes, is_shifted=is_shifted)
         yield from dropped(left)
 
+    def is_said_to_round(self) -> bool:
+        """Where all of its float8 weights meet float8 inputs (`input_activations`)."""
+        groups = [group for group in self.config["config_groups"].values() if isinstance(group.get("weights"), Mapping)]
+        return all(_is_float8(group["weights"]) <= _is_float8(group.get("input_activations")) for group in groups)
+
     def dummy(self) -> Form | None:
         """Return the form of experts where other matrices are not left out."""
         return None if leaves_out(self.config, NOT_EXPERTS) else self.dummy_experts()
@@ -143,6 +147,10 @@ class CompressedTensors(Packed):
         return (
             Int4(group, has_zero=not scheme.get("symmetric", True)) if scheme["num_bits"] == 4 else Scaled(group=group)
         )
+
+
+def _is_float8(scheme: object) -> bool:
+    return isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits", 8)) == ("float", 8)
 
 
 def leaves_out(config: Mapping[str, Any], modules: Iterable[str]) -> bool:

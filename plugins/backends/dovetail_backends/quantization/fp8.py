@@ -7,17 +7,19 @@ and its scale, `weight_scale_inv` or `weight_scale`, which numbers are multiplie
 - a row: `[N, 1]` or `[N]`; a tensor: `[1]` or `[]`;
 - mxfp8: e8m0, or bytes that are exponents, `[N, K / 32]`.
 
-Which modules are fp8 (`modules_to_not_convert`, `ignored_layers`) is told by the files' dtypes. `input_scale`, of
-static activations, is not used: activations keep the model's dtype. With `--quantization fp8` a checkpoint in 16 bits
-is quantised while it loads, each row by itself.
+Which modules are fp8 (`modules_to_not_convert`, `ignored_layers`) is told by the files' dtypes. With `--quantization
+fp8` a checkpoint in 16 bits is quantised while it loads, each row by itself. Products of many rows round their rows to
+float8 too, unless `--fp8.activations model` is given: see `RoundsActivations`.
 
 Source: transformers 5, `integrations/finegrained_fp8.py`; vLLM, `quantization/fp8.py`; read November 2026.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -43,7 +45,41 @@ SCALES = ("_scale_inv", "_scale")
 ROWS = Scaled(torch.float8_e4m3fn)
 
 
-class Fp8(Packed):
+@dataclass
+class Fp8Options:
+    """What users choose."""
+
+    activations: Literal["auto", "float8", "model"] = field(
+        default="auto",
+        metadata={
+            "help": "Rows of large matrix products on CUDA: rounded to float8, each with a scale of its own, which is "
+            "faster, or in the model's dtype, which is more exact; auto: as the checkpoint says, float8 for one "
+            "that is quantized while it loads."
+        },
+    )
+
+
+class RoundsActivations(Packed):
+    """A quantisation whose float8 products may round their rows.
+
+    A tool that wrote a checkpoint so measured its model with rounded rows. Scales that it found ahead of time
+    (`input_scale`) are not used: each row has one of its own, made as it comes.
+    """
+
+    Options: ClassVar[type[Any] | None] = Fp8Options
+
+    def activations(self) -> torch.dtype | None:
+        """Return float8, or None where rows keep the model's dtype."""
+        wish = self.options.activations if self.options else "auto"
+        rounds = self.is_said_to_round() if wish == "auto" else wish == "float8"
+        return torch.float8_e4m3fn if rounds else None
+
+    @abstractmethod
+    def is_said_to_round(self) -> bool:
+        """Whether the configuration says that activations are float8."""
+
+
+class Fp8(RoundsActivations):
     """Reads fp8 checkpoints, and makes fp8 of plain ones."""
 
     keys = known(
@@ -84,6 +120,10 @@ class Fp8(Packed):
             is_said = config.get("quant_method") == "mxfp8" or config.get("weight_block_size")
             yield from float8(tensors, target, block_of(config), frozenset({"block"} if is_said else ()))
             yield from dropped(tensors)
+
+    def is_said_to_round(self) -> bool:
+        """By `activation_scheme`, `dynamic` or `static`; a plain checkpoint that is quantised here does."""
+        return not self.config or bool(self.config.get("activation_scheme"))
 
     def dummy(self) -> Form | None:
         """Return fp8 with a scale for as many inputs as the checkpoint's, for rows where it is made here."""

@@ -22,6 +22,7 @@ class Int8(CompressedTensors):
     """Makes int8 of plain checkpoints."""
 
     reads = (Reads(MADE, "int8", 8),)
+    Options = None
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:
@@ -39,6 +40,10 @@ class Int8(CompressedTensors):
     ) -> Iterable[Conversion]:
         """Make numbers and scales of each matrix."""
         return super().read_modules(config, tensors, target) if config else quantised(tensors, rows_of(Scaled()))
+
+    def is_said_to_round(self) -> bool:
+        """Its activations keep the model's dtype."""
+        return False
 
     def dummy(self) -> Form | None:
         """Return rows of int8."""

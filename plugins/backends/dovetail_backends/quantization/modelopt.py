@@ -8,7 +8,8 @@ K]`:
 - NVFP4: `weight` uint8 `[N, K / 2]`, the lower nibble first, `weight_scale` e4m3 `[N, K / 16]`, and `weight_scale_2`
   float32 `[]`, which numbers are multiplied by.
 
-`input_scale` and the scales of an fp8 cache are not used. Source: vLLM, `quantization/modelopt.py`, read November 2026.
+The scales of an fp8 cache are not used, `input_scale` as `RoundsActivations` says. Source: vLLM,
+`quantization/modelopt.py`, read November 2026.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Any
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form
 from dovetail_backends.quantization.fp4 import nvfp4
-from dovetail_backends.quantization.fp8 import BLOCK, ROWS, float8
+from dovetail_backends.quantization.fp8 import BLOCK, ROWS, RoundsActivations, float8
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
-from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
+from dovetail_backends.quantization.modules import Reads, dropped, grouped
 
 ALGOS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 
 
-class Modelopt(Packed):
+class Modelopt(RoundsActivations):
     """Reads fp8 and nvfp4, module by module."""
 
     keys = known(
@@ -68,8 +69,15 @@ class Modelopt(Packed):
         yield from float8(left, target, BLOCK)
         yield from dropped(left)
 
-    def dummy(self) -> Form | None:
-        """Return rows of fp8, or the model's dtype."""
+    def _algo(self) -> str:
         inner = self.config.get("quantization")
         algo = self.config.get("quant_algo") or (inner.get("quant_algo") if isinstance(inner, Mapping) else "")
-        return ROWS if str(algo).upper().startswith("FP8") else None
+        return str(algo).upper()
+
+    def is_said_to_round(self) -> bool:
+        """All of its fp8 does, but `FP8_PB_WO`: weights only."""
+        return self._algo() in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+
+    def dummy(self) -> Form | None:
+        """Return rows of fp8, or the model's dtype."""
+        return ROWS if self._algo().startswith("FP8") else None

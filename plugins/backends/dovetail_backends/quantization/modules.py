@@ -26,7 +26,7 @@ INDEX = ("I32", "I64")
 SCALE = (*PLAIN, "F8_E8M0", "U8")
 """Types of scales; the last two are exponents of two."""
 ACTIVATIONS = (".input_scale", ".input_global_scale", ".input_zero_point", ".input_g_idx")
-"""Scales of activations, which are not rounded here: what comes out is nearer to the unquantised model."""
+"""Scales of activations found ahead of time: a row that is rounded has a scale of its own, which loses less."""
 CACHE = (
     ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale", ".output_scale", ".k_zero_point", ".v_zero_point",
 )  # fmt: skip
@@ -94,7 +94,7 @@ class Packed(Quantization):
 
     def factory(self, plain: LayerFactory) -> LayerFactory:
         """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""
-        return PackedFactory(self.stored, plain, self.dummy(), self.dummy_experts())
+        return PackedFactory(self.stored, plain, self.dummy(), self.dummy_experts(), self.activations())
 
     def dummy(self) -> Form | None:
         """Return the form of matrices without a checkpoint; None: plain ones."""
@@ -103,6 +103,10 @@ class Packed(Quantization):
     def dummy_experts(self) -> Form | None:
         """Return the form of experts' matrices without a checkpoint."""
         return self.dummy()
+
+    def activations(self) -> torch.dtype | None:
+        """Return what products of many rows may round their rows to; None: they keep the model's dtype."""
+        return None
 
 
 def of_several_forms(tensors: Mapping[str, FileTensor], conversions: Iterable[Conversion]) -> set[str]:

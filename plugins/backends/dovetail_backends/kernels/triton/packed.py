@@ -1,8 +1,8 @@
 """Products with packed weights on CUDA: which kernel serves how many rows, and with which tile.
 
 One row of 8-bit numbers has a kernel of its own, a few rows meet 4-bit numbers as integers, more rows of float8 go to
-the float8 tensor cores, other numbers become the model's dtype in registers, and for many rows weights are written out
-before cuBLAS multiplies them.
+the float8 tensor cores, rounded where that is allowed. Other numbers become the model's dtype in registers, and for
+many rows weights are written out before cuBLAS multiplies them.
 `sdk.quantization.forms` is the reference. M rows, N outputs, K inputs.
 """
 
@@ -23,6 +23,7 @@ from dovetail_backends.kernels.triton.packed_few import few
 from dovetail_backends.kernels.triton.packed_halves import DEPTH, by_halves, fits_halves
 from dovetail_backends.kernels.triton.packed_integers import by_integers, fits_integers, is_halved
 from dovetail_backends.kernels.triton.packed_pairs import by_pairs, fits_pairs
+from dovetail_backends.kernels.triton.packed_rounded import LEAST_ROWS, by_rounded, fits_rounded
 from dovetail_backends.kernels.triton.packed_row import RowTile, row
 from dovetail_backends.kernels.triton.packed_stacked import by_stacked, fits_stacked
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight, weight_of
@@ -165,6 +166,8 @@ def linear(
     most = MOST_HALVED if is_halved(weight) else MOST_INTEGERS
     if 0 < rows <= most and x.dtype != torch.float32 and fits_integers(weight):
         return by_integers(x, weight, bias, integers_tile(weight), act=act, residual=residual, **around)  # type: ignore[arg-type]
+    if rows >= LEAST_ROWS and x.dtype == torch.bfloat16 and fits_rounded(weight):
+        return by_rounded(x, weight, bias, act=act, residual=residual, **around)  # type: ignore[arg-type]
     if 64 < rows <= MOST_PAIRS and x.dtype == torch.bfloat16 and fits_pairs(weight):
         if fits_stacked(weight):
             return by_stacked(x, weight, bias, act=act, residual=residual, **around)  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ from dovetail.sdk.quantization.words import nibbles_of
 from dovetail_backends.kernels.triton.nibbles import BLOCK, exponents_of, in_planes
 
 PackedKind = Literal["scaled", "int4", "mxfp4"]
+BLOCK_SCALES = 128
+"""Rows and columns of a block of which the library's float8 product takes scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class PackedWeight:
         group: Inputs that share a scale; 0 without `scale`.
         num_out: N.
         num_in: K.
+        rounds: A product may round rows to the dtype of `numbers`.
+        block_scale: `[N / 128, K / 128]` float32, where `scale` is the same for 128 outputs and a product may round.
     """
 
     kind: PackedKind
@@ -43,6 +47,8 @@ class PackedWeight:
     group: int
     num_out: int
     num_in: int
+    rounds: bool = False
+    block_scale: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -68,7 +74,9 @@ def weight_of(form: Form | None, tensors: Mapping[str, Tensor], dtype: torch.dty
         TypeError: There is no kernel for the form.
     """
     if isinstance(form, Scaled):
-        return scaled(tensors["weight"], tensors["weight_scale"], form.group)
+        found = scaled(tensors["weight"], tensors["weight_scale"], form.group)
+        rounds = form.activations is not None and form.activations == found.numbers.dtype
+        return replace(found, rounds=True, block_scale=_of_blocks(found)) if rounds else found
     if not isinstance(form, Int4 | Mxfp4):
         raise TypeError(f"no kernel multiplies by {form}")
     if tensors["weight_packed"].dim() == 3:
@@ -87,6 +95,17 @@ def scaled(numbers: Tensor, scale: Tensor, group: int | None) -> PackedWeight:
         "scaled", numbers, None if is_row else scale, None, scale[..., 0].contiguous() if is_row else None,
         0 if is_row else group or 0, *numbers.shape[-2:],
     )  # fmt: skip
+
+
+def _of_blocks(weight: PackedWeight) -> Tensor | None:
+    """Return the scales of blocks of 128 outputs and inputs where there are such; of one matrix, on a GPU."""
+    numbers, scale = weight.numbers, weight.scale
+    if scale is None or weight.group != BLOCK_SCALES or numbers.device.type != "cuda" or numbers.dim() != 2:
+        return None
+    if weight.num_out % BLOCK_SCALES or weight.num_in % (4 * BLOCK_SCALES):  # it takes scales by fours
+        return None
+    blocks = scale.view(-1, BLOCK_SCALES, scale.shape[-1])
+    return blocks[:, 0].contiguous() if bool((blocks == blocks[:, :1]).all()) else None
 
 
 def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | None, dtype: torch.dtype) -> PackedWeight:
