@@ -19,6 +19,7 @@ import dovetail
 import dovetail_testing as testing
 from dovetail import contracts, plugins, sdk
 from dovetail.plugins import KINDS, hookspecs
+from dovetail.plugins.kinds import SDK_API, SDK_MINOR
 
 CONFORMANCE = tuple(name for name in testing.__all__ if name.endswith("Conformance"))
 KIT = (*CONFORMANCE, "FakeSite", "GrammarSample", "Sample", "check_class", "conformance_class", "run_conformance")
@@ -69,7 +70,8 @@ OF_NAMES = {
 def header() -> list[str]:
     """Return the versions: what changes below needs one of them raised."""
     kinds = ", ".join(f"{kind.name} {kind.oldest_api}-{kind.api}.{kind.minor}" for kind in KINDS.values())
-    return [f"dovetail {dovetail.__version__}", f"api {kinds}"]
+    sdk_version = f"{SDK_OWNER} {SDK_API}-{SDK_API}.{SDK_MINOR}"
+    return [f"dovetail {dovetail.__version__}", f"api {kinds}, {sdk_version}"]
 
 
 def owner_of(name: str) -> str:

@@ -30,7 +30,7 @@ def test_public_signatures_are_the_golden_ones() -> None:
 
 
 OLD = ["dovetail 1", "api model 1-1.0, hooks 1-1.3", "[model]", "a(x)", "b", "[hooks]", "h(x)", "[all kinds]", "o: int"]
-KIT = ["[kit]", "k(x)"]
+KIT = ["[sdk]", "s(x)", "[kit]", "k(x)"]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,9 @@ KIT = ["[kit]", "k(x)"]
         ("api model 1-1.1, hooks 1-1.3", {"o: int": "o: int\np: int"}, ["p: int: raise minor of hooks"]),
         ("api model 1-1.0, hooks 1-1.3", {"k(x)": "k(x)\nl"}, []),
         ("api model 1-1.0, hooks 1-1.3", {"k(x)": ""}, ["k(x): raise Dovetail's version"]),
+        ("api model 1-1.0, hooks 1-1.3", {"s(x)": "s(x)\nt"}, ["t: raise minor of sdk"]),
+        ("api model 1-1.0, hooks 1-1.3, sdk 1-1.1", {"s(x)": "s(x)\nt"}, []),
+        ("api model 1-1.1, hooks 1-1.4, sdk 1-1.0", {"o: int": "o: int\np: int"}, []),
     ],
 )
 def test_each_change_needs_its_own_version(header: str, change: dict[str, str], refused: list[str]) -> None:

@@ -9,7 +9,9 @@ import pytest
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.plugins.files import add_file
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.kinds import KINDS, SDK_MINOR, PluginKind
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.plan import as_planned
 from dovetail.plugins.records import PluginState
 from dovetail_server.cli import serve
 from dovetail_testing import FakeSite
@@ -100,24 +102,61 @@ def test_the_start_ends_with_one_line(
     assert errors[0].count(said) == 1
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.contract])
-def test_a_file_whose_class_needs_a_later_minor_version_is_refused(tmp_path: Path, kind: str) -> None:
-    """Of every kind, where the file is read: nobody has named it, and `auto` has not looked at it."""
-    spoken = KINDS[kind]
-    home, _, contract = str(spoken.contract).partition(":")
+def late(kind: PluginKind, name: str, needed: int) -> tuple[str, str]:
+    """A module whose plugin of a kind says what it needs, and the attribute that holds it."""
+    if kind.contract is None:
+        text = "import sys\nfrom dovetail.contracts import hookimpl\n@hookimpl\ndef dovetail_process_stop(ctx): ...\n"
+        return f"{text}{name} = {needed}\nplugin = sys.modules[__name__]\n", ":plugin"
+    home, _, contract = kind.contract.partition(":")
     text = f"from {home} import {contract} as Base\nclass Acme(Base):\n    plugin_name = 'acme'\n"
-    text += "    architectures = ('acme',)\n    needs_minor = NEEDED\nAcme.__abstractmethods__ = frozenset()\n"
-    (tmp_path / "fits.py").write_text(text.replace("NEEDED", str(spoken.minor)))
-    (tmp_path / "late.py").write_text(text.replace("NEEDED", "99"))
+    text += f"    architectures = ('acme',)\n    {name} = {needed}\nAcme.__abstractmethods__ = frozenset()\n"
+    return text, ":Acme"
+
+
+def spoken(kind: PluginKind, name: str) -> tuple[str, int]:
+    """What a later version is said to be of, and the minor version that there is."""
+    return (kind.name, kind.minor) if name == "needs_minor" else ("dovetail.sdk", SDK_MINOR)
+
+
+@pytest.mark.parametrize("name", ["needs_minor", "needs_sdk"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_a_file_that_needs_a_later_minor_version_is_refused(tmp_path: Path, kind: PluginKind, name: str) -> None:
+    """Of every kind, where the file is read: nobody has named it, and `auto` has not looked at it."""
+    what, minor = spoken(kind, name)
+    (tmp_path / "fits.py").write_text(late(kind, name, minor)[0])
+    (tmp_path / "acme.py").write_text(late(kind, name, 99)[0])
     registry = Registry()
     add_file(registry, tmp_path / "fits.py")
     with pytest.raises(PluginError) as error:
-        add_file(registry, tmp_path / "late.py")
+        add_file(registry, tmp_path / "acme.py")
     assert str(error.value) == (
-        f"--plugin-file {str(tmp_path / 'late.py')!r}: {kind} 'acme': it needs API 1.99 of {kind}, "
-        f"this dovetail speaks 1.{spoken.minor}; upgrade dovetail"
+        f"--plugin-file {str(tmp_path / 'acme.py')!r}: {kind.name} 'acme': it needs API 1.99 of {what}, "
+        f"this dovetail speaks 1.{minor}; upgrade dovetail"
     )
-    assert [(record.kind, record.distribution) for record in registry.records] == [(kind, "fits.py")]
+    assert [(record.kind, record.distribution) for record in registry.records] == [(kind.name, "fits.py")]
+
+
+@pytest.mark.parametrize("name", ["needs_minor", "needs_sdk"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_an_installed_plugin_that_needs_a_later_minor_version_is_refused(
+    site: FakeSite, kind: PluginKind, name: str
+) -> None:
+    """Of every kind, where it is imported; one that needs what there is is not refused for that."""
+    what, minor = spoken(kind, name)
+    for needed in (minor, 99):
+        source, attr = late(kind, name, needed)
+        module = f"acme_{kind.name}_{name}_{needed}"
+        site.add(
+            f"acme-{needed}", "1.0", {kind.entry_point_group: {f"a{needed}": module + attr}}, {f"{module}.py": source}
+        )
+    records = {record.name: record for record in Registry.scan(path=[str(site.root)]).of_kind(kind.name)}
+    import_planned(as_planned(records[f"a{minor}"]))
+    with pytest.raises(PluginError) as error:
+        import_planned(as_planned(records["a99"]))
+    assert str(error.value) == (
+        f"{kind.name} 'a99' of acme-99 1.0: it needs API 1.99 of {what}, this dovetail speaks 1.{minor}; "
+        "upgrade dovetail"
+    )
 
 
 @pytest.mark.parametrize("by_folder", [False, True])

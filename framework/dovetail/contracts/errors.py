@@ -31,7 +31,8 @@ def brief(text: str) -> str:
 
 def described(error: BaseException) -> str:
     """Return an exception's type and text in a line, with the notes that it got on its way."""
-    return f"{type(error).__name__}: {said(error)}"
+    text = said(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def said(error: BaseException) -> str:

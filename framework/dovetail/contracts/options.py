@@ -32,5 +32,8 @@ class Configurable:
     needs_minor: ClassVar[int] = 0
     """The lowest minor version of its kind's API that it can do with: one that uses what 1.2 has added says 2."""
 
+    needs_sdk: ClassVar[int] = 0
+    """The same of `dovetail.sdk`, which has a version of its own."""
+
     options: ClassVar[Any] = None
     """An instance of `Options`, there before anything is called. The loader sets it on a subclass of its own."""

@@ -9,6 +9,7 @@ from dovetail.contracts.model import ConfigFacts
 from dovetail.plugins.loader import describe, one_process
 from dovetail.plugins.plan import as_planned
 from dovetail.plugins.records import PluginRecord
+from dovetail.plugins.signals import Signalled
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, time_limit
 
 
@@ -32,7 +33,7 @@ def config_facts(record: PluginRecord, timeout_s: float = DEFAULT_TIMEOUT_S) -> 
             _ = found.config_from_hf, found.tensors, found.unneeded
     except PluginError:
         raise
-    except (KeyboardInterrupt, Interrupted):
+    except (Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything
         text = f"{who}: its manifest names {record.facts.config} as config, which raised {described(error)}"

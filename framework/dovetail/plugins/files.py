@@ -24,10 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dovetail.contracts.errors import PluginError
+from dovetail.contracts.errors import PluginError, described
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.moved import where_now
 from dovetail.plugins.registry import Registry
+from dovetail.plugins.signals import Signalled
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, time_limit
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,7 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
         The name of its hooks plugin, or None where it defines no hook.
 
     Raises:
-        PluginError: It cannot be read or run, defines nothing, or a class of it needs a later minor version.
+        PluginError: It cannot be read or run, defines nothing, or needs a later minor version.
     """
     given = given or f"--plugin-file {str(path)!r}"
     path = path.resolve()
@@ -229,6 +230,8 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
     found = [registry.add(kind, name, f"{module.__name__}:{attr}", **owner) for kind, name, attr in classes]
     if _has_hooks(module):
         name = path.stem.replace("_", "-")
+        if why := KINDS["hooks"].too_new(module):
+            raise PluginError(f"{given}: hooks {name!r}: {why}; upgrade dovetail")
         found.append(registry.add("hooks", name, f"{module.__name__}:{SELF}", **owner))
         return f"{path.name}:{name}"
     if not found:
@@ -245,12 +248,11 @@ def _run(path: Path, version: str, timeout_s: float, given: str) -> ModuleType:
             return load_file(str(path), version)
     except PluginError:
         raise
-    except (KeyboardInterrupt, Interrupted):
+    except (Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything; the cause is kept
         fix = where_now(error) or "correct the file"
-        text = f"{given}: running it raised {type(error).__name__}: {error}; {fix}"
-        raise PluginError(" ".join(text.split())) from error
+        raise PluginError(f"{given}: running it raised {described(error)}; {fix}") from error
 
 
 def _classes(module: ModuleType, given: str) -> Iterator[tuple[str, str, str]]:

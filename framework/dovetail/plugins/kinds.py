@@ -15,9 +15,11 @@ ROLES = ("api", "engine", "worker", "compiler")
 MANIFEST_GROUP = "dovetail.manifest"
 """Entry points of this group name a top-level package that holds a `dovetail-plugins.json`."""
 
-
 KIT_GROUP = "dovetail.conformance"
 """Entry points of this group name conformance classes: a package's own samples and configurations."""
+
+SDK_API, SDK_MINOR = 1, 0
+"""The version of `dovetail.sdk`, which grows as that of a kind."""
 
 
 class PluginKind(NamedTuple):
@@ -41,7 +43,7 @@ class PluginKind(NamedTuple):
         watched: Core modules that loading such a plugin must not change, besides what every kind must leave alone.
         api: The API version this Dovetail speaks.
         oldest_api: The oldest API version it still speaks, through an adapter.
-        minor: How often the API of this version has grown since its first release. A class says the lowest it needs.
+        minor: How often the API of this version has grown since its first release. A plugin says the lowest it needs.
     """
 
     name: str
@@ -72,16 +74,18 @@ class PluginKind(NamedTuple):
         return self.oldest_api <= api <= self.api
 
     def too_new(self, plugin: object) -> str:
-        """Return why a class that needs a later minor version cannot be used, or "" where it can.
+        """Return why a plugin that needs a later minor version cannot be used, or "" where it can.
 
         One that says it in no number cannot, either.
         """
-        needed = getattr(plugin, "needs_minor", 0)
-        if not isinstance(needed, int):
-            return f"needs_minor = {needed!r} is no number of a minor version, such as {self.minor}"
-        if needed <= self.minor:
-            return ""
-        return f"it needs API {self.api}.{needed} of {self.name}, this dovetail speaks {self.api}.{self.minor}"
+        spoken = {"needs_minor": (self.name, self.api, self.minor), "needs_sdk": ("dovetail.sdk", SDK_API, SDK_MINOR)}
+        for attr, (name, api, minor) in spoken.items():
+            needed = getattr(plugin, attr, 0)
+            if not isinstance(needed, int):
+                return f"{attr} = {needed!r} is no number of a minor version, such as {minor}"
+            if needed > minor:
+                return f"it needs API {api}.{needed} of {name}, this dovetail speaks {api}.{minor}"
+        return ""
 
 
 _IN_ENGINE = ("engine", "worker")

@@ -29,6 +29,7 @@ from dovetail.plugins.process_state import BEGINNING, ProcessState
 from dovetail.plugins.records import PluginState
 from dovetail.plugins.registrations import registrations
 from dovetail.plugins.scan import installed_version
+from dovetail.plugins.signals import Signalled, telling_signals
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, time_limit
 
 logger = logging.getLogger("dovetail.plugins")
@@ -193,10 +194,11 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
         PluginError: A plugin's code raised.
     """
     try:
-        yield
+        with telling_signals():
+            yield
     except DovetailError:
         raise
-    except (KeyboardInterrupt, Interrupted):
+    except (Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's code may raise anything; the cause is kept
         found = _innermost(error, loaded.plan)
@@ -240,6 +242,8 @@ def import_planned(planned: PlannedPlugin, timeout_s: float = DEFAULT_TIMEOUT_S)
         loaded = _import_target(planned)
     if planned.api < kind.api:
         loaded = _adapt(planned, loaded)
+    if what := kind.too_new(loaded):
+        raise _error(planned, what, "upgrade dovetail")
     if kind.contract is not None:
         module, attr = kind.contract.split(":")
         _check_contract(planned, loaded, getattr(import_module(module), attr))
@@ -272,7 +276,7 @@ def _adapt(planned: PlannedPlugin, loaded: Any) -> Any:
     try:
         return adapt(planned.kind, planned.api, loaded)
     except Exception as error:  # it works on a stranger's class, which may be anything
-        reason = f"adapting it from API {planned.api} raised {type(error).__name__}: {error}"
+        reason = f"adapting it from API {planned.api} raised {described(error)}"
         raise _error(planned, reason, f"upgrade {planned.distribution}") from error
 
 
@@ -304,10 +308,10 @@ def _import_target(planned: PlannedPlugin) -> Any:
         loaded: Any = load_file(planned.file, planned.version) if planned.file else import_module(module_name)
     except PluginFileError as error:
         raise _error(planned, str(error), "restart the server so that it plans anew") from None
-    except (KeyboardInterrupt, Interrupted):
+    except (Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything; the cause is kept
-        reason = f"importing {module_name} raised {type(error).__name__}: {error}"
+        reason = f"importing {module_name} raised {described(error)}"
         raise _error(planned, reason, _import_fix(planned, error)) from error
     for attr in path.split("."):
         try:
@@ -335,8 +339,6 @@ def _check_contract(planned: PlannedPlugin, loaded: Any, contract: type) -> None
     if not isinstance(loaded, type) or not issubclass(loaded, contract):
         what = f"{planned.target} is not a subclass of {contract.__module__}.{contract.__qualname__}"
         raise _error(planned, what, "subclass it, or correct the entry point")
-    if what := KINDS[planned.kind].too_new(loaded):
-        raise _error(planned, what, "upgrade dovetail")
     missing = sorted(getattr(loaded, "__abstractmethods__", ()))
     if missing:
         raise _error(planned, f"{loaded.__qualname__} does not implement {', '.join(missing)}", "implement them")

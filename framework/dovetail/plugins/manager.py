@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pluggy
 
-from dovetail.contracts.errors import PluginError
+from dovetail.contracts.errors import PluginError, described
 from dovetail.contracts.hooks import PROJECT, CliCommands, ConfigDraft, ProcessContext
 from dovetail.plugins import hookspecs
 from dovetail.plugins.kinds import KINDS
@@ -28,6 +28,7 @@ from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of
 from dovetail.plugins.options import describe_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
 from dovetail.plugins.registry import Registry
+from dovetail.plugins.signals import Signalled
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, PluginTimeout, time_limit
 
 logger = logging.getLogger("dovetail.plugins")
@@ -131,7 +132,7 @@ class HookManager:
             except PluginTimeout as error:
                 failures.append(str(error))
                 continue
-            except (KeyboardInterrupt, Interrupted):
+            except (Signalled, Interrupted):
                 raise
             except BaseException as error:  # a stranger's code may raise anything; it is reported, below
                 logger.debug("%s of %s failed", hook, planned.qualified, exc_info=True)
@@ -202,7 +203,7 @@ class HookManager:
             self._pm.register(plugin, name=planned.qualified)
             self._pm.check_pending()
         except pluggy.PluginValidationError as error:
-            raise _unfit(planned, _one_line(error), self._fix()) from error
+            raise _unfit(planned, described(error), self._fix()) from error
         self._planned[planned.qualified] = planned
         for caller in self._pm.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
@@ -234,11 +235,7 @@ def _make_settings(planned: PlannedPlugin, settings: Any, lenient: bool) -> Any:
 
 
 def _hook_failure(planned: PlannedPlugin, hook: str, error: BaseException) -> str:
-    return f"{describe(planned)}: {hook} raised {_one_line(error)}"
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{describe(planned)}: {hook} raised {described(error)}"
 
 
 def _unfit(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:

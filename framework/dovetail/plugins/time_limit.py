@@ -17,6 +17,7 @@ from types import FrameType
 
 from dovetail import log
 from dovetail.contracts.errors import PluginError
+from dovetail.plugins.signals import telling_signals
 
 logger = logging.getLogger("dovetail.plugins")
 
@@ -43,7 +44,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S, advice: str = ADVICE) -> Iterator[None]:
-    """Stop the block after `timeout_s` seconds.
+    """Stop the block after `timeout_s` seconds. What a signal raises in it is `Signalled`.
 
     Args:
         what: What is running, for the message: "hooks 'acme' of acme 1.0: importing acme_hooks".
@@ -55,7 +56,7 @@ def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S, advice: str = AD
     """
     outer, _local.what = running(), what
     try:
-        with _limited(what, timeout_s, advice) if timeout_s > 0 else nullcontext():
+        with telling_signals(), _limited(what, timeout_s, advice) if timeout_s > 0 else nullcontext():
             yield
     finally:
         _local.what = outer

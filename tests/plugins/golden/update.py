@@ -1,7 +1,7 @@
 """Write `public_api.txt` anew: `python tests/plugins/golden/update.py`.
 
-Every public line belongs to a kind of plugin, whose version stands in the header. A line that is new or changed is
-refused unless that kind's `minor` (`plugins/kinds.py`) was raised, one that is gone unless its `api` was; what the
+Every public line belongs to a kind of plugin or to the SDK, whose version stands in the header. A line that is new or
+changed is refused unless that `minor` (`plugins/kinds.py`) was raised, one that is gone unless that `api` was; what the
 conformance kit loses needs a new version of Dovetail. Until a version is published nothing is refused, and every change
 still shows in the file.
 """
@@ -20,7 +20,7 @@ GOLDEN = HERE / "public_api.txt"
 CHANGELOG = ROOT / "CHANGELOG.md"
 SOURCE = ROOT / "docs/reference/public_api.py"
 HEADER_LEN = 2
-KIT_OWNER, ALL_OWNER = "kit", "all kinds"
+KIT_OWNER, ALL_OWNER, SDK_OWNER = "kit", "all kinds", "sdk"
 Line = tuple[str, str]
 """Whose version a public name belongs to, and the name with its signature."""
 
@@ -47,7 +47,7 @@ def owned(text: list[str]) -> set[Line]:
 
 
 def versions(text: list[str]) -> dict[str, tuple[str, str]]:
-    """Return API and minor version of each kind; of the kit Dovetail's."""
+    """Return API and minor version of each kind and of the SDK; of the kit Dovetail's."""
     rows = re.findall(r"(\w+) \d+-(\d+)\.(\d+)", text[1])
     return {kind: (api, minor) for kind, api, minor in rows} | {KIT_OWNER: (text[0], "")}
 
@@ -76,7 +76,7 @@ def unraised(golden: list[str], now: list[str]) -> list[str]:
     found = []
     for owner, line in sorted(gone | added):
         is_lost = name_of(line) not in left
-        for kind in [kind for kind in before if kind != KIT_OWNER] if owner == ALL_OWNER else [owner]:
+        for kind in [kind for kind in before if kind not in (KIT_OWNER, SDK_OWNER)] if owner == ALL_OWNER else [owner]:
             was, is_now = before.get(kind, ("", "")), after.get(kind, ("", ""))
             raised = was[0] != is_now[0] if is_lost or kind == KIT_OWNER else was != is_now
             if not raised and not (kind == KIT_OWNER and (owner, line) in added):
