@@ -11,8 +11,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
 from harness import Harness, folder, make_harness
+from package_apis import loose, loose_server, strange, strange_server
 
-__all__ = ["folder", "make_harness"]
+__all__ = ["folder", "loose", "loose_server", "make_harness", "strange", "strange_server"]
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ def telling_signals() -> Iterator[None]:
 
     Handlers run in the main thread only, so that in others nothing changes.
     """
-    told: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+    told: dict[signal.Signals, tuple[Callable[..., Any], Callable[..., Any]]] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.getsignal(number)
@@ -30,9 +30,9 @@ def telling_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, (ours, before) in told.items():
+        for number, (ours, earlier) in told.items():
             if signal.getsignal(number) is ours:  # else the block has set another, which is told as left behind
-                signal.signal(number, before)
+                signal.signal(number, earlier)
 
 
 def _telling(handler: Callable[..., Any]) -> Callable[[int, FrameType | None], None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from reprlib import repr as short
 from typing import Any
 
 import msgspec
 
 from dovetail.contracts.api import Api, Route, View
+from dovetail.contracts.errors import described
 from dovetail.contracts.replies import Writer
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -75,8 +76,12 @@ def _of_generating(route: Route) -> Iterator[str]:
         yield f"{route.path}: {writer.__qualname__}.media_type is {writer.media_type!r}; give one such as text/plain"
     if not isinstance(writer.keep_alive, bytes) or len(writer.keep_alive) > MAX_KEEP_ALIVE:
         yield f"{route.path}: {writer.__qualname__}.keep_alive must be bytes, at most {MAX_KEEP_ALIVE}"
-    if route.body is not None and not hasattr(route.body, "model_validate"):
-        yield f"{route.path}: body is {route.body!r}; give a pydantic model, or none"
+    if not isinstance(writer.tells_aborts, bool):
+        yield f"{route.path}: {writer.__qualname__}.tells_aborts is {short(writer.tells_aborts)}; possible: True, False"
+    if (body := route.body) is not None:
+        if not hasattr(body, "model_validate"):
+            yield f"{route.path}: body is {body!r}; give a pydantic model, or none"
+        yield from _of_document(route, "body", lambda: body.model_json_schema())
     for field in ("reply", "error"):
         yield from _of_struct(route, field)
     if not isinstance(route.id_prefix, str) or ID_PREFIX.fullmatch(route.id_prefix) is None:
@@ -97,6 +102,16 @@ def _of_struct(route: Route | View, field: str) -> Iterator[str]:
     given: Any = getattr(route, field)
     if given is not None and not (isinstance(given, type) and issubclass(given, msgspec.Struct)):
         yield f"{route.path}: {field} is {given!r}; give a msgspec.Struct, or none"
+    if given is not None:
+        yield from _of_document(route, field, lambda: msgspec.json.schema(given))
+
+
+def _of_document(route: Route | View, field: str, describe: Callable[[], object]) -> Iterator[str]:
+    """Yield why the OpenAPI document, which is one for all APIs, cannot have a schema."""
+    try:
+        msgspec.json.encode(describe())
+    except Exception as error:
+        yield f"{route.path}: {field} cannot be described as a JSON schema: {described(error)}"
 
 
 def _of_owned(api: Api) -> Iterator[str]:

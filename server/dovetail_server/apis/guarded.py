@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from dovetail.contracts.api import Api, Route, ServerFacts, View
 from dovetail.contracts.errors import PluginError, RequestError
-from dovetail.contracts.replies import Failure, Reply, StepView, Writer
+from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, Writer
 from dovetail.contracts.requests import JsonObject, Request
 from dovetail.processing.checked import checked
 from dovetail.text.inline import InlineCostError
@@ -105,11 +105,21 @@ def _sound(what: str, error: RequestError) -> RequestError | PluginError:
     return error
 
 
-def _route(route: Route | View, where: str) -> Route | View:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedRoute(Route):
+    """A package's route. `where` it is, for messages."""
+
+    where: str
+
+
+def _route(route: Route | View, where: str) -> GuardedRoute | View:
+    given = {field.name: getattr(route, field.name) for field in fields(View if isinstance(route, View) else Route)}
     if isinstance(route, View):
-        return replace(route, show=lambda facts, body: called(f"{where}: show()", _shown, where, route, facts, body))
+        show = route.show
+        given["show"] = lambda facts, body: called(f"{where}: show()", _shown, where, show, facts, body)
+        return View(**given)  # no class of the package's
     named = {"where": f"{where}: {route.writer.__qualname__}"}
-    writer = type(route.writer.__name__, (_Checked, route.writer), named)
+    writer = called(f"{where}: a class made of {route.writer.__qualname__}", _subclass, route.writer, named)
 
     def read(body: Any) -> list[Request]:
         made = checked(called(f"{where}: read()", route.read, body), f"{where}: read()")
@@ -118,16 +128,20 @@ def _route(route: Route | View, where: str) -> Route | View:
             raise PluginError(text)
         return made
 
-    return replace(route, read=read, writer=writer)
+    return GuardedRoute(**given | {"read": read, "writer": writer, "where": where})
 
 
-def _shown(where: str, view: View, facts: ServerFacts, body: JsonObject) -> Any:
+def _subclass(writer: type[Writer], named: dict[str, Any]) -> type[Writer]:
+    return type(writer.__name__, (_Checked, writer), named)
+
+
+def _shown(where: str, show: Callable[..., Any], facts: ServerFacts, body: JsonObject) -> Any:
     """Return what a view shows, as JSON.
 
     Raises:
         PluginError: It is no object, or none of plain values.
     """
-    made = view.show(facts, body)
+    made = show(facts, body)
     if not isinstance(made, Mapping):
         raise PluginError(f"{where}: show() returned {type(made).__name__}; possible: a dict of plain values")
     try:
@@ -136,34 +150,52 @@ def _shown(where: str, view: View, facts: ServerFacts, body: JsonObject) -> Any:
         raise PluginError(f"{where}: show() returned what JSON cannot say: {error}") from None
 
 
+class _Choice:
+    """A choice as a package's writer is given it: to be read, for the server goes on with it."""
+
+    __slots__ = ("_choice",)
+
+    def __init__(self, choice: ChoiceView) -> None:
+        object.__setattr__(self, "_choice", choice)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._choice, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} of a choice is not a writer's to set")
+
+
 class _Checked(Writer):
-    """Stands before a package's writer, whose methods return bytes."""
+    """Stands before a package's writer, whose methods return bytes; the reply it is given is a copy."""
 
     where: ClassVar[str]
 
     def __init__(self, reply: Reply) -> None:
         """Begin; in a thread, where a call that sleeps cannot be ended, wait for the first call on the event loop."""
-        self.reply, self._has_begun = reply, False
+        self._servers, self._has_begun = reply, False
+        self._choices: tuple[Any, ...] = tuple(_Choice(choice) for choice in reply.choices)
+        self._given = replace(reply, choices=self._choices, requests=tuple(reply.requests))
         if WATCH.is_timed_here():
             self._begin()
 
     def _begin(self) -> None:
+        self._given.is_kept = self._servers.is_kept
         if not self._has_begun:
             self._has_begun = True
-            called(f"{self.where}()", super().__init__, self.reply)
+            called(f"{self.where}()", super().__init__, self._given)
 
     def open(self) -> bytes:
         return self._bytes("open", super().open)
 
     def step(self, steps: Sequence[StepView]) -> bytes:
-        return self._bytes("step", super().step, steps)  # type: ignore[safe-super]  # the package's
+        return self._bytes("step", super().step, self._read_only(steps))  # type: ignore[safe-super]  # the package's
 
     def close(self) -> bytes:
         return self._bytes("close", super().close)
 
     def take(self, steps: Sequence[StepView]) -> None:
         self._begin()
-        called(f"{self.where}.take()", super().take, steps)
+        called(f"{self.where}.take()", super().take, self._read_only(steps))
 
     def whole(self) -> bytes:
         made = self._bytes("whole", super().whole)  # type: ignore[safe-super]
@@ -189,6 +221,9 @@ class _Checked(Writer):
             if cls.media_type == Writer.media_type
             else error_body + b"\n"
         )
+
+    def _read_only(self, steps: Sequence[Any]) -> list[StepView]:
+        return [replace(step, choice=self._choices[step.choice.index]) for step in steps]
 
     def _bytes(self, name: str, call: Callable[..., bytes], *args: Any) -> bytes:
         self._begin()

@@ -11,6 +11,7 @@ from dovetail.contracts.api import Route
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Request
 from dovetail_server.apis.generate.schema import ANY_MODEL
+from dovetail_server.apis.guarded import GuardedRoute, called
 from dovetail_server.errors import from_validation, shortened
 from dovetail_server.reading.json_limits import MAX_OBJECTS, check_density
 from dovetail_server.serving.served import Served
@@ -54,7 +55,21 @@ def of_route(raw: bytes, route: Route) -> list[Request]:
     Raises:
         RequestError: See `parse`; or the API does not serve what it asks for.
     """
-    return route.requests(decoded(raw) if route.body is None else parse(raw, route.body))
+    return requests_of(decoded(raw), route)
+
+
+def requests_of(data: Any, route: Route) -> list[Request]:
+    """As `of_route`, of a body that has been decoded.
+
+    Raises:
+        RequestError: As `of_route`.
+    """
+    if route.body is None:
+        return route.requests(data)
+    if isinstance(route, GuardedRoute):
+        what = f"{route.where}: {route.body.__name__}.model_validate()"
+        return route.requests(called(what, validated, data, route.body))
+    return route.requests(validated(data, route.body))
 
 
 def validated(data: Any, model: type[M]) -> M:

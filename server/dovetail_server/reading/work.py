@@ -17,7 +17,7 @@ from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.errors import PLUGIN_FAILED
-from dovetail_server.reading.parse import check_name, decoded, validated
+from dovetail_server.reading.parse import check_name, decoded, requests_of, validated
 from dovetail_server.reading.tasks import TASKS, BodyContext, RawTask
 from dovetail_server.reading.wire import BodyJob, BodyResult, Question, Refusal, too_costly
 from dovetail_server.schema.batches import decode_line
@@ -81,9 +81,8 @@ def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served
         return BodyResult(reply=task.run(take(), served))
     data: Any = decoded(read_line(take()) if job.is_line else take())
     if isinstance(task, Route):
-        body = data if task.body is None else validated(data, task.body)
-        requests = task.requests(body)
-        del data, body
+        requests = requests_of(data, task)
+        del data
         served.name(requests[0].model, task.tag)
         return BodyResult.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
     request = validated(data, task.model)

@@ -41,7 +41,7 @@ async def answer(request: Request, route: Route) -> Response:
     asked = job.reply.requests[0]
     if asked.stream:
         ends = run.ending(route.writer, request.scope["state"].get("request_id"))
-        response: Response = await start(request, run.stream(job), ends, job.writer)
+        response: Response = await start(request, run.stream(job), ends, route.writer)
     else:
         response = Response(await cancel_on_disconnect(request, run.reply(job)), media_type="application/json")
     if asked.dropped:
