@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
+from starlette.requests import Request as HttpRequest
 
 from dovetail.contracts.errors import RequestError
+from dovetail.processing.input import Preparation
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
 from dovetail_server.apis.responses import compaction
@@ -24,10 +26,12 @@ from dovetail_server.apis.responses.references import NO_REPLY, ReferencedItems,
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import RESPONSES as ROUTE
+from dovetail_server.reading.intake import TEXT_BYTES, is_quick
 from dovetail_server.reading.request import not_beside_prompts, read
 from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES
 from dovetail_server.reading.wire import BodyResult, Question
 from dovetail_server.serving.job import Job, make_job
+from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
     from dovetail_server.apis.responses.conversations import ConversationStore
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from dovetail_server.reading.context import ReadingContext
 
 logger = logging.getLogger("dovetail.server")
+T = TypeVar("T")
 Adjust = Callable[[ResponsesRequest], ResponsesRequest]
 
 
@@ -45,8 +50,9 @@ async def begin(
     adjust: Adjust = lambda request: request,
     *,
     is_line: bool = False,
+    http: HttpRequest | None = None,
 ) -> Job:
-    """Read, check and prepare a request.
+    """Read, check and prepare a request; as of chats, a short one on the event loop.
 
     Args:
         state: The server's.
@@ -54,9 +60,11 @@ async def begin(
         owner: Whose stored responses it may refer to.
         adjust: Changes the request, or refuses it.
         is_line: See `raw`.
+        http: Whose client is watched while a thread or another process works; None: somebody else does.
 
     Raises:
         RequestError: It cannot be served as it is, or refers to what is not there.
+        ClientGoneError: The client left before.
         ServiceError: What it refers to, or where it must be stored, cannot be reached now.
     """
     entry = BodyEntry(state, owner, adjust)
@@ -66,8 +74,9 @@ async def begin(
         found = await entry.open(request, references_of(request))
         if not state.bodies.takes(found.num_bytes):
             with suppress(InlineCostError):
-                return await asyncio.to_thread(entry.job_of, found)
-    outcome = await state.bodies.run(
+                work, is_short = entry.preparing(found, len(raw) + found.num_bytes)
+                return work() if is_short else await watched(http, asyncio.to_thread(work))
+    reading = state.bodies.run(
         RESPONSES,
         raw,
         owner=owner,
@@ -75,8 +84,14 @@ async def begin(
         context=entry.response_id,
         answer=entry.answer if found is None else given(found),
     )
+    outcome = await watched(http, reading)
     with not_beside_prompts():
-        return await asyncio.to_thread(lambda: entry.job(read_items(outcome)))
+        return await watched(http, asyncio.to_thread(lambda: entry.job(read_items(outcome))))
+
+
+async def watched(http: HttpRequest | None, work: Coroutine[Any, Any, T]) -> T:
+    """Await what takes long, for as long as its client waits, where there is one."""
+    return await (work if http is None else cancel_on_disconnect(http, work))
 
 
 async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
@@ -204,9 +219,25 @@ class BodyEntry:
 
         return answer
 
-    def job_of(self, found: ReferencedItems) -> Job:
-        """Prepare a body that has been read here; CPU work."""
-        return self.job(responses.read_prompt(self.state.text, self._request, self.response_id, found))
+    def preparing(self, found: ReferencedItems, num_bytes: int) -> tuple[Callable[[], Job], bool]:
+        """Return what prepares a body that has been read here, and whether that is too quick to hold others up.
+
+        Args:
+            found: What it refers to.
+            num_bytes: Of the body, and of what it refers to.
+
+        Raises:
+            RequestError: See `begin`.
+        """
+        text, rows = self.state.text, bytearray()
+        if num_bytes > TEXT_BYTES:
+            return lambda: self.job(responses.read_prompt(text, self._request, self.response_id, found)), False
+        request = responses.read(self._request, self.response_id, found, rows)
+
+        def work() -> Job:
+            return self.job(ReadItems(Preparation(text, request).rendered(), bytes(rows)))
+
+        return work, is_quick([request], num_bytes)
 
     def job(self, made: ReadItems) -> Job:
         """Put the job together. What another process has read knows nothing of how the request was adjusted."""

@@ -40,10 +40,11 @@ Include = Annotated[list[Includable] | None, Query(max_length=32)]
 
 
 @json_route(router, "/v1/responses", body=ResponsesRequest, reply=ResponseObject, streams=True, place="prefix")
-async def create_response(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
+async def create_response(request: Request) -> Response:
     """Answer items, whole, as a stream or in the background; the reply is kept unless `store` is false."""
+    state: ServerState = request.app.state.server
     owner = owner_of(request)
-    job = await cancel_on_disconnect(request, begin(state, await raw_body(request), owner))
+    job = await begin(state, await raw_body(request), owner, http=request)
     asked = job.reply.requests[0]
     response = await answered(request, state, owner, job)
     if asked.dropped:
