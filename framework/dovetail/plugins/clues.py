@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 PARSERS = frozenset(("reasoning_parser", "tool_parser"))
@@ -19,12 +19,10 @@ class TemplateTexts(NamedTuple):
     any: tuple[str, ...] = ()
     none: tuple[str, ...] = ()
 
-    def fit(self, source: str) -> bool:
-        """Whether a text holds them. One pass over it for each."""
+    def fit(self, holds: Callable[[str], bool]) -> bool:
+        """Whether a template, of which `holds` tells whether it holds a text, fits."""
         return (
-            all(text in source for text in self.all)
-            and (not self.any or any(text in source for text in self.any))
-            and not any(text in source for text in self.none)
+            all(map(holds, self.all)) and (not self.any or any(map(holds, self.any))) and not any(map(holds, self.none))
         )
 
 
@@ -48,18 +46,24 @@ class Clue(NamedTuple):
     mark: str = ""
     behind: TemplateTexts = _NOTHING
 
-    def fits(self, source: str) -> bool:
-        """Whether a template fits."""
+    def fits(self, source: str, holds: Callable[[str], bool]) -> bool:
+        """Whether a template fits; `holds` tells whether a text of it counts."""
         return (
-            self.texts.fit(source)
-            and (self.regex is None or self.regex.search(source) is not None)
-            and (not self.mark or self.behind.fit(source.rpartition(self.mark)[2]))
+            self.texts.fit(holds)
+            and (self.regex is None or any(holds(found[0]) for found in self.regex.finditer(source)))
+            and (not self.mark or self.behind.fit(source.rpartition(self.mark)[2].__contains__))
         )
 
 
-def score_of(clues: Sequence[Clue], source: str) -> float:
-    """Return the score of the first clue that fits a template, 0 if none does."""
-    return next((clue.score for clue in clues if clue.fits(source)), 0.0)
+def score_of(clues: Sequence[Clue], source: str, holds: Callable[[str], bool] | None = None) -> float:
+    """Return the score of the first clue that fits a template, 0 if none does.
+
+    Args:
+        clues: Of one parser.
+        source: The template's text.
+        holds: Tells whether the template holds a text where that counts; all of its text counts if not given.
+    """
+    return next((clue.score for clue in clues if clue.fits(source, holds or source.__contains__)), 0.0)
 
 
 def parse_clues(value: Any) -> tuple[Clue, ...]:

@@ -1,8 +1,9 @@
 """Conversations as clients send them, made into what chat templates read.
 
 Clients send OpenAI's shape; templates were written against what transformers passes. So: missing content is an empty
-string, the arguments of a tool call in the history are an object rather than JSON text, reasoning stands under both
-names in use, and content has the form (text or parts) that the template handles.
+string, or None beside calls for a template that shows them only then; the arguments of a tool call in the history are
+an object rather than JSON text; reasoning stands under both names in use; content has the form (text or parts) that the
+template handles.
 
 Clients also send back what their libraries made of a reply, parsed arguments and objects included. A template that
 prints a whole call would print those, too, so the prompt of such a message is that of the reply as it was.
@@ -30,16 +31,28 @@ _NO_TEXT = ("images", "audio", "videos")
 
 
 def template_messages(
-    messages: Sequence[Mapping[str, Any]], content_format: ContentFormat, arguments_format: ArgumentsFormat = "object"
+    messages: Sequence[Mapping[str, Any]],
+    content_format: ContentFormat,
+    arguments_format: ArgumentsFormat = "object",
+    beside_calls: str | None = "",
 ) -> list[dict[str, Any]]:
     """Convert a conversation. The input is not changed.
+
+    Args:
+        messages: As clients send them.
+        content_format: See `ChatTemplate`.
+        arguments_format: See `ChatTemplate`.
+        beside_calls: The content of a reply that is calls alone.
 
     Raises:
         RequestError: A content part is not text, or text is not Unicode; `param` names the place.
     """
-    return [
+    made = [
         _message(message, content_format, arguments_format, f"messages[{at}]") for at, message in enumerate(messages)
     ]
+    if beside_calls is None:
+        return [{**each, "content": each["content"] or None} if each.get("tool_calls") else each for each in made]
+    return made
 
 
 def _message(

@@ -36,6 +36,7 @@ from jinja2.visitor import NodeTransformer
 from dovetail.text.chat import bounds
 from dovetail.text.chat.budget import OwnList, RenderBudget, TemplateLimitError
 from dovetail.text.chat.deterministic import choice, strftime_now
+from dovetail.text.chat.printed import printable
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _JOINED = 4096
@@ -115,6 +116,14 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             kept += [source[end:begin], "" if kind == "comment" else text]
             end = begin + len(text)
         return "".join(kept) + source[end:]
+
+    def names_in(self, source: str) -> str:
+        """Return the names of variables, attributes and functions in a template's code, a space between two."""
+        return " ".join(text for _, kind, text in self.lex(source) if kind == "name")
+
+    def printable(self, source: str) -> str:
+        """Return the constant texts that a template may print."""
+        return printable(super()._parse(source, None, None))
 
     def _own(self, value: list[Any]) -> OwnList:
         """Take a list that the template writes."""

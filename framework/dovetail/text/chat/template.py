@@ -54,9 +54,12 @@ class ChatTemplate:
 
     Attributes:
         source: The template's text, its comments emptied; empty if the model has none.
+        code: The names that the code in it uses, a space between two.
+        printable: The constant texts that it may print, a line between two.
         origin: Where it comes from, for logs.
         content_format: `string`, `parts`, or `both`: the forms of message content that the template handles.
         arguments_format: `object` or `string`: how it reads the arguments of a call.
+        beside_calls: The content with which it shows the calls of a reply that has none: empty, or None.
     """
 
     def __init__(
@@ -94,8 +97,13 @@ class ChatTemplate:
         default = "default" if "default" in sources else next(iter(sources), None)
         self._default = None if default is None else self._templates[default]
         self.source = "" if default is None else self._environment.without_comments(sources[default])
+        self.code = self._environment.names_in(self.source)
+        self.printable = self._environment.printable(self.source)
         self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
-        self.arguments_format: ArgumentsFormat = self._detect_arguments_format() if self._default else "object"
+        self.arguments_format: ArgumentsFormat = "object"
+        self.beside_calls: str | None = ""
+        if self._default:
+            self._detect_calls()
         self.limits = limits
 
     @property
@@ -171,7 +179,7 @@ class ChatTemplate:
         context = {
             **self._special_tokens,
             **(template_kwargs or {}),
-            "messages": template_messages(messages, self.content_format, self.arguments_format),
+            "messages": template_messages(messages, self.content_format, self.arguments_format, self.beside_calls),
             "tools": [*tools] if tools else None,
             "documents": [*documents] if documents else None,
         }
@@ -326,22 +334,31 @@ class ChatTemplate:
             return "both" if as_string else "parts"
         return "string"
 
-    def _detect_arguments_format(self) -> ArgumentsFormat:
-        """Render a call in both forms: a template that joins texts fails on an object, or prints it as Python does."""
-        messages = [{"role": "user", "content": "x"}]
-        for form in ("object", "string"):
-            arguments: Any = {_SENTINEL: _SENTINEL}
-            call = {"name": "x", "arguments": arguments if form == "object" else json.dumps(arguments)}
-            calls = [{"id": "abcdef123", "type": "function", "function": call}]
-            reply = {"role": "assistant", "content": "", "tool_calls": calls}
-            context = {**self._special_tokens, "messages": [*messages, reply], "tools": None}
-            try:
-                text = self._sample(self._pick(True), context, False)
-            except RequestError:
-                continue
-            if f"'{_SENTINEL}'" not in text:
-                return form
-        return "object"
+    def _detect_calls(self) -> None:
+        """Render a call in each form: a template that joins texts fails on an object, or prints it as Python does."""
+        found: list[ArgumentsFormat] = []
+        for content in ("", None):
+            for form in ("object", "string"):
+                text = self._called(content, form)
+                if text is None or f"'{_SENTINEL}'" in text:
+                    continue
+                found.append(form)
+                if _SENTINEL in text:
+                    self.arguments_format, self.beside_calls = form, content
+                    return
+        self.arguments_format = found[0] if found else "object"
+
+    def _called(self, content: str | None, form: ArgumentsFormat) -> str | None:
+        """Render a call whose arguments have a form; None where the template refuses."""
+        arguments: Any = {_SENTINEL: _SENTINEL}
+        call = {"name": "x", "arguments": arguments if form == "object" else json.dumps(arguments, ensure_ascii=False)}
+        calls = [{"id": "abcdef123", "type": "function", "function": call}]
+        reply = {"role": "assistant", "content": content, "tool_calls": calls}
+        messages = [{"role": "user", "content": "x"}, reply]
+        try:
+            return self._sample(self._pick(True), {**self._special_tokens, "messages": messages, "tools": None}, False)
+        except RequestError:
+            return None
 
     def _prints(self, content: Any) -> bool:
         """Whether content comes out as itself, not as a printed list."""
@@ -365,8 +382,8 @@ def _with_sentinel(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if not content and (reasoning := message.get("reasoning_content")):
         return {**message, "reasoning_content": reasoning + _SENTINEL, "reasoning": reasoning + _SENTINEL}
-    if isinstance(content, str):
-        return {**message, "content": content + _SENTINEL}
+    if content is None or isinstance(content, str):
+        return {**message, "content": (content or "") + _SENTINEL}
     return {**message, "content": [*content, {"type": "text", "text": _SENTINEL}]}
 
 

@@ -40,6 +40,7 @@ from dovetail.sdk.formats.samples import CALLED, SWITCHES, THOUGHTS, TWICE, read
 from dovetail.text.chat.deterministic import frozen_render
 from dovetail.text.chat.rendered import QUESTION
 from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.detection.evidence import TemplateEvidence
 from dovetail.text.detection.formats import fit_reasoning, fit_tools
 
 logger = logging.getLogger("dovetail.text")
@@ -58,12 +59,16 @@ DERIVED = "template"
 
 @dataclass(frozen=True, slots=True)
 class MatchScore:
-    """One parser's score. `reads_back` is None where the template does not show; `aliases` are its other names."""
+    """One parser's score. `reads_back` is None where the template does not show; `aliases` are its other names.
+
+    `is_taught` says that the prompt tells the model to write its format, however the template writes a history.
+    """
 
     name: str
     score: float
     reads_back: bool | None
     aliases: tuple[str, ...] = ()
+    is_taught: bool = False
 
 
 class CandidateVocabulary:
@@ -107,6 +112,11 @@ class CandidateModel:
     def text(self) -> str:
         """The template, and what the tokenizer says of replies: what clues are looked for in."""
         return self.template.source + ("\n" + _plain(self.declared) if self.declared else "")
+
+    @cached_property
+    def evidence(self) -> TemplateEvidence:
+        """Which texts of the template, and of what the tokenizer says of replies, count."""
+        return TemplateEvidence(self.template, _plain(self.declared) if self.declared else "")
 
     def written(self, kind: str) -> str:
         """Return the replies that the template shows, with what the prompt begins of them; "" where it shows none."""
@@ -153,7 +163,8 @@ class Candidates:
         for record in registry.of_kind(kind):
             if not record.usable or record.name == DERIVED:
                 continue
-            said, opens = score_of(record.facts.clues, model.text), record.facts.opens
+            said = score_of(record.facts.clues, model.text, lambda text: model.evidence.says(text, kind))
+            opens = record.facts.opens
             if said or (opens and opens in begun):
                 at_least = OPENED if written else ENOUGH if opens and opens in begun else 0.0
                 most = round(max(said, at_least) + (READ if written else 0), 2)
@@ -193,13 +204,14 @@ class Candidates:
 
         def score(plugin: Any) -> MatchScore:
             reads_back = _reads_back(plugin.for_template(model.template), model, self._base)
+            is_taught = reads_back is False and _is_taught(plugin, model.template)
             if reads_back:
                 scored = max(said, OPENED) + READ
             elif reads_back is None and said < ENOUGH and _begins_in_prompt(plugin, model):
                 scored = ENOUGH
             else:
-                scored = said / 2 if reads_back is False and not _is_taught(plugin, model.template) else said
-            return MatchScore(name, min(round(scored, 2), 1.0), reads_back, record.facts.aliases)
+                scored = said / 2 if reads_back is False and not is_taught else said
+            return MatchScore(name, min(round(scored, 2), 1.0), reads_back, record.facts.aliases, is_taught)
 
         return self._ask(record, score)
 

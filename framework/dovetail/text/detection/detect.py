@@ -148,7 +148,7 @@ def _found(
     if not model.text:
         return Detection(None, "the model has no chat template")
     ranked = candidates.ranked(family)
-    read_off = None if ranked and ranked[0].reads_back else candidates.read_off
+    read_off = None if ranked and (ranked[0].reads_back or ranked[0].is_taught) else candidates.read_off
     if read_off == "shown":
         return Detection(
             DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked
