@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.grammar import Vocabulary
 
 MAX_TOKEN = 32
+MAX_SHORT, MAX_KEPT = 16, 1024
+"""Characters of a text whose tokens are kept, and how many such texts."""
 SLICES = (
     "[A-Za-z0-9]{1,30}",
     r'[^"\\\x00-\x1F\x7F]{1,10}',
@@ -34,11 +37,12 @@ class _Wrapped:
         self.special_token_ids = sorted(vocabulary.special_ids)
         self._encode = vocabulary.encode
         self._longest: dict[bytes, int] = {}
+        self._short: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:
         """Encode. Without the model's encoder, by the longest token that fits."""
         if self._encode is not None:
-            return self._encode(text)
+            return self._encode(text) if len(text) > MAX_SHORT else self._encode_short(text, self._encode)
         if not self._longest:
             self._longest = {token: token_id for token_id, token in enumerate(self.tokens) if token}
         data, ids, at = text.encode(), [], 0
@@ -47,6 +51,15 @@ class _Wrapped:
             ids.append(self._longest[data[at:end]])
             at = end
         return ids
+
+    def _encode_short(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Encode what most grammars begin with, such as `{`, once: the model's encoder takes as long as a mask."""
+        known = self._short.get(text)
+        if known is None:
+            if len(self._short) >= MAX_KEPT:
+                self._short.clear()
+            known = self._short[text] = encode(text)
+        return known
 
 
 def make_tokenizer(library: Any, vocabulary: Vocabulary) -> Any:

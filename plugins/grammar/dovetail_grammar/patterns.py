@@ -19,6 +19,7 @@ _CONTROL = re.compile(
     re.DOTALL,
 )
 _PROPERTY = re.compile(r"\\p\{?([LNZMPSC])[a-z]?\}?")
+_ASCII = "".join(map(chr, range(128)))
 _STRICT = frozenset(map(chr, range(0x20))) - set("\t\n\r")
 _RARE = r"\x00-\x08\x0b\x0c\x0e-\x1f"
 """Control characters that nobody writes."""
@@ -143,13 +144,15 @@ def tightened(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def _is_leaky_class(body: str) -> bool:
+    if not body.startswith("[^") and "\\" not in body and body.isascii() and body.isprintable():
+        return False  # nor do ranges between such characters hold others
     if r"\S" in body and r"\s" not in body:
         return True  # with a byte order mark, which ECMAScript calls white space
     try:
         found = re.compile(_PROPERTY.sub(_without_property, body), re.ASCII)
     except (re.error, KeyError):
         return True
-    members = {chr(i) for i in range(128) if found.fullmatch(chr(i))}
+    members = set(found.findall(_ASCII))
     return bool(members & _STRICT) and not {'"', "\\"} <= members
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
 from dovetail.sdk.schemas import schema, structural
-from dovetail.sdk.schemas.references import check_references, may_refer
+from dovetail.sdk.schemas.references import check_references, may_name, may_refer
 
 LIMITS = GrammarLimits()
 _IN_JSON = (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL)
@@ -68,7 +68,7 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         root = schema.parse(spec.source)
         schema.check(root)
         if may_refer(spec.source):
-            check_references(root)
+            check_references(root, is_named=may_name(spec.source))
     elif spec.kind is Kind.STRUCTURAL:
         structural.check(json.loads(spec.source))
     elif spec.kind is not Kind.JSON_OBJECT and not spec.source.strip():
@@ -109,12 +109,13 @@ def check_nesting(source: str, max_nesting: int) -> None:
 
 def nesting(value: Any) -> int:
     """Depth of parsed JSON: 0 for a scalar."""
-    deepest, stack = 0, [(value, 0)]
-    while stack:
-        item, depth = stack.pop()
-        deepest = max(deepest, depth)
-        if isinstance(item, dict):
-            stack += ((inner, depth + 1) for inner in item.values())
-        elif isinstance(item, list):
-            stack += ((inner, depth + 1) for inner in item)
-    return deepest
+    depth, level = -1, [value]
+    while level:
+        depth += 1
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth

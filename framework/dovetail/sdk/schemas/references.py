@@ -5,6 +5,7 @@ The drafts' own metaschemas are known. A schema is named by where it stands: its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import MEANING, draft_of
 
 Node = Mapping[str, Any]
+_NAMED = re.compile(r'"(?:\$?id|\$(?:dynamicA|a)nchor)"\s*:\s*"')
 REFERENCES = ("$ref", "$recursiveRef", "$dynamicRef")
 
 
@@ -29,14 +31,17 @@ class ReferencedSchema:
 class References:
     """The references of one document."""
 
-    def __init__(self, root: Any, draft: int | None = None) -> None:
-        """Note every `$id` (`id` in draft 4, and where no draft is named) and every anchor."""
+    def __init__(self, root: Any, draft: int | None = None, *, is_named: bool = True) -> None:
+        """Note every `$id` (`id` in draft 4, and where no draft is named) and every anchor, where there may be any."""
         self._ids = ("$id", "id") if draft is None or draft <= 4 else ("$id",)
         self._is_alone = draft is not None and draft < 2019  # what stands beside `$ref` says nothing
         self._by_uri: dict[str, ReferencedSchema] = {}
         self._resources: dict[str, ReferencedSchema] = {}
         self._bases: dict[int, str] = {}
-        self._add(root, "", "")
+        if is_named:
+            self._add(root, "", "")
+        else:
+            self._resources[""] = ReferencedSchema(root, "", "")
 
     def base_of(self, node: Any) -> str:
         """Return the URI that a schema's references start from."""
@@ -48,7 +53,7 @@ class References:
         Raises:
             KeyError: Nothing.
         """
-        uri, fragment = urldefrag(_join(base, reference))
+        uri, fragment = ("", reference[1:]) if not base and reference[:1] == "#" else urldefrag(_join(base, reference))
         if uri not in self._resources:
             self._add_metaschema(uri)
         resource = self._resources.get(uri) or self._resources.get(uri.rstrip("#"))
@@ -96,10 +101,19 @@ def may_refer(source: str) -> bool:
     return 'ef"' in source or "\\u" in source
 
 
-def check_references(root: Any) -> None:
+def may_name(source: str) -> bool:
+    """Whether a schema's text may name a schema by an anchor or a URI, so that pointers are not all there is."""
+    return "\\u" in source or _NAMED.search(source) is not None
+
+
+def check_references(root: Any, *, is_named: bool = True) -> None:
     """Refuse a schema with a reference, where an instance could come to it, that leads nowhere in the document.
 
     One that leads out of the document is left out later, unless it is all that the schema says.
+
+    Args:
+        root: The schema.
+        is_named: Whether it may hold names: see `may_name`.
 
     Raises:
         RequestError: With the place.
@@ -114,7 +128,7 @@ def check_references(root: Any) -> None:
         stack += schema.children(node, pointer, definitions=False)
         for key in REFERENCES:
             if isinstance(node.get(key), str):
-                references = references or References(root, draft_of(root))
+                references = references or References(root, draft_of(root), is_named=is_named)
                 target = _checked(references, node, key, pointer, is_all=node is root and not MEANING & set(node))
                 stack += [] if target is None else [(target.pointer, target.node)]
 
