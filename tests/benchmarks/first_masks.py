@@ -45,7 +45,7 @@ from dovetail_server.bench.grammar_folder import make_folder
 from dovetail_server.bench.grammar_raw import RawLibrary
 from dovetail_server.bench.grammar_schemas import schemas
 
-ROUNDS = 3
+ROUNDS = 9
 STEPS = ("read", "route", "compile", "mask")
 
 

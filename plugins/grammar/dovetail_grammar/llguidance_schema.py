@@ -83,8 +83,6 @@ MAX_STATES = 2**32 // 10 - 1
 _GUIDANCE = "x-guidance"
 _REWRITTEN = _BOUNDS | {"pattern", "patternProperties", "format"}
 """Keywords that are written in another way for the library."""
-_CHANGED = (_REWRITTEN - _BOUNDS) | {"anyOf", _GUIDANCE}
-"""Keywords with which a schema is written anew; bounds are only where they are no plain numbers."""
 _NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
 PLAIN_ESCAPES = '"\\bfnrt'
 """Escapes in strings: without those by number no key can be spelled in a second way."""
@@ -243,11 +241,23 @@ def prepare_schema(spec: GrammarSpec, between: str) -> str:
 
 def _is_rewritten(node: Mapping[str, Any]) -> bool:
     """Whether a schema stands in another way in the library's form."""
-    if not _CHANGED.isdisjoint(node):
+    if _GUIDANCE in node or "patternProperties" in node:
+        return True
+    if "format" in node and node["format"] not in FORMATS:
+        return True
+    if "pattern" in node and not _stands(node["pattern"]):
+        return True
+    if "anyOf" in node and sum(_lengths(option) is not None for option in node["anyOf"]) > 1:
         return True
     return not _BOUNDS.isdisjoint(node) and any(
         type(node[key]) is not int or abs(node[key]) > FLOAT_FAR for key in _BOUNDS & node.keys()
     )
+
+
+def _stands(pattern: str) -> bool:
+    """Whether a pattern is written as it came."""
+    parts = rewritten(pattern).parts
+    return len(parts) == 1 and tightened(parts[0]) == pattern
 
 
 def _options(between: str, nodes: Iterable[Mapping[str, Any]], source: str) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Rewritten(NamedTuple):
     work: int
 
 
+@lru_cache(maxsize=256)
 def rewritten(pattern: str, *, in_one: bool = False) -> Rewritten:
     """Return a pattern as libraries read it: without look-around, edges of words, anchors within, leaky classes.
 
