@@ -40,6 +40,7 @@ def test_files_go_along_as_text(screen: Screen, server: ScriptedServer, tmp_path
     expect(page.locator("h1")).to_have_text("What do they say?")
     (tmp_path / "notes.md").write_text("A line\n" * 2_000)
     page.get_by_label("Text files", exact=True).set_input_files(tmp_path / "notes.md")
+    expect(page.locator(".files li")).to_have_count(1)  # the browser reads the file a moment after it is chosen
     screen.ask("And now?")
     last = "[...document.querySelectorAll('.bubble')].at(-1)"
     screen.until(f"{last}.clientHeight < {last}.scrollHeight && {last}.clientHeight < 400")
@@ -71,8 +72,11 @@ def test_search_finds_texts_of_messages(screen: Screen, server: ScriptedServer) 
         screen.kept()
         page.get_by_role("button", name="New conversation", exact=True).click()
         screen.ready()
-    page.get_by_label("Search conversations").fill("KANGAROO")
+    page.keyboard.press("Control+k")
+    screen.until("document.activeElement.getAttribute('aria-label') === 'Search conversations'")
+    page.keyboard.type("KANGAROO")
     page.locator(".list a", has_text="First question").wait_for()
+    expect(page.locator(".list a small")).to_have_text("About kangaroos")
     page.locator(".list a", has_text="Second question").wait_for(state="detached")
     page.get_by_label("Search conversations").fill("nowhere")
     page.get_by_text("No conversation has this text.").wait_for()
@@ -96,6 +100,22 @@ def test_an_export_comes_back_in_another_browser(
     other.page.locator(".list a", has_text="To be exported").click()
     expect(other.page.locator(".reply .markdown").last).to_have_text("An answer")
     expect(other.page.locator(".reasoning summary")).to_contain_text("Thought for")
+
+
+def test_one_conversation_is_exported(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None:
+    """The file holds it alone; a shortcut begins the next one."""
+    page = screen.page
+    for question in ("Stays here", "Is exported"):
+        screen.ask(question)
+        screen.kept()
+        page.keyboard.press("Control+Shift+O")
+        screen.ready()
+    page.locator(".list li", has_text="Is exported").hover()
+    with page.expect_download() as download:
+        page.get_by_label("Export Is exported").click()
+    file = tmp_path / "one.json"
+    download.value.save_as(file)
+    assert [one["title"] for one in json.loads(file.read_text())["conversations"]] == ["Is exported"]
 
 
 def export(**node: Any) -> dict[str, Any]:
@@ -158,6 +178,28 @@ def test_a_stopped_reply_goes_on(screen: Screen, server: ScriptedServer) -> None
     expect(page.locator(".reply")).to_have_count(1)
     expect(page.locator(".figures")).to_contain_text("continued")
     expect(page.get_by_label("Continue")).to_have_count(0)
+
+
+def test_an_edited_reply_goes_on(screen: Screen, server: ScriptedServer) -> None:
+    """The edited text is a version of its own, and the model continues behind it; the first version stays."""
+    page = screen.page
+    server.reply = "It is red."
+    screen.ask("Which colour?")
+    page.get_by_label("Edit reply").click()
+    page.get_by_label("Edit the text of the reply").fill("It is blue")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Backspace")  # Enter alone is a new line
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("Edited by you.").wait_for()
+    page.get_by_text("2 of 2").wait_for()
+    server.reply = ", like the sea."
+    page.get_by_label("Continue").click()
+    screen.done()
+    expect(screen.last().locator(".markdown")).to_have_text("It is blue, like the sea.")
+    assert screen.bodies[-1]["messages"][-1] == {"role": "assistant", "content": "It is blue"}
+    assert screen.bodies[-1]["continue_final_message"] is True
+    page.get_by_label("Previous version").click()
+    expect(screen.last().locator(".markdown")).to_have_text("It is red.")
 
 
 def test_a_reply_at_its_limit_may_go_on(screen: Screen, replying: Callable[[str], None]) -> None:

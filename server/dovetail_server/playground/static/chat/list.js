@@ -1,6 +1,6 @@
 // The conversations that this browser keeps: found by their texts, renamed, removed, exported and imported.
 import { html, useEffect, useRef, useState } from "../core/html.js";
-import { keeps, list, loadAll, remove, save, watch } from "../core/store.js";
+import { keeps, list, load, loadAll, remove, save, watch } from "../core/store.js";
 import { asFile, fromFile, offer } from "../core/transfer.js";
 import { Conversation } from "../core/tree.js";
 import { IconButton } from "../parts/buttons.js";
@@ -29,14 +29,21 @@ export function ConversationList({ current, onNew, onLeave }) {
     const title = prompt("Title of the conversation", row.title)?.trim();
     if (title) await rename(row.id, title.slice(0, 200));
   };
+  const exportOne = async (row) => {
+    const data = await load(row.id);
+    if (data) offer(asFile([data]), "dovetail-conversation.json");
+  };
   return html`<nav class="list" aria-label="Conversations">
-    <button type="button" class="wide" onClick=${onNew}>New conversation</button>
-    ${rows.length > 0 && html`<input type="search" aria-label="Search conversations" placeholder="Search" value=${query} onInput=${(e) => setQuery(e.target.value)} />`}
+    <button type="button" class="wide" title="Ctrl, Shift and O" onClick=${onNew}>New conversation</button>
+    ${rows.length > 0 && html`<input type="search" id="search" title="Ctrl and K" aria-label="Search conversations" placeholder="Search" value=${query} onInput=${(e) => setQuery(e.target.value)} />`}
     <ul>${found.map(
       (row) => html`<li key=${row.id} class=${row.id === current ? "current" : ""}>
-        <a href=${`#/chat/${row.id}`} aria-current=${row.id === current ? "page" : undefined} title=${row.title} onClick=${onLeave} dir="auto">${plain(row.title)}</a>
-        <${IconButton} icon="edit" label=${`Rename ${row.title}`} onClick=${() => name(row)} />
-        <${IconButton} icon="trash" label=${`Remove ${row.title}`} onClick=${() => drop(row)} />
+        <a href=${`#/chat/${row.id}`} aria-current=${row.id === current ? "page" : undefined} title=${row.title} onClick=${onLeave} dir="auto">${plain(row.title)}${row.snippet && html`<small>${plain(row.snippet)}</small>`}</a>
+        <span class="tools">
+          <${IconButton} icon="edit" label=${`Rename ${row.title}`} onClick=${() => name(row)} />
+          <${IconButton} icon="download" label=${`Export ${row.title}`} onClick=${() => exportOne(row)} />
+          <${IconButton} icon="trash" label=${`Remove ${row.title}`} onClick=${() => drop(row)} />
+        </span>
       </li>`,
     )}</ul>
     ${query.trim() && !found.length && html`<p class="note" role="status">No conversation has this text.</p>`}
@@ -46,25 +53,33 @@ export function ConversationList({ current, onNew, onLeave }) {
   </nav>`;
 }
 
-/** The rows whose title or messages have the text; titles at once, messages a moment after the last key. */
+/** The part of a conversation's messages that has the text, with a few words before it; empty if none has. */
+function snippetOf({ nodes }, query) {
+  for (const text of Object.values(nodes).flatMap((node) => [node.content ?? "", node.reasoning ?? ""])) {
+    const at = text.toLowerCase().indexOf(query);
+    if (at !== -1) return `${at > 15 ? "…" : ""}${text.slice(Math.max(0, at - 15), at + query.length + 60)}`;
+  }
+  return "";
+}
+
+/** The rows whose title or messages have the text, with what was found; titles at once, messages a moment after the last key. */
 function useFound(rows, query) {
-  const [inTexts, setInTexts] = useState({ query: "", ids: new Set() });
+  const [inTexts, setInTexts] = useState({ query: "", snippets: new Map() });
   useEffect(() => {
     if (!query) return undefined;
     let isWanted = true;
     const timer = setTimeout(async () => {
       const all = await loadAll();
-      const has = (text) => (text ?? "").toLowerCase().includes(query);
-      const ids = all.filter(({ nodes }) => Object.values(nodes).some((node) => has(node.content) || has(node.reasoning)));
-      if (isWanted) setInTexts({ query, ids: new Set(ids.map(({ id }) => id)) });
+      if (isWanted) setInTexts({ query, snippets: new Map(all.map((one) => [one.id, snippetOf(one, query)])) });
     }, PAUSE_MS);
     return () => {
       isWanted = false;
       clearTimeout(timer);
     };
   }, [rows, query]);
-  const isIn = ({ id, title }) => title.toLowerCase().includes(query) || (inTexts.query === query && inTexts.ids.has(id));
-  return query ? rows.filter(isIn) : rows;
+  if (!query) return rows;
+  const found = rows.map((row) => ({ ...row, snippet: inTexts.query === query ? inTexts.snippets.get(row.id) : "" }));
+  return found.filter(({ title, snippet }) => snippet || title.toLowerCase().includes(query));
 }
 
 function Transfer({ hasRows, setNotice }) {

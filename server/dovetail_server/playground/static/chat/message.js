@@ -1,5 +1,6 @@
 // One message: what was asked, or a reply with its reasoning, tool calls and figures.
 import { html, useEffect, useState } from "../core/html.js";
+import { facts } from "../core/facts.js";
 import { figures, seconds } from "../core/reply.js";
 import { CopyButton, IconButton } from "../parts/buttons.js";
 import { Markdown } from "../parts/markdown.js";
@@ -12,6 +13,7 @@ import { canContinue } from "./session.js";
 const ENDS = {
   length: "The response reached its token limit.",
   abort: "The server has ended this reply.",
+  edited: "Edited by you.",
 };
 const LONG = 20_000;
 const TALL = 2_000; // characters of a question that shall not push everything else away
@@ -34,30 +36,37 @@ function Branches({ node, siblings, choose }) {
   </span>`;
 }
 
+/** Where a message is changed; `finish(text)` tells whether it was accepted. What is sent ends with Enter, other text with Ctrl and Enter. */
+function Editor({ text, label, isSent = false, close, finish }) {
+  const [draft, setDraft] = useState(text);
+  const submit = (event) => {
+    event.preventDefault();
+    const given = event.currentTarget.closest("form").querySelector("textarea").value;
+    if (given.trim() && finish(given)) close();
+  };
+  const key = (event) => {
+    if (event.key === "Escape") close();
+    else if (event.key !== "Enter" || event.isComposing) return;
+    else if (isSent ? !event.shiftKey : event.ctrlKey || event.metaKey) submit(event);
+  };
+  return html`<form class="editor" onSubmit=${submit}>
+    <textarea aria-label=${label} rows=${Math.min(text.split("\n").length + 1, 20)} autofocus value=${draft} onInput=${(e) => setDraft(e.target.value)} onKeyDown=${key}
+      ref=${(element) => element && !element.contains(document.activeElement) && element.focus()}></textarea>
+    <p class="actions"><button type="button" class="plain" onClick=${close}>Cancel</button><button type="submit" title=${isSent ? "Enter" : "Ctrl and Enter"}>${isSent ? "Send" : "Save"}</button></p>
+  </form>`;
+}
+
 function Asked({ node, branches, actions }) {
-  const [draft, setDraft] = useState(null);
-  if (draft !== null) {
-    const submit = (event) => {
-      event.preventDefault();
-      const text = event.currentTarget.closest("form").querySelector("textarea").value;
-      if (text.trim() && actions.edit(node, text)) setDraft(null);
-    };
-    const key = (event) => {
-      if (event.key === "Escape") setDraft(null);
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
-    };
+  const [isEdited, setIsEdited] = useState(false);
+  if (isEdited) {
     return html`<article class="asked editing" aria-label="You">
-      <form onSubmit=${submit}>
-        <textarea aria-label="Edit what you asked" autofocus value=${draft} onInput=${(e) => setDraft(e.target.value)} onKeyDown=${key}
-          ref=${(element) => element && !element.contains(document.activeElement) && element.focus()}></textarea>
-        <p class="actions"><button type="button" class="plain" onClick=${() => setDraft(null)}>Cancel</button><button type="submit">Send</button></p>
-      </form>
+      <${Editor} text=${node.content} label="Edit what you asked" isSent close=${() => setIsEdited(false)} finish=${(text) => actions.edit(node, text)} />
     </article>`;
   }
   return html`<article class="asked" aria-label="You">
     <div class="bubble" dir="auto" ...${node.content.length > TALL ? SCROLLS : {}}>${node.content.length > LONG ? html`<${Long} text=${node.content} />` : plain(node.content)}</div>
     <footer>${branches}
-      <${IconButton} icon="edit" label="Edit" class="quiet edit" onClick=${() => setDraft(node.content)} />
+      <${IconButton} icon="edit" label="Edit" class="quiet edit" onClick=${() => setIsEdited(true)} />
       <${CopyButton} text=${node.content} what="question" />
     </footer>
   </article>`;
@@ -65,13 +74,15 @@ function Asked({ node, branches, actions }) {
 
 function Reply({ node, branches, isLast, actions }) {
   const [showsTokens, setShowsTokens] = useState(false);
+  const [isEdited, setIsEdited] = useState(false);
   const isWriting = node.state === "writing";
   const isEmpty = !node.content && !node.reasoning && !node.calls.length;
   return html`<article class="reply" aria-label="Reply" aria-busy=${isWriting}>
     ${node.reasoning && html`<${Reasoning} node=${node} />`}
     ${isWriting && isEmpty && html`<p class="waiting"><span class="dot"></span>Waiting for the first token</p>`}
-    ${node.content && !showsTokens && html`<${Markdown} text=${node.content} isWriting=${isWriting} />`}
-    ${showsTokens && html`<${Tokens} tokens=${node.tokens} />`}
+    ${isEdited && html`<${Editor} text=${node.content} label="Edit the text of the reply" close=${() => setIsEdited(false)} finish=${(text) => actions.amend(node, text)} />`}
+    ${node.content && !showsTokens && !isEdited && html`<${Markdown} text=${node.content} isWriting=${isWriting} />`}
+    ${showsTokens && !isEdited && html`<${Tokens} tokens=${node.tokens} />`}
     <${Calls} node=${node} canAnswer=${isLast && !isWriting} answer=${actions.answer} />
     ${node.report && html`<${Report} report=${node.report} />`}
     ${node.state === "failed" && html`<p class="problem" role="alert">${plain(node.error)}</p>`}
@@ -81,11 +92,12 @@ function Reply({ node, branches, isLast, actions }) {
     ${!isWriting && html`<footer>${branches}
       ${isLast && canContinue(node) && html`<${IconButton} icon="play" label="Continue" onClick=${() => actions.resume(node)} />`}
       <${IconButton} icon="retry" label="Try again" onClick=${() => actions.retry(node)} />
+      ${node.content && html`<${IconButton} icon="edit" label="Edit reply" onClick=${() => setIsEdited(true)} />`}
       <${CopyButton} text=${node.content} what="reply" />
       ${node.tokens.length > 0 && html`<${IconButton} icon="grid" label="Tokens" aria-pressed=${showsTokens} onClick=${() => setShowsTokens(!showsTokens)} />`}
       <${IconButton} icon="code" label="Show code" onClick=${() => actions.program(node)} />
       <${IconButton} icon="branch" label="Branch into a new conversation" onClick=${() => actions.branch(node)} />
-      <span class="figures">${figures(node).join(" · ")}</span>
+      <span class="figures">${[...(facts.names.length > 1 ? [node.model] : []), ...figures(node)].join(" · ")}</span>
     </footer>`}
   </article>`;
 }

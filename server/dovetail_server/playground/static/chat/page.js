@@ -9,7 +9,7 @@ import { plain, unordered } from "../parts/text.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./list.js";
 import { Message } from "./message.js";
-import { answerCalls, find, fresh, isRunning, reply, requestOf, resume, send, stop } from "./session.js";
+import { amend, answerCalls, find, fresh, isRunning, reply, requestOf, resume, send, stop } from "./session.js";
 import { SettingsForm } from "./settings.js";
 
 const IDEAS = ["What is the capital of France?", "Tell me a joke about programming", "9.11 and 9.8, which is greater?", "List 3 countries and their capitals."];
@@ -62,6 +62,7 @@ export function ChatPage({ id }) {
   const actions = {
     choose: (node) => (conversation.choose(node), save(conversation)),
     edit: (node, text) => begin(() => send(conversation, text, node.parent)),
+    amend: (node, text) => (amend(conversation, node, text), true),
     resume: (node) => begin(() => resume(conversation, node)),
     retry: (node) => begin(() => reply(conversation, node.parent)),
     answer: (node, answers) => begin(() => answerCalls(conversation, node, answers)),
@@ -93,6 +94,19 @@ export function ChatPage({ id }) {
     else setConversation(fresh());
     document.getElementById("composer")?.focus();
   };
+  useEffect(() => {
+    const key = (event) => {
+      if (!(event.ctrlKey || event.metaKey) || event.altKey) return;
+      const pressed = `${event.shiftKey ? "shift " : ""}${event.key.toLowerCase()}`;
+      if (pressed === "shift o") onNew();
+      else if (pressed === "k") setPanel((shown) => (innerWidth <= 768 ? "list" : shown));
+      else return;
+      event.preventDefault();
+      if (pressed === "k") requestAnimationFrame(() => requestAnimationFrame(() => document.getElementById("search")?.focus()));
+    };
+    addEventListener("keydown", key);
+    return () => removeEventListener("keydown", key);
+  }, []);
   const editLast = () => [...document.querySelectorAll(".asked .edit")].at(-1)?.click();
   const closeOnEscape = (event) => event.key === "Escape" && panel && setPanel(null);
 
@@ -102,6 +116,7 @@ export function ChatPage({ id }) {
       <div class="bar">
         <${IconButton} icon="menu" label="Conversations" class="quiet small-only" aria-expanded=${panel === "list"} onClick=${() => setPanel(panel === "list" ? null : "list")} />
         <h1 dir="auto" title=${conversation.title}>${plain(conversation.title) || "New conversation"}</h1>
+        <${IconButton} icon="plus" label="New conversation" class="quiet small-only" onClick=${onNew} />
         <${IconButton} icon="code" label="Show code" disabled=${!path.length} onClick=${() => setProgram(requestOf(conversation, path).body)} />
         <${IconButton} icon="sliders" label="Settings" aria-expanded=${panel === "settings" || hasSettings}
           onClick=${() => (innerWidth <= 1100 ? setPanel(panel === "settings" ? null : "settings") : setHasSettings(!hasSettings))} />
@@ -177,7 +192,7 @@ function Kept({ conversation, node, siblings, isLast, actions, onGrown }) {
   useEffect(() => conversation.watch(node, redraw), [conversation, node]);
   useLayoutEffect(onGrown, [node.version]);
   const call = (name) => (...given) => actions.current[name](...given);
-  const stable = useMemo(() => Object.fromEntries(["choose", "edit", "resume", "retry", "answer", "program", "branch"].map((name) => [name, call(name)])), []);
+  const stable = useMemo(() => Object.fromEntries(["choose", "edit", "amend", "resume", "retry", "answer", "program", "branch"].map((name) => [name, call(name)])), []);
   return useMemo(
     () => html`<${Message} node=${node} siblings=${siblings} isLast=${isLast} actions=${stable} />`,
     [node, node.version, siblings.length, isLast],

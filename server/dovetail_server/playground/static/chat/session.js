@@ -81,9 +81,17 @@ export function reply(conversation, parent) {
   return follow(conversation, body, () => conversation.add(parent, emptyReply(body.model)));
 }
 
+/** Put a changed reply beside the one that came, on a branch of its own; the model is not asked. */
+export function amend(conversation, node, content) {
+  const { id, parent, version, ...rest } = structuredClone(node);
+  const cleared = { tokens: [], usage: null, report: null, error: null, isContinued: false };
+  conversation.add(parent, { ...rest, ...cleared, content, state: "done", finish: "edited" });
+  return save(conversation);
+}
+
 /** Whether a reply ended before the model had finished, and can go on. */
 export function canContinue(node) {
-  const isCut = node.state === "stopped" || node.state === "failed" || (node.state === "done" && node.finish === "length");
+  const isCut = node.state === "stopped" || node.state === "failed" || (node.state === "done" && ["length", "edited"].includes(node.finish));
   return isCut && node.content !== "" && node.calls.length === 0;
 }
 

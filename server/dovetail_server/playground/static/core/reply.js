@@ -89,6 +89,7 @@ function foldCall(reply, piece) {
 /** Tokens, time to the first and rate of a reply, in words. */
 export function figures(reply) {
   if (reply.isContinued) return ["continued"]; // what a part of it took says nothing of the whole
+  if (reply.finish === "edited") return [];
   const { sent, first, end } = reply.times;
   const found = [];
   const tokens = reply.usage?.completion_tokens;

@@ -119,7 +119,7 @@ function block(token) {
 }
 
 function list(token) {
-  const items = token.items.map((item) => html`<li>${blocks(item.tokens)}</li>`);
+  const items = token.items.map((item) => html`<li class=${item.task ? "task" : undefined}>${blocks(item.tokens)}</li>`);
   return token.ordered ? html`<ol start=${token.start || 1}>${items}</ol>` : html`<ul>${items}</ul>`;
 }
 
