@@ -42,6 +42,7 @@ def body_of(server: ScriptedServer) -> str:
 def test_a_conversation(screen: Screen, server: ScriptedServer) -> None:
     """A reply is laid out as Markdown, its reasoning folded and timed; both are there again after a reload."""
     server.reply = RICH
+    server.engine.delay_s = 0.001  # without it a reply may take no whole millisecond, and then has no rate
     screen.ask("Two countries?")
     page, reply = screen.page, screen.last()
     expect(reply.locator("ol li")).to_have_text(["France, Paris", "Peru"])
