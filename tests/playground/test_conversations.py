@@ -230,6 +230,7 @@ def test_a_text_goes_on(new_screen: Callable[..., Screen], server: ScriptedServe
     screen = new_screen(server.base, "/playground#/complete", width=width, scheme=scheme)
     page = screen.page
     server.reply = " there was a page."
+    server.engine.delay_s = 0.001
     page.get_by_label("Text", exact=True).fill("Once upon a time")
     page.get_by_label("Max tokens").fill("9000000")
     page.get_by_role("button", name="Complete").click()
