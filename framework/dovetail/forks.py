@@ -1,8 +1,8 @@
 """Processes that are forked for one job each, from one that has everything loaded.
 
-Work that can take for ever, or kill whoever does it, runs in such a process: it costs that one job, and its memory goes
-back to the system. The parent starts a template with `ForkServer`; the template calls `serve_forks`, and does no work
-itself. What travels are msgpack structs in length-prefixed frames, never pickle.
+Work that may never end, or may crash its process, runs in such a process. It costs that one job at most, and its memory
+goes back to the system. The parent starts a template with `ForkServer`. The template calls `serve_forks` and does no
+work itself. Messages are msgpack structs in length-prefixed frames, never pickle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PreloadedModules(msgspec.Struct, frozen=True):
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket, waiting: deque[socket.socket], owner: int) -> None:
-    """End a process now, if it is a child of this one, and reap it: also where nobody did before it was forgotten."""
+    """End a process now, if it is a child of this one, and reap it, so that no zombie stays."""
     if os.getpid() == owner:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -167,7 +167,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 class ForkTemplate:
     """Keeps one `ForkServer`: started when it is first wanted, and again when it has died. Thread-safe.
 
-    It starts in a thread of its own, so that whoever waits for it may stop waiting. All wait for the same start.
+    It starts in a thread of its own, so that callers may stop waiting. All callers wait for the same start.
 
     Attributes:
         failure: Why the last attempt to start it failed; None where it did not.
@@ -191,7 +191,7 @@ class ForkTemplate:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process has started; it may have died since, which nobody has met yet."""
+        """Whether the process has started. It may have died since, undetected."""
         return self._server is not None
 
     def ready(self) -> Future[ForkServer]:
@@ -208,7 +208,7 @@ class ForkTemplate:
     def _start_in_thread(self, attempt: Future[ForkServer]) -> None:
         try:
             threading.Thread(target=self._begin, args=(attempt,), daemon=True, name="dovetail-fork").start()
-        except RuntimeError as error:  # no room for a thread: whoever comes next tries again
+        except RuntimeError as error:  # no room for a thread: the next caller tries again
             self._attempt = None
             attempt.set_exception(ForkStartError(str(error)))
 
@@ -224,7 +224,7 @@ class ForkTemplate:
             raise ForkStartError("it is still starting") from None
 
     def discard(self, server: ForkServer) -> None:
-        """Have whoever comes next start another, because this one is gone."""
+        """Let the next caller start another process, because this one has exited."""
         server.kill()
         with self._lock:
             if self._server is server:
@@ -277,7 +277,7 @@ def control_of(argv: list[str]) -> socket.socket:
     wake_when_orphaned()
     log.follow("worker")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy: its socket tells how it ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies are not waited for: the socket reports their end
     return socket.socket(fileno=int(argv[0]))
 
 
@@ -318,7 +318,7 @@ def _run(serve: Callable[[socket.socket], None], channel: socket.socket) -> None
         serve(channel)
         status = 0
     except (GoneError, TimeoutError):
-        pass  # nobody wants the job any more
+        pass  # the job is no longer wanted
     finally:
         os._exit(status)
 
@@ -327,7 +327,7 @@ def send(channel: socket.socket, message: msgspec.Struct) -> None:
     """Send one message.
 
     Raises:
-        GoneError: Nobody reads.
+        GoneError: The other end closed or died.
         TimeoutError: The socket's time-out passed.
     """
     payload = msgspec.msgpack.encode(message)
@@ -353,7 +353,7 @@ def receive(channel: socket.socket) -> bytes:
 
 
 def receive_bytes(channel: socket.socket, num_bytes: int) -> bytearray:
-    """Wait for so many bytes.
+    """Receive exactly `num_bytes` bytes.
 
     Raises:
         GoneError: The other end closed or died.

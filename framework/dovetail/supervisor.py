@@ -1,6 +1,6 @@
 """Background work of one process: named tasks that are watched, restarted, counted, and ended together.
 
-A task that nobody watches dies unseen. So every task that outlives the call that starts it is started here, and a test
+An unwatched task dies unseen. So every task that outlives the call that starts it is started here, and a test
 that walks the source refuses others.
 """
 
@@ -38,7 +38,7 @@ class Service:
     """Work that goes on as long as the process: when it dies, it is started again, later each time."""
 
     def __init__(self, group: Supervisor, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Start it. `work` is called again after each death; when it returns, the service is over."""
+        """Start it. `work` is called again after each death; when it returns, the service has ended."""
         self.name = name
         self._group = group
         self._work = work
@@ -117,7 +117,7 @@ class Supervisor:
         Args:
             name: One of few: it is a label of metrics.
             work: The work.
-            is_awaited: Its error reaches somebody who awaits the task. Otherwise it is a death, logged and counted.
+            is_awaited: Its error reaches the code that awaits the task. Otherwise it is logged and counted.
         """
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = name
@@ -170,7 +170,7 @@ class Supervisor:
         return await self.stop([task for task in self._tasks if task is not current], limit_s)
 
     def exit_after(self, limit_s: float) -> None:
-        """End the process in so many seconds from now, whatever hangs; a later call counts instead of this one."""
+        """End the process `limit_s` seconds from now, whatever hangs; a later call replaces this one."""
         timer, self._timer = self._timer, threading.Timer(limit_s, self._exit)
         self._timer.daemon = True
         self._timer.start()
@@ -196,6 +196,6 @@ class Supervisor:
 
 
 def is_cancelled() -> bool:
-    """Tell whether somebody asked the current task to end."""
+    """Return whether the current task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

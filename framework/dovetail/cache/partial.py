@@ -1,9 +1,9 @@
 """What the prefix tree keeps of a group whose layers do not see everything: windows, chunks, states. Nodes have holes.
 
-Whoever goes on from the end of a prefix needs only what is seen from there: the last window's pages, those of the chunk
-that is open, or one copy of the state. So a page is *pinned* while a running request sees it, by page and not by path;
-and it is *claimed* by the nodes that can be gone on from with it. What is neither is worth nothing to anybody and goes
-first. Then whole claims go, of the node that was used least recently: half of a window is worth nothing.
+A request that continues a prefix needs only what its next token attends to: the pages of the last window or of the
+open chunk, or one copy of the state. So a page is *pinned* while a running request sees it, by page and not by path. A
+page is *claimed* by the nodes that a request can continue from with it. Pages with neither are evicted first. Then
+whole claims are, of the least recently used node: half of a window is useless.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PartialGroup:
         self._loose: OrderedDict[Node, None] = OrderedDict()  # may have pages that are neither pinned nor claimed
 
     def first(self, num: int) -> int:
-        """Return the first page that whoever goes on behind `num` pages sees; of a state, the last one holds it."""
+        """Return the first page that a request sees that continues behind `num` pages; the last one holds a state."""
         if isinstance(self._reach, Recurrent):
             return max(0, num - 1)
         return self._reach.start(num * self._page_size) // self._page_size
@@ -119,7 +119,7 @@ class PartialGroup:
                 self._loosen(at)
 
     def evict(self, num: int) -> tuple[list[int], list[Node]]:
-        """Give up `num` pages that no request sees, or as many as there are.
+        """Evict `num` pages that no request sees, or fewer if there are not enough.
 
         Returns:
             The pages, now the caller's, and the nodes that lost some.
@@ -139,7 +139,7 @@ class PartialGroup:
         return gone, losers
 
     def drop(self, nodes: Iterable[Node], pages: Set[int]) -> tuple[list[int], list[Node]]:
-        """Give up pages of `nodes` whose contents are not to be used, claimed or not; nobody sees them any more.
+        """Drop pages of `nodes` whose contents are invalid, claimed or not; no request sees them.
 
         Returns:
             Those that the tree had, now the caller's, and the nodes that lost some.
@@ -161,7 +161,7 @@ class PartialGroup:
         return gone, losers
 
     def forget(self, node: Node) -> list[int]:
-        """A leaf leaves the tree: give up its pages, pinned or not."""
+        """Free the pages of a leaf that leaves the tree, pinned or not."""
         if node in self._claims:
             self._unclaim(node)
         own = [page for page in node.pages[self._group] if page]
@@ -180,7 +180,7 @@ class PartialGroup:
         self.claim(upper)
 
     def recount(self, nodes: Iterable[Node]) -> None:
-        """Count pages and claims anew, without pins: for repairs."""
+        """Recount pages and claims, without pins: for repairs."""
         self.num_pages = self.num_pinned = 0
         for kept in (self._pins, self._num_claims, self._claims, self._queue, self._aside, self._loose):
             kept.clear()
@@ -215,7 +215,7 @@ class PartialGroup:
         self._loose.setdefault(node)
 
     def _punch(self, node: Node, num: int) -> list[int]:
-        """Take at most `num` pages of a node that nobody sees or claims; it leaves the queue when it has no more."""
+        """Take at most `num` pages of a node that are neither pinned nor claimed; without more it leaves the queue."""
         gone: list[int] = []
         own = node.pages[self._group]
         for i, page in enumerate(own):

@@ -170,7 +170,7 @@ class RadixTree:
             self._prune(node)
 
     def evict(self, need: Sequence[int]) -> Pages:
-        """Remove what nobody uses until `need` pages of each group are gone, or nothing more can go.
+        """Remove unused pages until `need` pages of each group are free, or no more can be freed.
 
         Of `Full` groups unlocked leaves go, least recently used first, with what other groups have for them.
 
@@ -226,7 +226,7 @@ class RadixTree:
     def drop(self, pages: Sequence[Set[int]]) -> Pages:
         """As `cut`, but nodes that only lack pages of groups in `partial` then stay, with holes.
 
-        That is enough where whoever saw such a page is known: what others computed stands beside it.
+        That is enough where the readers of such a page are known: other pages of the node are valid.
         """
         gone = self.cut([set() if g in self.partial else own for g, own in enumerate(pages)])
         for g, partial in self.partial.items():
@@ -257,7 +257,7 @@ class RadixTree:
         return nodes[::-1]
 
     def relock(self, ends: Iterable[tuple[Node, Sequence[int]]]) -> None:
-        """Count locks, pins and pages anew, with one lock for each of `ends` (node, firsts): for repairs."""
+        """Recount locks, pins and pages, with one lock for each of `ends` (node, firsts): for repairs."""
         self.num_evictable = self.num_locked = 0
         nodes = list(self.nodes())
         for node in nodes:
@@ -294,7 +294,7 @@ class RadixTree:
         return num
 
     def _ending_at(self, path: list[Node], num: int, salt: str) -> Node:
-        """Shorten `path` to so many pages, by splitting its last node where they end inside it; return that node."""
+        """Shorten `path` to `num` pages, splitting its last node if they end inside it; return that node."""
         while path and path[-1].end - len(path[-1].pages[0]) >= num:
             path.pop()
         if not path:
@@ -330,7 +330,7 @@ class RadixTree:
                 del self._roots[self._salts.pop(parent)]
 
     def _prune(self, node: Node) -> None:
-        """Take out a leaf that nothing is cached for, and so on upwards: without `Full` groups nobody else does."""
+        """Remove a leaf without cached pages, then its parents likewise; nothing else does without `Full` groups."""
         at: Node | None = node
         while at is not None and not (at.children or at.num_locks or any(map(any, at.pages))):
             parent = at.parent
@@ -340,7 +340,7 @@ class RadixTree:
             at = parent
 
     def _queue_leaves(self) -> None:
-        """Make the queue of leaves anew: entries of nodes that are gone would stay in it."""
+        """Rebuild the queue of leaves, which would keep entries of removed nodes."""
         self._leaves = []
         for node in self.nodes():
             node.is_queued = False

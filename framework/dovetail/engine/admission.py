@@ -20,9 +20,9 @@ from dovetail.engine.request import EngineRequest, PromptChunk, StepPlan
 PageKey = tuple[int | str, tuple[int, ...]]
 
 ALONE = -1
-"""In place of a number of pages: nobody else runs."""
+"""In place of a number of pages: no other request runs."""
 MAX_LOOKED_AT = 1024
-"""Most waiting requests that a step looks at."""
+"""Maximum number of queued requests that a step checks."""
 MAX_MATCHED = 64
 """Most that it matches with the cache in vain, as they are to wait for another's pages, of those that begin alike."""
 MAX_PASSED = 8
@@ -36,7 +36,7 @@ class AdmissionAnswer(Enum):
 
     ADMITTED = auto()
     LATER = auto()
-    """It waits for something else; whoever is behind it may go first."""
+    """It waits for something else; later requests may be admitted first."""
     NO_ROOM = auto()
     """It waits for a row or for pages."""
 
@@ -78,7 +78,7 @@ class Requests(Protocol):
 
 
 class Admission:
-    """One step's. First everybody but the background, then the background with what is left.
+    """The admission of one step: first all other requests, then the background with what is left.
 
     So background work never takes budget, a row, a page or the reserve from others, and never is what they wait for.
     """
@@ -137,9 +137,9 @@ class Admission:
         self._coming = self._being_computed()
 
     def _take_turns(self, most: int | None) -> None:
-        """Add chunks and admit, owner by owner: next is always whoever was served least for its weight.
+        """Add chunks and admit, owner by owner: the next owner is the least served for its weight.
 
-        An owner that gets no row misses its turn; while one waits for pages, nobody is admitted.
+        An owner that gets no row misses its turn. While one waits for pages, no request is admitted.
         """
         scheduler, owners = self._scheduler, self._owners
         unfinished = list(self._prefilling())
@@ -201,7 +201,7 @@ class Admission:
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
         if 0 < num < wanted:
             num = self._pages.states.aligned(request.computed_len, num, self._limits.max_prefill_tokens)
-            self._budget = max(num, 0)  # what is left is less than anybody's next stretch
+            self._budget = max(num, 0)  # the remaining budget is below any request's next chunk
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None
@@ -275,9 +275,9 @@ class Admission:
         self._held.setdefault(self._owners.of(request), []).append(request)
 
     def _being_computed(self) -> set[PageKey]:
-        """The next page of everybody who is computing a prompt: who needs the same one waits for it.
+        """The next page of each request in prefill: requests that need the same page wait for it.
 
-        Nobody waits for who is paused, nor for the background but the background itself.
+        No request waits for a paused one, and only the background waits for the background.
         """
         active = (r for r in self._scheduler.running if not r.on_device and id(r) not in self._paused)
         authors = [r for r in active if self._background or not r.is_background]
@@ -292,7 +292,7 @@ class Admission:
         return request.cache_salt if node.parent is None else id(node), tuple(request.ids[start : start + size])
 
     def _has_row(self) -> bool:
-        """Whether any waiting request could get a row: there is one, or somebody may have to give one up."""
+        """Whether any queued request could get a row: one is free, or a request may have to give one back."""
         if self._has_free_row:
             return True
         return self._may_retract or any(len(held) > 1 for held in self._held.values())
@@ -303,7 +303,7 @@ class Admission:
 
     @property
     def _may_retract(self) -> bool:
-        """Whether some requests give way to others whoever their owners are."""
+        """Whether requests give way to others regardless of their owners."""
         return not self._background and (self._scheduler.policy.preempts or self._scheduler.num_background > 0)
 
     def _may_fit(self, request: EngineRequest) -> bool:
@@ -369,7 +369,7 @@ class Admission:
         return []
 
     def _may_take_row(self, owner: Owner) -> bool:
-        """Whether others hold so many more rows for their weight that one may be theirs to give up."""
+        """Whether another owner holds enough more rows for its weight to lose one."""
         wanted = (len(self._held.get(owner, ())) + 1) / owner.weight
         return any(
             (len(held) - 1) / other.weight >= wanted

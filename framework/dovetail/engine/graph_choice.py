@@ -65,7 +65,7 @@ class GraphChooser:
         return self.decode_graph_for(num)
 
     def decode_graph_for(self, num_rows: int) -> DecodeGraph | None:
-        """Return the graph for so many rows in any order, or a larger one that stands in."""
+        """Return the graph for `num_rows` rows in any order, or a larger one in its place."""
         place = bisect_left(self._decode, num_rows, key=_rows)
         if place == len(self._decode):
             return None
@@ -74,9 +74,9 @@ class GraphChooser:
         return next((key for key in self._decode[place:] if key in self._captured), None)
 
     def _prefill_graph(self, chunks: Sequence[PromptChunk]) -> PrefillGraph | None:
-        """One that stands in has up to 512 tokens, or twice as many as are wanted."""
+        """Return a graph that fits the chunks: of at most 512 tokens, or of twice as many as needed."""
         if any(c.drafts or c.request.prompt_logprobs is not None or c.request.pool is not None for c in chunks):
-            return None  # several tokens' logits or hidden states are wanted, not the last one's logits
+            return None  # it needs logits or hidden states of several tokens
         tokens = sum(chunk.num_new for chunk in chunks)
         fitting = [
             key

@@ -29,7 +29,7 @@ from dovetail.engine.states import NEVER, ZEROS, StateGrid
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was wrong: pages without an owner, pages with two, and cached pages that nobody's lock should have held.
+    """What was wrong: pages without an owner, pages with two, and cached pages with a lock too many.
 
     `affected` are requests that shared a page; they own none now, and are to be ended.
     """
@@ -188,7 +188,7 @@ class KVCacheManager:
         return all(allocator.num_free >= num for num, allocator in zip(need, self.allocators, strict=True))
 
     def make_room_to_grow(self, num_requests: int) -> bool:
-        """Evict until so many decoding requests can `allocate_page`; False if they cannot."""
+        """Evict until `num_requests` decoding requests can `allocate_page`; False if they cannot."""
         return self.make_room([0 if g in self.states.groups else num_requests for g in range(len(self.allocators))])
 
     def allocate_page(self, request: EngineRequest) -> None:
@@ -218,7 +218,7 @@ class KVCacheManager:
                 self.rows.set_pages(request.row, 0, request.pages[g][: request.num_tree_pages], g)
 
     def slide(self, request: EngineRequest, num_known: int) -> None:
-        """Give back what nobody sees any more who goes on from a request's first `num_known` tokens, or later."""
+        """Free pages that no token after a request's first `num_known` tokens attends to."""
         num = min(num_known, request.computed_len) // self.page_size
         for i, (g, partial) in enumerate(self.tree.partial.items()):
             first, own = request.firsts[i], request.pages[g]
@@ -258,7 +258,7 @@ class KVCacheManager:
             self.rows.zero_pages(g, [*{*bad, *gone}])
 
     def flush(self) -> int:
-        """Forget every cached prefix that nobody uses; returns how many pages of the first group that freed."""
+        """Evict every unused prefix; return the number of pages that this freed in the first group."""
         gone = self.tree.clear()
         for allocator, pages in zip(self.allocators, gone, strict=True):
             allocator.free(pages)
@@ -305,11 +305,11 @@ class KVCacheManager:
         return True
 
     def repair(self, running: Sequence[EngineRequest]) -> Repair:
-        """Look at every page, and repair: one owner for each.
+        """Check every page, and repair: each has one owner.
 
-        A page that nobody owned becomes free. A page of two owners is taken from both: what the tree knew beyond it is
-        forgotten, and requests that had it lose all their pages, for its contents may be another's. The caller ends
-        them; nobody else is touched.
+        A page without an owner becomes free. A page with two owners is taken from both: the tree forgets what it had
+        behind it, and requests with the page lose all their pages, because its contents may belong to another request.
+        The caller ends these requests and no others.
         """
         num_lost, num_doubled, shared = 0, 0, []
         for g, allocator in enumerate(self.allocators):
@@ -394,7 +394,7 @@ class KVCacheManager:
                 self.rows.save(request.row, length, copy, g)
 
     def _without_copies(self, request: EngineRequest, pages: Pages) -> Pages:
-        """Return lists without the tree's copies of states, which nobody sees who runs: they may go meanwhile.
+        """Return lists without the tree's copies of states: no running request sees them, so they may be evicted.
 
         New lists: the old ones tell what a step in flight wrote and read.
         """

@@ -1,4 +1,4 @@
-"""Whose turn it is, where requests of several owners wait: whoever has been served least for its weight.
+"""Whose turn it is, where requests of several owners wait: the owner served least for its weight.
 
 This is deficit round robin with the tokens that were computed in place of a guess of what a request will cost: how long
 an output becomes is not known before (as the virtual token counter, arXiv:2401.00588). An owner that begins to wait
@@ -68,7 +68,7 @@ class Owners:
         self._now = 0.0
         """What those were served at least that have waited long."""
         self._most = 0.0
-        """What anybody was served at most. While nobody waits, nobody is owed anything for what another had."""
+        """The most that an owner was served. While no request waits, no owner is owed anything."""
         self._turns: list[Turn] | None = None
 
     @property
@@ -106,7 +106,7 @@ class Owners:
             self._turns = None
         if not self._num_live:
             self._known, self._now, self._most = {}, 0.0, 0.0
-        elif len(self._known) > self._forget_at:  # those that would begin where everybody begins
+        elif len(self._known) > self._forget_at:  # those that would begin at the common start
             start = self._now - CREDIT
             self._known = {n: o for n, o in self._known.items() if o.num_live or o.served > start}
             self._forget_at = max(MIN_KNOWN, 2 * len(self._known))

@@ -42,9 +42,9 @@ START_SILENCE_S = 120.0
 """Starting may take as long as it does, but for so long nothing must be heard of it."""
 STOP_TIMEOUT_S = 5.0
 GROWN = 1024
-"""An engine that made so many steps has larger chunks again: a hang after them is the first in a row."""
+"""After this many steps an engine has larger chunks again: a hang after them is the first in a row."""
 PROFILE_S = 600.0
-"""After a profile was begun no hang is looked for, until it is ended, but for so long at most."""
+"""While a profile runs, hangs are not detected, for at most this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class ProcessClient(StreamClient):
     # ---- one engine after another
 
     async def _keep_alive(self) -> None:
-        """Start engines until there may be no further one; nobody waits for ever, whatever happens here."""
+        """Start engines until no further one is allowed; every request ends, whatever happens here."""
         try:
             while True:
                 self._step = 0
@@ -189,7 +189,7 @@ class ProcessClient(StreamClient):
         return None
 
     def _note_crash(self, life: EngineProcess, why: str) -> int:
-        """Take all requests back, and end those that are over and the one to blame; returns how often it was."""
+        """Take all requests back, end finished ones and a poisoned one; return its crashes."""
         open_entries = [entry for entry in self._entries.values() if not entry.has_ended]
         present = [entry for entry in open_entries if entry.is_sent and entry.is_admitted]
         is_alarmed = time.monotonic() < self._alarmed_until
@@ -230,7 +230,7 @@ class ProcessClient(StreamClient):
             super()._dispatch(entry)
 
     def _trial_passed(self, entry: RequestEntry) -> None:
-        """A suspect has got on alone: it waits until the others were tried, and is none any more."""
+        """Clear a poison candidate that made progress alone; it waits until the others were tried."""
         entry.num_crashes = entry.num_trials = 0
         entry.is_poison_candidate = False
         if not entry.is_aborted:  # else it is about to end
@@ -271,7 +271,7 @@ class ProcessClient(StreamClient):
         self._try_next()
 
     async def _watch(self) -> None:
-        """End an engine that stands still; its death is accounted for as any other."""
+        """End an engine that makes no progress; this counts as any other crash."""
         while True:
             await asyncio.sleep(self._watchdog.look_s)
             life = self._life

@@ -41,7 +41,7 @@ class Replies:
             # Else it ended while this step was under way, or what it computed is void.
             if ids and request.finish is None and plan.number > request.void_step:
                 if self._fell_back(request):
-                    continue  # what the tokens were drawn by is no mask
+                    continue  # these tokens were not sampled with a mask
                 deltas.append(self._take_tokens(request, ids, logprobs))
         return deltas
 
@@ -62,8 +62,8 @@ class Replies:
         return True
 
     def _end_non_finite(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
-        """End requests for which a step computed numbers that are not finite, before anybody gets more of them."""
-        written = {request for request, _, _ in plan.writes}  # who is missing was undone with an earlier step
+        """End requests whose logits in a step are not finite, before more of their tokens are sent."""
+        written = {request for request, _, _ in plan.writes}  # a missing request was undone with an earlier step
         non_finite = [r for r, ok in zip(plan.requests, output.finite, strict=True) if not ok and r in written]
         self.scheduler.cut(plan, non_finite)
         return [self.last(request, NOT_FINITE) for request in non_finite if request.finish is None]
@@ -104,7 +104,7 @@ class Replies:
                     if self._fell_back(request):
                         request.finish = None  # the mask had allowed the token
                     else:
-                        ids.pop()  # nobody allowed it, and nobody is sent it
+                        ids.pop()  # the mask did not allow it, and it is not sent
                         request.ids.pop()
                     break
                 if request.finish is not None:

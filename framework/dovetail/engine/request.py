@@ -74,7 +74,7 @@ class EngineRequest:
         most_drafts: Drafts that its next step can use at most.
         memo: What a speculator keeps of it.
         owner: Whose it is.
-        deadline: When its client gives up, as `time.monotonic` counts.
+        deadline: When its client stops waiting, as `time.monotonic` counts.
         weight: Its owner's share, relative to those of others.
         num_charged: Leading tokens that its owner has been charged for, or that were cached.
         timing: Where its time goes.
@@ -262,7 +262,7 @@ class StepPlan:
 
     @property
     def num_decode(self) -> int:
-        """Rows that go on behind a token that was drawn, with drafts or without."""
+        """Rows that continue behind a sampled token, with drafts or without."""
         return len(self.decode) + sum(bool(chunk.drafts) for chunk in self.chunks)
 
     @property
@@ -279,7 +279,7 @@ class StepPlan:
 
     @property
     def num_places(self) -> int:
-        """Places at which a token is drawn."""
+        """Positions at which a token is sampled."""
         return len(self.sampled) + sum(len(chunk.drafts) for chunk in self.chunks)
 
     @property

@@ -1,7 +1,7 @@
 """Decides what each step computes: mixes decode rows with chunks of prompts, retracts when the pool is full.
 
-Host side only; it never touches a tensor. Who comes in is decided in `engine/admission.py`, page ownership is in
-`engine/kv_cache_manager.py`.
+Host side only; it never touches a tensor. `engine/admission.py` decides which requests are admitted, and
+`engine/kv_cache_manager.py` owns the pages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Scheduler:
 
     `waiting` has no pages or row; `running` has both, whether in prefill or decode. `num_background` of all of them are
     of the background. `num_launched` counts steps. While there are `poison_candidates`, one of which makes steps fail,
-    nobody is admitted but half of them. With `speculation`, a step is planned when the one before it has been read.
+    only half of them are admitted. With `speculation`, a step is planned when the one before it has been read.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Scheduler:
             request.in_flight -= 1
 
     def counted(self, plan: StepPlan) -> None:
-        """What a step computed is known to be good: give back pages that nobody will see behind it."""
+        """Free the pages that no later token attends to, once a step's results are known to be valid."""
         if self.pages.tree.partial:
             num_new = {chunk.request: chunk.num_new - len(chunk.drafts) for chunk in plan.chunks}
             for request, _, start in plan.writes:
@@ -223,7 +223,7 @@ class Scheduler:
         self.owners(background=request.is_background).leave(request)
 
     def candidates(self, num: int, *, background: bool) -> Sequence[EngineRequest]:
-        """Return the first who may be admitted, in order: of the background, or of everybody else."""
+        """Return the first requests that may be admitted, in order: of the background, or of all others."""
         if self.poison_candidates:
             half = self.poison_candidates[: (len(self.poison_candidates) + 1) // 2]
             return [r for r in half if r.row < 0 and r.is_background == background]
@@ -275,5 +275,5 @@ class Scheduler:
         return decode
 
     def _background_prompts(self) -> list[EngineRequest]:
-        """Prompts that give way to whoever needs a page to go on."""
+        """Prompts in prefill that give way to any request that needs a page."""
         return [r for r in self.running if r.is_background and not r.on_device] if self.num_background else []

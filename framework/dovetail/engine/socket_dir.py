@@ -1,7 +1,7 @@
 """The directory of the socket between server and engine, which only this user can enter.
 
 A server that was killed leaves its directory behind. So each holds a lock on its own for as long as it lives, which the
-system takes back when it dies, and removes those that nobody holds.
+system releases when it dies, and removes the directories without a holder.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _is_own(entry: os.DirEntry[str]) -> bool:
 
 
 def _lock(directory: Path) -> int | None:
-    """Return what holds the lock; None where somebody else has it, or has removed the directory meanwhile."""
+    """Return the lock's descriptor; None if another process has it or has removed the directory."""
     try:
         held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def _lock(directory: Path) -> int | None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory with nothing but a socket in it; whatever else somebody put there stays."""
+    """Remove a directory that holds only a socket; other files stay, and the directory with them."""
     with contextlib.suppress(OSError):
         (directory / SOCKET).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Looks at the engine from a thread of its own: tells its client that a long step gets on, and logs a standstill."""
+"""Watches the engine from its own thread: reports to its client that a long step progresses, and logs a stall."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class StallLogger:
 
         Args:
             plan: The plugins that may be to blame.
-            hang_s: After so many seconds without news the client takes a busy engine for hanging.
-            progress: Returns the engine's step counter, which is told with each step, and what grows within a step.
+            hang_s: Seconds without news after which the client considers a busy engine hung.
+            progress: Returns the engine's step counter, which is sent with each step, and what grows within a step.
             is_busy: Whether it has something to do.
-            tell: Tells the client that the engine gets on; may be called while the engine sends.
+            tell: Reports progress to the client; may be called while the engine sends.
         """
         self._plan, self._progress, self._is_busy, self._tell = plan, progress, is_busy, tell
         self._watchdog = EngineWatchdog(EARLY * hang_s)

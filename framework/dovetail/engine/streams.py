@@ -86,7 +86,7 @@ class StreamClient(ABC):
     """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_engine_died`."""
 
     def __init__(self, *, seed: int | None = None) -> None:
-        """Nothing is submitted yet; from `seed` come those of requests without one, a random one if not given."""
+        """Nothing is submitted yet; `seed` seeds requests without a seed. Default: a random one."""
         self._seed = secrets.randbits(63) if seed is None else seed
         self._info: EngineInfo | None = None
         self._step = 0
@@ -162,7 +162,7 @@ class StreamClient(ABC):
         self._send(entry.submit)
 
     def _renumber(self, entry: RequestEntry) -> None:
-        """Give a request that an engine had another handle: what that engine still says of it reaches nobody."""
+        """Give a request that an engine had another handle: later messages of that engine for it are ignored."""
         del self._entries[entry.submit.handle]
         entry.submit = entry.resumed(next(self._handles))
         entry.is_sent = entry.is_admitted = False

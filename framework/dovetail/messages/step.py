@@ -5,8 +5,8 @@ token ids that only the host knows, page table entries that have changed. Two me
 token before: `StepInput` when a step is launched, and `StepLate` once the step before it has been read, if a row waits
 for that. One comes back, `StepOutput`.
 
-B rows of a step, in its order; R of them get a token: the first R. T tokens whose ids come from the host. P places at
-which a token is drawn: one for each of the R rows, and one more behind each of its drafts.
+B rows of a step, in its order; R of them get a token: the first R. T tokens whose ids come from the host. P positions
+at which a token is sampled: one for each of the R rows, and one more behind each of its drafts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 AT_DEVICE = -1
-"""In place of a start: behind what the device has of the row, with the token that was drawn there last."""
+"""In place of a start: behind what the device has of the row, from the token sampled there last."""
 NONE, SAMPLE, POOL = 0, 1, 2
-"""Tasks of a row: its keys and values are computed, and a token is drawn behind them, or what was pooled is told."""
+"""Tasks of a row: only its keys and values are computed, or a token is sampled too, or hidden states are returned."""
 
 
 def no_ints() -> Ints:
@@ -36,14 +36,14 @@ def no_ints() -> Ints:
 
 
 class DecodeGraph(msgspec.Struct, frozen=True, gc=False):
-    """A captured decode step of so many rows. With `shares`, it reads a prefix that neighbouring rows share once."""
+    """A captured decode step of `rows` rows. With `shares`, it reads a prefix that neighbouring rows share once."""
 
     rows: int
     shares: bool = False
 
 
 class PrefillGraph(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Captured prefill chunks: so many tokens and chunks at most."""
+    """Captured prefill chunks: at most `tokens` tokens in `chunks` chunks."""
 
     tokens: int
     chunks: int
@@ -55,9 +55,9 @@ GraphKey = DecodeGraph | PrefillGraph
 class Admit(msgspec.Struct, frozen=True, gc=False):
     """A request takes a device row: new, after it was retracted, or from an engine before this one.
 
-    `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where draws
-    look back (`SamplingParams.looks_back`); empty otherwise. With `pool`, nothing is drawn in the row: it gathers
-    hidden states, from place 0 on where all of them count. `second` is as in `Submit`.
+    `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where sampling
+    looks back (`SamplingParams.looks_back`); empty otherwise. With `pool`, the row samples nothing: it gathers
+    hidden states, from position 0 on where all of them count. `second` is as in `Submit`.
     """
 
     row: int
@@ -98,17 +98,17 @@ class StepInput:
         admit: Who takes rows, then.
         tables: `[4, n]` group, row, column and page: page table entries that have changed.
         loads: `[3, n]` group, copy and row: recurrent states that come into rows before the step, copy 0 for zeros.
-        saves: `[4, n]` group, row, length and copy: states to be copied in this step's chunks, behind so many tokens.
+        saves: `[4, n]` group, row, length and copy: states to be copied in this step's chunks, after that length.
         rows: `[B]` device rows.
         start: `[B]` place of the row's first new token, over whatever a step in flight wrote; or `AT_DEVICE`.
         num_new: `[B]` new tokens; with `AT_DEVICE` one.
         task: `[B]` `NONE`, `SAMPLE` or `POOL`.
-        waits: `[B]` bool: the token is drawn once a `StepLate` came.
+        waits: `[B]` bool: the token is sampled once a `StepLate` came.
         ids: `[T]` ids of the rows with a start of their own.
-        prompt_logprobs: What is to be told of prompts.
-        num_drafts: `[B]` how many of the row's new tokens, its last ones, are drafts: guesses of what it would say. A
-            token is drawn behind what is known and behind each draft, at every place as without drafts; those count
-            up to the first that is not the draft. So a row gets 1 to `num_drafts + 1` tokens. It has a start of its
+        prompt_logprobs: Which log probabilities of prompts are wanted.
+        num_drafts: `[B]` how many of the row's new tokens, its last ones, are drafts. A token is sampled
+            behind what is known and behind each draft, at every position as without drafts. Those count up to the
+            first that differs from the draft. So a row gets 1 to `num_drafts + 1` tokens. It has a start of its
             own and task `SAMPLE`, and is in no other step until this one is read. None: no row has drafts.
     """
 
@@ -142,7 +142,7 @@ class StepInput:
 
     @property
     def places(self) -> npt.NDArray[np.int64]:
-        """`[P]` the row of each place at which a token is drawn, ascending."""
+        """`[P]` the row of each position at which a token is sampled, ascending."""
         rows = np.arange(self.num_sampled)
         return rows if self.num_drafts is None else np.repeat(rows, self.num_drafts[: len(rows)] + 1)
 
