@@ -25,7 +25,7 @@ class Identity:
 
     @classmethod
     def new(cls) -> Identity:
-        """Return one that nobody knows, of now."""
+        """Return a random identity of the current time."""
         return cls(secrets.token_bytes(16), time.time_ns())
 
     @property
@@ -47,7 +47,7 @@ IDENTITY: ContextVar[Identity | None] = ContextVar("dovetail_identity", default=
 
 
 def token_hex(num_bytes: int) -> str:
-    """Return a fresh identifier of so many bytes, in hexadecimal."""
+    """Return a new identifier of `num_bytes` bytes, in hexadecimal."""
     identity = IDENTITY.get()
     return secrets.token_hex(num_bytes) if identity is None else identity.token_hex(num_bytes)
 

@@ -1,4 +1,4 @@
-"""One log format for every process: `[2025-08-16 05:17:45] message`, which dashboards of the peers already read.
+"""One log format for every process: `[2025-08-16 05:17:45] message`, which dashboards for SGLang already read.
 
 Warnings and errors carry their level after the time; plain information does not. Everything of Dovetail logs below the
 logger `dovetail`.
@@ -48,7 +48,7 @@ def setup(
     Args:
         level: Of `LEVELS`.
         stream: Where to; JSON goes to standard error alone.
-        form: The format; that of the parent process if not given.
+        form: The format. Default: that of the parent process.
         process: What lines of JSON call this process.
     """
     if form == "json":
@@ -72,7 +72,7 @@ def setup(
 
 
 def follow(process: str) -> None:
-    """Write as the parent process does, whoever writes here: for processes that log nothing themselves."""
+    """Write in the parent process's format: for processes that log nothing themselves."""
     if is_json():
         from dovetail import log_json
 
@@ -80,7 +80,7 @@ def follow(process: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write why a process ends, where nobody may have set up a log."""
+    """Write why a process ends, even before a log is set up."""
     if is_json():
         logging.getLogger("dovetail").error("%s", text)
     else:

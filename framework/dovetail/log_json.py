@@ -1,10 +1,10 @@
-"""Log lines as JSON: one object a line, whoever writes to standard error.
+"""Log lines as JSON: one object a line for everything written to standard error.
 
     {"time": "2026-11-22T20:15:01.123Z", "level": "info", "logger": "dovetail.server", "process": "server", "pid": 7,
      "message": "…"}
 
 Tracebacks are one text under `exception`; what a logger was given as `extra` follows under its own names. Warnings of
-Python, uncaught exceptions of any thread, other libraries' logs, and plain text that somebody prints to standard error
+Python, uncaught exceptions of any thread, other libraries' logs, and plain text printed to standard error
 are objects too, the last with the logger `stderr`. What C code writes there by itself is beyond reach.
 
 No library: python-json-logger formats records of `logging` alone, which is a quarter of this file; the rest is what
@@ -113,7 +113,7 @@ class Printed(io.TextIOBase):
             self._say(rest)
 
     def fileno(self) -> int:
-        """Return the descriptor, for whoever starts processes or writes there without Python."""
+        """Return the descriptor, for code that starts processes or writes there without Python."""
         return _DESCRIPTOR
 
     def writable(self) -> bool:

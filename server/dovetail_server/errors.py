@@ -55,7 +55,7 @@ class ServiceError(DovetailError):
 
 
 class ClientGoneError(DovetailError):
-    """The client closed the connection; nobody reads the reply."""
+    """The client closed the connection and does not read the reply."""
 
 
 def _overload(text: str) -> ServiceError:
@@ -93,12 +93,12 @@ def draining() -> ServiceError:
 
 
 def expired() -> ServiceError:
-    """The time that the client gave the request is over."""
+    """Return the error for a request that exceeded its client's time limit."""
     return ServiceError("the request took longer than its header x-request-timeout allows", code="timeout", status=504)
 
 
 def aborted(message: str | None, code: str | None = None, param: str | None = None) -> DovetailError:
-    """Somebody aborted the request (not worth a retry, so a 400), or the engine gave it up.
+    """Return the error for a request that was aborted (not worth a retry, so a 400), by a caller or by the engine.
 
     Args:
         message: The engine's reason.
@@ -169,7 +169,7 @@ def describe(error: BaseException) -> tuple[int, ErrorDetail, dict[str, str]]:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return an error as APIs are told of it."""
+    """Return an error as APIs receive it."""
     status, detail, _ = describe(error)
     return Failure(status=status, message=detail.message, kind=detail.type, param=detail.param, code=detail.code)
 

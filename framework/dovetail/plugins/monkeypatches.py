@@ -4,7 +4,7 @@ A plugin that patches the core works until the core changes, and breaks other pl
 (a plugin is ordinary code), so it is shown. Compared are the attributes of every core module and of the classes
 defined there, by identity, the contents of its constant tables, and the code and defaults of its functions; a module
 that the plugin is the first to import is held as it is once its own code has run. The same holds for modules of Python
-and of libraries that all code goes through (`SHARED`), where what is new is nobody's concern.
+and of libraries that all code goes through (`SHARED`), where new names are not checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHARED = (
     *("jinja2", "jinja2.environment", "pydantic", "pydantic.main", "pluggy", "tokenizers", "starlette.responses"),
     *("starlette.requests", "starlette.routing", "safetensors", "referencing", "jsonschema"),
 )
-"""Modules whose public functions and classes, and the methods of these, nobody may replace."""
+"""Modules whose public functions and classes, and their methods, no plugin may replace."""
 _HOOKS = frozenset(
     {
         *("__import__", "__build_class__", "__init__", "__new__", "__call__", "__getattr__", "__setattr__"),
@@ -64,7 +64,7 @@ def snapshot(skip: str = "") -> Snapshot:
     """Return what the imported core modules hold now.
 
     Other threads may be importing meanwhile. A dictionary is copied in one go; a list of its items is not, since each
-    new tuple may start the garbage collector, and with it anybody's code.
+    new tuple may start the garbage collector, and with it arbitrary code.
 
     Args:
         skip: Module whose plugin is about to be loaded; it may change itself.
@@ -97,7 +97,7 @@ def _hold(taken: Snapshot, name: str, module: ModuleType) -> None:
 
 
 def _made_of(function: FunctionType) -> tuple[object, ...]:
-    """Say which code and which defaults a function has; comparing these themselves could run anybody's code."""
+    """Say which code and which defaults a function has; comparing these themselves could run arbitrary code."""
     named = function.__kwdefaults__
     return id(function.__code__), id(function.__defaults__), named and tuple(map(id, named.values()))
 
@@ -168,7 +168,7 @@ def detect_monkeypatches(before: Snapshot, skip: str = "") -> list[str]:
 
 
 def _overrides(owner: str, names: Iterable[str]) -> set[str]:
-    """Return those of a class's new names that it had from another: what is new beyond them is nobody's concern."""
+    """Return those of a class's new names that it inherited before; other new names are not checked."""
     module, _, name = owner.partition(":")
     bases = getattr(getattr(sys.modules.get(module), name, None), "__mro__", ())[1:] if name else ()
     return {key for key in names if any(key in vars(base) for base in bases)}

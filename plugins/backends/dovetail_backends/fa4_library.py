@@ -46,7 +46,7 @@ NEEDED = (
 ENABLED, FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
 """Environment variables that the library reads when it is imported."""
 MANY_REQUESTS = 257
-"""From so many requests on, the library finds a tile's request in another way: by another kernel, and two more."""
+"""From this many requests on, the library finds a tile's request with another kernel, and two more."""
 COMPILE_S = 300.0
 """What is not compiled in this time is compiled where it is first launched: here."""
 MIB_EACH = 2048
@@ -141,7 +141,7 @@ def find_library() -> FlashAttention4 | str:
 
 
 def keep_kernels() -> None:
-    """Have the library keep its kernels, before its first import; whoever has set its variables has decided."""
+    """Have the library cache its kernels, before its first import; variables that the user set stay."""
     folder = kernel_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def variants_of(config: ModelConfig, dtype: torch.dtype, page_size: int) -> list
 
 
 def launch(build: FlashAttention4, variant: Variant, device: torch.device) -> None:
-    """Launch a kernel once, on made-up tokens: one for each request, over a page that all of them have."""
+    """Launch a kernel once, on dummy tokens: one for each request, over a page that all of them share."""
     (num_qo, num_kv, dim), num = variant.heads, variant.num_requests
     dtype = getattr(torch, variant.dtype)
     kv = torch.zeros(2, 2, variant.page_size, num_kv, dim, dtype=dtype, device=device)

@@ -124,14 +124,14 @@ class States(ABC):
         self._begin()
 
     def _begin(self) -> None:
-        """Forget all states; whoever stands in one can go on from it."""
+        """Forget all states; a text that is in one can continue from it."""
         self._states: dict[Any, TextState] = {}
         self._shared: dict[Any, SharedMask] = {}
         self._num_steps = 0
         self.start = self._interned(self._first)
 
     def end(self) -> None:
-        """Release all states: nobody reads texts by them any more.
+        """Release all states, once no text is read with them.
 
         States know each other. Without this their memory, and the masks that are kept for them, would wait for a full
         round of the garbage collector, which an engine rarely has.
@@ -161,7 +161,7 @@ class States(ABC):
         return found
 
     def shared(self, state: TextState, counts: Counts) -> SharedMask:
-        """Return what a state has in common with others, where open arrays have so many items."""
+        """Return what a state shares with others whose open arrays have `counts` items."""
         if state.shared is not None:
             return state.shared
         found = state.counted.get(counts)

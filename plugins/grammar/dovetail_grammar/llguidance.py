@@ -109,7 +109,7 @@ class LlguidanceBackend(GrammarBackend):
         return Support.full()
 
     def inline(self, spec: GrammarSpec) -> bool:
-        """The library releases the GIL, and what a cheap grammar costs is known beforehand."""
+        """The library releases the GIL, and the cost of a cheap grammar is known in advance."""
         return is_cheap(spec)
 
     def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
@@ -295,7 +295,7 @@ class LlguidanceGrammar:
         self._num_turns = 0
 
     def __del__(self) -> None:
-        """Nobody follows it any more: each of its matchers holds it."""
+        """Release its states; no matcher is left, because each holds this object."""
         if self.states is not None:
             self.states.end()
 
@@ -324,7 +324,7 @@ class LlguidanceGrammar:
             base, taken = self._build(), WeakSet()
             self._lanes.append((base, taken))
         if len(self._lanes) > 1:
-            self.follow()  # so many at once are worth it, though nobody has prepared the grammar
+            self.follow()  # several at once are worth it, though the grammar was not prepared
         made = LlguidanceMatcher(base.deep_copy(), self._ends, self)
         taken.add(made)
         return made
@@ -434,7 +434,7 @@ class LlguidanceMatcher(EndingMatcher):
     def _is_allowed(self, token_id: int) -> bool:
         """Whether the mask that is kept for this state allows a token that is no end."""
         now, num = self._now, len(self._taken)
-        # States are found by `known` or `fill_batch`, in the engine's thread: whoever fills masks one by one has none.
+        # States are found by `known` or `fill_batch`, in the engine's thread: masks filled one by one have none.
         if now is None or len(self._places) <= num or num - self._num_consumed >= self._max_untold or self._terminated:
             return False
         bits = now.bits

@@ -36,9 +36,9 @@ POLL_S = 1.0
 SHORT_POLL_S = 0.05
 LINE_TIMEOUT_S = 3600.0
 MAX_LEASES = 20
-"""A line that was begun so often without a result is given up: it may be what ends the process."""
+"""A line that started this often without a result is abandoned: it may be what ends the process."""
 MAX_READS = 10
-"""A request that cannot be read is tried so often, unless the reason is one that passes."""
+"""An unreadable request is tried this often, unless the reason is temporary."""
 LOST_S = 10.0
 """So often what is leased is compared with what is known here."""
 
@@ -56,7 +56,7 @@ class Runner:
         self.writer = writer
         self.layout = layout
         self.advance: Advance | None = None
-        """Moves the batches on that are open; set by whoever does."""
+        """Advances open batches; set by their owner."""
         self.is_closing = False
         self._problem: str | None = None
         self._pause = Backoff()
@@ -72,7 +72,7 @@ class Runner:
 
     @property
     def problem(self) -> str | None:
-        """Why batches stand still now, or None."""
+        """Why batches make no progress now, or None."""
         return self._problem or self._pause.reason
 
     def wake(self) -> None:
@@ -129,7 +129,7 @@ class Runner:
             await self.stop_lines(batch_id)
 
     async def stop_lines(self, batch_id: str) -> None:
-        """Give up the lines of a batch."""
+        """Abandon the lines of a batch."""
         self._ready.drop(batch_id)
         tasks = [task for key, task in self._running.items() if key[0] == batch_id]
         for task in tasks:
@@ -137,7 +137,7 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def drop_all(self) -> None:
-        """Give up all lines: they are leased to somebody else by now."""
+        """Abandon all lines: another server holds their leases by now."""
         self._ready.clear()
         for task in self._running.values():
             task.cancel()

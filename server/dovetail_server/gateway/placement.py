@@ -196,7 +196,7 @@ class Placement:
                 exchange.cancel()
 
     async def _exchange(self, url: str, ticket: str, text: str) -> str:
-        """Send smg the beginning of a prompt; returns what it answers, which is over when the request is."""
+        """Send smg the beginning of a prompt; return its response, which ends with the request."""
         body = {"model": MODEL, "stream": True, "user": ticket, "messages": [{"role": "user", "content": text}]}
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         try:
@@ -229,7 +229,7 @@ class Placement:
     async def _take(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         chosen, done = self._tickets.get(str(body.get("user")), (None, None))
-        if chosen is None or done is None:  # not of this process, or given up
+        if chosen is None or done is None:  # not of this process, or abandoned
             return web.Response(status=404)
         if not chosen.done():
             chosen.set_result(self._worker(request))
@@ -242,7 +242,7 @@ class Placement:
 
 
 async def _last_line(stream: asyncio.StreamReader | None, said: deque[str]) -> None:
-    """Keep the last line that smg writes: it says why it ends. All is read, or smg would stand still."""
+    """Keep the last line that smg writes: it says why it ends. All lines are read, or smg would block."""
     rest = b""
     while stream is not None and (piece := await stream.read(LINE_BYTES)):
         *lines, rest = (rest + piece).split(b"\n")

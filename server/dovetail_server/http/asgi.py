@@ -28,7 +28,7 @@ SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 HERE_S = 0.005
 """A body that has been sent is here by now."""
 WHOLE_BODY = 10
-"""A body that is held in memory has come within so many times `--body-timeout`."""
+"""A body that is held in memory must arrive within this many times `--body-timeout`."""
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 26
 """In the scope: `send` past our layers, which look at the ends of a reply and would be five calls for each token."""
@@ -37,7 +37,7 @@ METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"}
 
 
 class RequestIdMiddleware:
-    """Gives each HTTP request its `x-request-id`, and tells observers how it ended."""
+    """Gives each HTTP request its `x-request-id`, and reports its end to observers."""
 
     def __init__(self, app: ASGIApp, observers: Observers) -> None:
         """Wrap `app`."""
@@ -90,7 +90,7 @@ class RequestIdMiddleware:
 def route_of(scope: Scope) -> str:
     """Return the path of the route that served a request, with its parameters as written in the document; "" if none.
 
-    Never the path that was asked for: whoever asks for a million paths must not make a million routes.
+    Never the requested path: a million requested paths must not make a million routes.
     """
     return str(getattr(scope.get("route"), "path", ""))
 
@@ -167,7 +167,7 @@ class BodyLimiter:
         return message
 
     async def _receive_soon(self) -> Message:
-        """Receive; only the time that the client takes counts, not that of whoever reads."""
+        """Receive; only the client's time counts, not the reader's."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._patience_s()):
@@ -227,7 +227,7 @@ class BodyLimiter:
         self._check(0, self.length)
 
     def let_go(self) -> None:
-        """The request is over: its body is not held any more."""
+        """Release the body of a finished request."""
         if self._held is not None:
             self._held.let_go()
 

@@ -54,7 +54,7 @@ class Caller:
 
     Attributes:
         owner: Whose files, batches and requests it may touch: derived from the key, "" without one.
-        is_admin: Whether it may touch everybody's requests.
+        is_admin: Whether it may touch all requests.
         may_admin: Whether the admin routes are open to it.
         tenant: Its rights, limits and use.
         cache_root: Requests with different ones share no cached prefix.
@@ -172,7 +172,7 @@ class Keys:
         return tenant
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the caller with this key; without a right one, what is open to everybody, or None."""
+        """Return the caller with this key; without a valid key, the caller for open access, or None."""
         if presented is not None and len(presented) <= MAX_KEY_BYTES:
             return self._callers.get(key_hash(presented.decode("latin-1")), self._without_key)
         return self._without_key
@@ -181,7 +181,7 @@ class Keys:
 def presented_key(headers: Iterable[tuple[bytes, bytes]], *, allow_basic: bool = False) -> bytes | None:
     """Return the key that the headers carry.
 
-    Two different ones are none: whoever stands in front of this server may have looked at the other.
+    Two different keys count as none: a proxy in front of this server may have checked the other.
     """
     found: set[bytes] = set()
     for name, value in headers:
@@ -216,7 +216,7 @@ def may_be_open() -> frozenset[str]:
 
 
 class Auth:
-    """Lets nobody pass without a key, and notes who it is in `scope["state"]`: `caller`, and `owner` for storage."""
+    """Rejects requests without a key, and notes in `scope["state"]` the `caller`, and the `owner` for storage."""
 
     def __init__(
         self, app: ASGIApp, keys: Keys, origins: Sequence[str] = (), open_paths: frozenset[str] = OPEN
@@ -244,7 +244,7 @@ class Auth:
             await refuse_websocket(foreign_page(), scope, receive, send)
             return
         if scope.get("method") == "OPTIONS" and is_preflight(scope["headers"]) and not path.startswith(PLUGINS):
-            raise foreign_page()  # asked without a key, by a browser that shows the reply to whoever looks for why
+            raise foreign_page()  # a browser asks without a key, and shows the reply to its user
         if caller is not None:
             state = scope.setdefault("state", {})
             state["caller"], state["owner"] = caller, caller.owner

@@ -85,7 +85,7 @@ class HostRules:
 
 
 class Hosts:
-    """Refuses requests for other names, before anybody asks for a key."""
+    """Rejects requests for other host names, before keys are checked."""
 
     def __init__(self, app: ASGIApp, rules: HostRules, exempt: frozenset[str]) -> None:
         """Wrap `app`; paths of `exempt` are answered under any name."""
@@ -113,7 +113,7 @@ class Hosts:
 
 
 def is_foreign(headers: Headers, origins: frozenset[bytes]) -> bool:
-    """Tell whether a browser sends the request for a page of another site, which nobody has allowed.
+    """Return whether a browser sends the request for a page of another site that is not allowed.
 
     A form or an image there needs no permission to send one, and a server without keys would take it for its user's.
     Browsers say what the page is to this server (`Sec-Fetch-Site`), older ones only whose it is (`Origin`). What is no

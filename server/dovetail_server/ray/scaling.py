@@ -15,17 +15,17 @@ SHARE = 0.5
 
 
 class QueuedTokens:
-    """Ray's autoscaling policy: so many replicas that each holds at most `target` tokens of prompts.
+    """Ray's autoscaling policy: enough replicas that each holds at most `target` prompt tokens.
 
     Ray applies its own bounds, factors and delays to what it returns.
     """
 
     def __init__(self, target: int | None = None) -> None:
-        """Hold to `target` tokens a replica; half of a replica's cache if not given."""
+        """Hold to `target` tokens per replica. Default: half of a replica's cache."""
         self.target = target
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        """Return how many replicas are wanted. Where none has said anything, as many as there are meant to be."""
+        """Return the number of replicas to run; without metrics, the current target."""
         metrics = ctx.aggregated_metrics or {}
         queued = metrics.get(QUEUED) or {}
         rooms = [room for room in (metrics.get(ROOM) or {}).values() if room > 0]

@@ -99,7 +99,7 @@ class TenantUsage:
 
 
 class Tenant:
-    """One owner of requests: a key, or everybody without one. Used from the event loop only."""
+    """One owner of requests: a key, or all callers without one. Used from the event loop only."""
 
     def __init__(self, owner: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with no limits and nothing used."""
@@ -133,7 +133,7 @@ class Tenant:
         """Refuse a request that would generate more at once than the key ever may.
 
         Raises:
-            RequestError: It asks for so many choices.
+            RequestError: One request asks for more choices than the limit.
         """
         most = self.grant.limits.requests
         if most is not None and num_choices > most:
@@ -178,7 +178,7 @@ class Tenant:
         )
 
     def allowed(self, priority: int) -> int:
-        """Return a request's priority; that of work in no hurry is everybody's to set.
+        """Return a request's priority; any key may set that of background work.
 
         Raises:
             RequestError: It is beyond the key's range.
@@ -228,7 +228,7 @@ class Tenant:
 
 
 def share_of(tenant: Tenant, present: Iterable[Tenant]) -> float:
-    """Return a tenant's part of what it shares with those that are present, from 0 to 1: 1 where nobody else is."""
+    """Return a tenant's part of what it shares with those that are present, from 0 to 1: 1 if it is alone."""
     own = tenant.grant.weight
     return own / (own + sum(other.grant.weight for other in present if other is not tenant))
 

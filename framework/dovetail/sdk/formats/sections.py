@@ -1,7 +1,7 @@
 """`SectionParser`: sections of tool calls in a reply, for the parser of formats that markers describe.
 
 A marker opens a section, which a `ToolBody` reads, or begins a call without one. The latter counts only where a call is
-not merely named, and if it turns out to be whole; else its text is read once more, as text. Noise in a section is held
+not merely named, and if it turns out to be whole; else its text is read again, as text. Noise in a section is held
 for a while: if a call follows, it is content without the section's markers, else with them.
 """
 
@@ -56,7 +56,7 @@ class SectionParser(IncrementalParser):
         """Take text of the answer."""
 
     def _push(self, text: str) -> None:
-        """As any parser, in pieces: what turns out to be no call is read once more with what follows it."""
+        """As any parser, in pieces: what turns out to be no call is read again with what follows it."""
         for begin in range(0, len(text), PIECE):
             super()._push(text[begin : begin + PIECE])
         if not text and self._unread:
@@ -134,7 +134,7 @@ class SectionParser(IncrementalParser):
         self._phase = ReplyPhase.TOOL
 
     def _end_doubt(self, left: tuple[str, str]) -> None:
-        """What a section in doubt has left belongs to no call: it is read once more, the mark of a call as text."""
+        """What a section in doubt has left belongs to no call: it is read again, with the mark of a call as text."""
         (phase, place, lead, tail), raw = self._in_doubt or (ReplyPhase.OUT, Place(), None, ""), left[0]
         self._body, self._in_doubt, self._closer = None, None, []
         self.patience -= len(raw)

@@ -24,10 +24,10 @@ def num_threads(environment: MutableMapping[str, str] = os.environ) -> int:
 
 
 def set_threads(number: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have so many threads in this process, and those that it starts. Before the first text: later it changes nothing.
+    """Set the number of threads of this process and its children. It has no effect after the first text.
 
     Where threads were made before a fork, the copy waits for them for ever: a process that forks has to have none.
     """
     environment[NUMBER] = str(number)
-    if number == 1 or SWITCH in environment:  # unset, the library also looks after copies that nobody told of threads
+    if number == 1 or SWITCH in environment:  # unset, the library also switches threads off in forked copies
         environment[SWITCH] = "true" if number > 1 else "false"

@@ -174,8 +174,8 @@ class Tokenizer:
         Args:
             text: A text.
             add_special_tokens: False for text rendered by a chat template, True for raw prompts.
-            keeps: Pieces of a long text are kept, and those known from others are not tokenized again. How long that
-                takes tells of texts before, so not where texts are to be kept apart.
+            keeps: Pieces of a long text are kept, and those known from others are not tokenized again. The
+                duration then depends on earlier texts, so not where keys must not learn of one another.
 
         Raises:
             RequestError: The text holds a lone surrogate or a NUL character. With status 500 the tokenizer failed.
@@ -207,8 +207,8 @@ class Tokenizer:
         Args:
             first: A text.
             second: Another one, or None.
-            most: Keep so many tokens, the special ones among them: of two texts the longer is cut first. None: all.
-            cuts_left: What is too much goes at the beginning of a text.
+            most: Maximum number of tokens, special ones included; of two texts the longer is cut first. None: all.
+            cuts_left: Cut at the beginning of a text, not at its end.
 
         Returns:
             The ids, and where the second text begins, by the types that the tokenizer gives; 0 if it gives one type,
@@ -245,7 +245,7 @@ class Tokenizer:
         return made[0].ids
 
     def _run(self, num_chars: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the library for texts of so many characters: only where it may run, its failures told as what they are.
+        """Call the library for texts of `num_chars` characters where it may run, and translate its failures.
 
         Raises:
             InlineCostError: It may not.

@@ -318,7 +318,7 @@ class GgufHead:
         return name, shape, kind, offset
 
     def text(self, most: int) -> str:
-        """Read a text of at most so many bytes.
+        """Read a text of at most `most` bytes.
 
         Raises:
             ModelError: It is longer than that or than what is left, or no UTF-8.
@@ -343,7 +343,7 @@ class GgufHead:
         return self._map[self._at - num : self._at]
 
     def _expect(self, num: int, least: int, what: str, most: int) -> None:
-        """Check that so many entries can be there, and may."""
+        """Check that `num` entries fit into the rest of the file and the limit."""
         if num * least > self._size - self._at:
             raise ModelError(
                 f"{self.file}: says {num:,} {what}, which {self._size - self._at:,} bytes cannot hold; it is cut short "

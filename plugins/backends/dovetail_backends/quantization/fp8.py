@@ -7,9 +7,9 @@ and its scale, `weight_scale_inv` or `weight_scale`, which numbers are multiplie
 - a row: `[N, 1]` or `[N]`; a tensor: `[1]` or `[]`;
 - mxfp8: e8m0, or bytes that are exponents, `[N, K / 32]`.
 
-Which modules are fp8 (`modules_to_not_convert`, `ignored_layers`) is told by the files' dtypes. With `--quantization
-fp8` a checkpoint in 16 bits is quantised while it loads, each row by itself. Products of many rows round their rows to
-float8 too, unless `--fp8.activations model` is given: see `RoundsActivations`.
+The files' dtypes say which modules are fp8 (`modules_to_not_convert`, `ignored_layers`). With `--quantization fp8` a
+checkpoint in 16 bits is quantised while it loads, each row by itself. Products of many rows round their rows to float8
+too, unless `--fp8.activations model` is given: see `RoundsActivations`.
 
 Source: transformers 5, `integrations/finegrained_fp8.py`; vLLM, `quantization/fp8.py`; read November 2026.
 """
@@ -131,7 +131,7 @@ class Fp8(RoundsActivations):
 
 
 def scaled_by(num_in: int) -> Form | None:
-    """Return the form of fp8 with a scale for so many inputs; None where such numbers are written out."""
+    """Return the form of fp8 with a scale per `num_in` inputs; None where such weights are dequantized."""
     return Scaled(torch.float8_e4m3fn, num_in) if num_in % FP8_GROUP == 0 else None
 
 

@@ -1,7 +1,7 @@
-"""A compiler's worker that is started before anybody knows whether it is needed: importing torch takes it seconds.
+"""A compiler's worker that is started before it is known to be needed: importing torch takes it seconds.
 
-Where nothing has ever been compiled, it is: then it imports while the engine does, before this process has torch
-itself. Whoever compiles takes it. Nothing here imports torch or Triton.
+With an empty kernel cache it is needed: then it imports while the engine does, before this process has torch. The
+compiler takes it. Nothing here imports torch or Triton.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def records() -> Path:
 
 
 def start_worker() -> subprocess.Popen[bytes]:
-    """Start a worker, which ends when nobody holds its standard input any more."""
+    """Start a worker, which ends when its standard input is closed."""
     return subprocess.Popen(
         [*ASIDE, "compiler", "dovetail_backends.kernels.ahead.worker:main"],
         stdin=subprocess.PIPE,
@@ -39,7 +39,7 @@ def start_worker() -> subprocess.Popen[bytes]:
 
 
 class Spare:
-    """At most one worker that nobody has taken yet."""
+    """At most one worker that has not been taken yet."""
 
     def __init__(self) -> None:
         self._worker: subprocess.Popen[bytes] | None = None
@@ -47,7 +47,7 @@ class Spare:
     def start(self) -> None:
         """Start it where no record says that anything was compiled."""
         if self._worker is None and not any(len(path.stem) == DIGEST_LEN for path in records().glob("*.json")):
-            with contextlib.suppress(OSError):  # who needs one starts it, and says what is wrong
+            with contextlib.suppress(OSError):  # the compiler then starts one, and reports the error
                 self._worker = start_worker()
 
     def take(self) -> subprocess.Popen[bytes] | None:
@@ -56,7 +56,7 @@ class Spare:
         return worker
 
     def close(self) -> None:
-        """End it if nobody took it."""
+        """End the worker if it was not taken."""
         worker = self.take()
         if worker is not None:
             worker.kill()
