@@ -1,7 +1,7 @@
 """Settings of the engine: one field per flag, documented where it is defined.
 
 The server's settings class extends this one; the offline `LLM` takes the same names as keyword arguments. A field's
-`json_schema_extra` may carry `aliases` (other peers' flag names) and `common` (shown by `--help` without `=all`).
+`json_schema_extra` may carry `aliases` (flag names of other servers) and `common` (shown by `--help` without `=all`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parse_list(value: object) -> object:
 
 
 def none_word(value: object) -> object:
-    """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
+    """Accept `none` for an optional plugin name, and normalize the spellings of vLLM and SGLang (`deepseek_r1`)."""
     if isinstance(value, str):
         value = value.strip().lower().replace("_", "-")
         return None if value in {"none", ""} else value
@@ -43,12 +43,12 @@ def none_word(value: object) -> object:
 
 
 def cache_word(value: object) -> object:
-    """Accept the peers' other words for `fp8`."""
+    """Accept vLLM's and SGLang's other names for `fp8`."""
     return {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}.get(value, value) if isinstance(value, str) else value
 
 
 def task_word(value: object) -> object:
-    """Accept `auto` for no task, and the peers' other word for `embed`."""
+    """Accept `auto` for no task, and SGLang's name for `embed`."""
     return {"auto": None, "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
 
 
@@ -322,7 +322,7 @@ class EngineSettings(BaseModel):
 
     @property
     def max_places(self) -> int:
-        """Most places of a step at which tokens are drawn: one for each row, or more where a few rows have drafts."""
+        """Maximum positions of a step that sample a token: one per row, or more where a few rows have drafts."""
         return max(self.max_running_requests, MIN_PLACES if self.speculator else 0)
 
     @property

@@ -18,7 +18,7 @@ MAX_WAITING = 1 << 17
 
 
 def merge(first: TokenDelta, then: TokenDelta) -> None:
-    """Add a request's next delta to one that nobody has taken yet: the two are as one that brought both."""
+    """Merge a request's next delta into one that has not been read yet."""
     first.ids += then.ids
     if then.logprobs is not None:
         first.logprobs = then.logprobs if first.logprobs is None else first.logprobs + then.logprobs
@@ -43,7 +43,7 @@ class RequestEntry:
         output: All ids that came.
         is_sent: The engine has it.
         is_admitted: The engine said that it takes part in steps.
-        is_aborted: Somebody asked for its end.
+        is_aborted: A caller asked for its end.
         has_ended: Its last delta came.
         place: How many ids had come when the engine last died while it took part; -1 if none did.
         num_crashes: Deaths in a row that found it at this place.

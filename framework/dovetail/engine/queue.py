@@ -11,7 +11,7 @@ from dovetail.engine.request import EngineRequest
 
 
 def rank(request: EngineRequest) -> tuple[int, int]:
-    """Higher priority first, then whoever came first."""
+    """Higher priority first, then earlier arrival."""
     return -request.priority, request.arrival
 
 
@@ -57,7 +57,7 @@ class WaitQueue:
             del self._lines[request.is_background][owner]
 
     def first(self, num: int, *, background: bool) -> list[EngineRequest]:
-        """Return the first `num` requests of the background, or of everybody else, who are of one owner.
+        """Return the first `num` requests of one owner, of the background or of all others.
 
         Where requests of several owners wait, these take turns: see `Owners`.
         """
