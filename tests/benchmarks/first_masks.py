@@ -11,6 +11,7 @@ that a compile process gets are counted apart: what that costs is seen by `dovet
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import json
 import pstats
@@ -166,10 +167,8 @@ def main() -> None:
             for one in given:
                 forget()
                 profile.enable()
-                try:
+                with contextlib.suppress(RequestError):
                     ours.run(one)
-                except RequestError:
-                    pass
                 profile.disable()
             pstats.Stats(profile).sort_stats("tottime").print_stats(args.profile)
 
