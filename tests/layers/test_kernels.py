@@ -6,6 +6,7 @@ import pytest
 
 from dovetail_backends.kernels.triton import DRAWS, MADE, MIXTURES, PRODUCTS
 from dovetail_testing import check_class, conformance_class
+from dovetail_testing.conformance.kernels_mixers import FOLDS
 
 TOO_LONG = {"experts", "packed_experts", "routed_experts"}
 """More than five minutes each in the interpreter: `test_expert_kernels.py` and `test_packed_kernels.py` hold them."""
@@ -20,6 +21,6 @@ def test_the_triton_set_passes_the_whole_kit(op: str) -> None:
     """
     pytest.importorskip("triton")
     many = {"many_rows": (257,)} if op in PRODUCTS | DRAWS | {"mask_logits"} else {}
-    many = {"many_rows": ()} if op in MIXTURES else many
+    many = {"many_rows": ()} if op in MIXTURES | FOLDS else many
     report = check_class(conformance_class("kernels", "triton", ops=[op], **many))
     assert report.passed, report.text()

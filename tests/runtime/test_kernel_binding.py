@@ -169,6 +169,15 @@ def test_what_no_graph_can_record_keeps_steps_out_of_graphs(caplog: pytest.LogCa
     assert "No step is recorded in a graph: rms_norm H=8 by a cannot be." in caplog.text
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+def test_plain_torch_that_reads_tensors_on_the_host_is_not_recorded(invariant: bool) -> None:
+    """Prompts come through it; with `--batch-invariant` what decodes does, too, so that a graph would replay it."""
+    dims = {"G": 1, "J": 1, "D": 16, "W": 16}
+    bound = binder(captured=True)
+    bound.bind(make_ask("gdn_prefill", CPU, "float32", dims, {}, invariant=invariant, captured=True))
+    assert bound.is_capturable is not invariant
+
+
 class Raises(Some):
     def serves(self, ask: Ask) -> Claim | str:
         raise KeyError("x")

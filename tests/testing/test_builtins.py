@@ -20,6 +20,7 @@ from dovetail.plugins import KINDS
 from dovetail_backends.kernels.triton import MADE, MIXTURES
 from dovetail_testing import Sample, check_class, conformance_class
 from dovetail_testing.conformance.base import Conformance
+from dovetail_testing.conformance.kernels_mixers import FOLDS
 
 TESTS = Path(__file__).parents[1]
 
@@ -131,7 +132,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     ("kernels", "triton"): {
         "dtypes": ("float32",),
         "many_rows": (257,),
-        "ops": tuple(op for op in MADE if op not in MIXTURES),
+        "ops": tuple(op for op in MADE if op not in MIXTURES | FOLDS),
     },  # interpreted; all: tests/layers/test_kernels.py
     ("logits_processor", "no-repeat-ngram"): {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],

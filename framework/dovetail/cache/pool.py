@@ -152,6 +152,14 @@ class StateCache:
         """See `StateStore`."""
         self._pools[self._group_of[index]].save(index, copy, state)
 
+    def copies(self, index: int) -> Mapping[str, Tensor]:
+        """See `StateStore`."""
+        return self._pools[self._group_of[index]].copies(index)
+
+    def group(self, index: int) -> int:
+        """See `StateStore`."""
+        return self._group_of[index]
+
     def load(self, group: int, copies: Sequence[int], rows: Sequence[int]) -> None:
         """Put copies of a group's states into device rows, for the requests that take them."""
         self._pools[group].load(copies, rows)

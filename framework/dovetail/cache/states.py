@@ -30,9 +30,10 @@ class StatePool:
         self._rows = {name: zeros((num, num_rows, *shape), kind, device) for name, (shape, kind) in shapes.items()}
         self._copies = {name: zeros((num, num_copies, *shape), kind, device) for name, (shape, kind) in shapes.items()}
         self._slot = {index: i for i, index in enumerate(group.writers)}
-        self._of_layer = {
-            index: {name: rows[slot] for name, rows in self._rows.items()} for index, slot in self._slot.items()
-        }
+        self._of_layer, self._copies_of_layer = (
+            {index: {name: rows[slot] for name, rows in own.items()} for index, slot in self._slot.items()}
+            for own in (self._rows, self._copies)
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -42,6 +43,10 @@ class StatePool:
     def rows(self, index: int) -> Mapping[str, Tensor]:
         """Return the tensors of layer `index` by name: `[S, …]`."""
         return self._of_layer[index]
+
+    def copies(self, index: int) -> Mapping[str, Tensor]:
+        """Return the copies of layer `index`'s tensors by name: `[N, …]`."""
+        return self._copies_of_layer[index]
 
     def load(self, copies: Sequence[int], rows: Sequence[int]) -> None:
         """Put copies into device rows. Nothing is allocated for them: 64 states of a model may take 3 GiB."""

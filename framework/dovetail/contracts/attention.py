@@ -127,7 +127,8 @@ class StateSave:
 class StateStore(Protocol):
     """The states of recurrent layers, owned by the engine: it puts the right one into a row before a request's step.
 
-    `dovetail.sdk.layers.recurrent.recur` does all that a layer needs of it.
+    `dovetail.sdk.layers.recurrent.recur` does all that a layer needs of it, and for one with kernels of its own
+    `dovetail.sdk.layers.mixer.Mixer`.
     """
 
     def rows(self, index: int) -> Mapping[str, Tensor]:
@@ -140,6 +141,14 @@ class StateStore(Protocol):
 
     def save(self, index: int, copy: int, state: Mapping[str, Tensor]) -> None:
         """Keep a copy of layer `index`'s state of one request, `[1, …]`."""
+        ...
+
+    def copies(self, index: int) -> Mapping[str, Tensor]:
+        """Return the copies of layer `index`'s tensors, `[M, …]`; a kernel writes those that the step's saves name."""
+        ...
+
+    def group(self, index: int) -> int:
+        """Return the group of layer `index`, as saves name it."""
         ...
 
 
@@ -169,7 +178,10 @@ class ForwardBatch:
         states: Of recurrent layers; None where the model has none.
         segments: `[T]` int64, 0 for tokens of the first of two texts and 1 for those of the second; None where no
             request of the step has two.
-        saves: Which copies of them to take in this step's chunks, at places in or at the end of a chunk.
+        saves: Which copies of them to take in this step's chunks, at places in or at the end of a chunk. Empty in a
+            graph.
+        save_table: `[N, 4]` int64, the same on the device: group, request, length and copy, a copy of -1 where it is
+            padded. None where the step has none.
     """
 
     num_decode: int
@@ -186,6 +198,7 @@ class ForwardBatch:
     shares_prefixes: bool = False
     states: StateStore | None = None
     saves: tuple[StateSave, ...] = ()
+    save_table: Tensor | None = None
     segments: Tensor | None = None
 
     @property

@@ -2,7 +2,8 @@
 
 Importing this module does not import torch. Letters: T rows of a step (tokens), H and F widths, N heads or outputs, K
 inputs, D head dim, R rank, V vocabulary size, S device rows, E experts, I width between of an expert, C experts chosen
-for each token.
+for each token. Where tokens are folded into states: B requests, C pieces of them, M copies of states, G key heads with
+J value heads each, N of these in all, D and W widths of a key and of a value, K taps and P channels of a convolution.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Operation(NamedTuple):
             torch computes the ends of its loops by other instructions. All its operands are by row.
         packs: Its kernel is a `PackedKernel`, which makes what it reads of a stored matrix; its meaning is a class that
             takes the options.
+        reads_host: Its meaning reads tensors on the host: no graph can record it. Prompts come through it, and where
+            rows may not depend on one another, what decodes does, too.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Operation(NamedTuple):
     composition: str = ""
     is_row_by_row: bool = False
     packs: bool = False
+    reads_host: bool = False
 
 
 _PLAIN = "dovetail.sdk.layers.ops.reference"
@@ -71,6 +75,8 @@ _BY_FORM, _MIXTURE = "dovetail.sdk.layers.ops.by_form", "dovetail.sdk.layers.ops
 _STEP = "dovetail.sdk.step"
 _DRAWS = "dovetail.sdk.draws"
 _ROWS = "floats [F, S], numbers [N, S]"
+_DELTA = "dovetail.sdk.layers.ops.delta"
+_PIECES = "rows [B], starts [B + 1], pieces [B + 1], table [C, 3], saves [C]"
 
 OPS: Mapping[str, Operation] = {
     row.name: row
@@ -238,6 +244,49 @@ OPS: Mapping[str, Operation] = {
             composed_of=f"{_MIXTURE}:parts_of_routed_experts",
             composition=f"{_MIXTURE}:RoutedPacked",
             packs=True,
+        ),
+        Operation(
+            "conv_qkv",  # silu
+            "q [T, G, D], k [T, G, D], v [T, G, J W], weight [P, K], lens [B], "
+            f"{_PIECES}, conv [S, K, P], copies [M, K, P] -> [T, P]",
+            ("G", "J", "D", "W", "K"),
+            f"{_DELTA}:conv_qkv",
+            changes=frozenset({"conv", "copies"}),
+            apart=f"{_DELTA}:conv_qkv_by_token",
+            reads_host=True,
+        ),
+        Operation(
+            "gdn_prefill",
+            "x [T, P], b [T, G, J], a [T, G, J], a_log [N] float32, dt_bias [N] float32, "
+            f"{_PIECES}, state [S, N, D, W] float32, copies [M, N, D, W] float32 -> [T, N, W]",
+            ("G", "J", "D", "W"),
+            f"{_DELTA}:gdn_prefill",
+            changes=frozenset({"state", "copies"}),
+            apart=f"{_DELTA}:gdn_prefill_by_token",
+            reads_host=True,
+        ),
+        Operation(
+            "gdn_decode",
+            "q [T, G, D], k [T, G, D], v [T, G, J W], z [T, G, J W], b [T, G, J], a [T, G, J], rows [T], "
+            "positions [T], weight [P, K], a_log [N] float32, dt_bias [N] float32, norm [W], eps, conv [S, K, P], "
+            "state [S, N, D, W] float32 -> [T, N W]",
+            ("G", "J", "D", "W", "K"),
+            f"{_DELTA}:gdn_decode",
+            changes=frozenset({"conv", "state"}),
+        ),
+        Operation(
+            "gated_rms_norm",  # silu
+            "x [T, N, W], gate [T, N, W], weight [W], eps -> [T, N W]",
+            ("N", "W"),
+            f"{_DELTA}:gated_rms_norm",
+            apart=f"{_DELTA}:gated_rms_norm_by_token",
+        ),
+        Operation(
+            "sigmoid_gate",
+            "x [T, N, D], gate [T, N, D] -> [T, N D]",
+            ("N", "D"),
+            f"{_DELTA}:sigmoid_gate",
+            is_row_by_row=True,
         ),
         Operation(
             "mask_logits",

@@ -19,6 +19,7 @@ from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, make_ask, meanin
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.conformance import kernels_mixers as mixers
 from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
@@ -83,6 +84,10 @@ class KernelSetConformance(Conformance):
                 for dims_of, options_of in packed.places(op, dtype) or ():
                     yield make_ask(op, self.view(), dtype, dims_of, options_of, invariant=invariant)
             if packed.places(op, "") is not None:
+                continue
+            if (shapes := mixers.places(op)) is not None:
+                for dtype, shape in itertools.product(self.dtypes, shapes):
+                    yield make_ask(op, self.view(), dtype, shape, {}, invariant=invariant)
                 continue
             widths = [(*self.dims.get(letter, ()), *DIMS[letter]) for letter in row.dims]
             options = [OPTIONS[name] for name in row.options if name != "dtype"]
@@ -209,6 +214,9 @@ class KernelSetConformance(Conformance):
             for num in self._within(place.claim, (7, 17, 65)):
                 operands = self.operands(place.ask, num)
                 together = self.run(place, _copies(operands))
+                if place.ask.op in mixers.BY_REQUEST:
+                    self._alone(place, operands, together)
+                    continue
                 for row in {0, num // 2, num - 1}:
                     alone = self.run(place, _row(operands, place.ask, row))
                     num_own = len(together) - len(OPS[place.ask.op].changes)  # what is changed has other axes
@@ -216,6 +224,32 @@ class KernelSetConformance(Conformance):
                         torch.equal(a[0], b[row]) for a, b in zip(alone[:num_own], together[:num_own], strict=True)
                     )
                     check(same, f"{place.ask.place}: row {row} of {num} is not what it is alone")
+
+    def _alone(self, place: ClaimedOperation, operands: Operands, together: tuple[Tensor, ...]) -> None:
+        for tokens, row, own in mixers.requests_of(_names(OPS[place.ask.op].signature), operands):
+            alone = self.run(place, own)
+            same = torch.equal(alone[0], together[0][tokens]) and torch.equal(alone[1][row], together[1][row])
+            check(
+                same,
+                f"{place.ask.place}: the request of tokens {tokens.start} to {tokens.stop} is not what it is alone",
+            )
+
+    def test_a_request_is_folded_alike_wherever_it_is_cut(self) -> None:
+        """Cut at multiples of 64 tokens, its tokens and its state have the bits that they have at once."""
+        for place in self.places():
+            if place.ask.op not in mixers.BY_REQUEST or not place.claim.row_independent:
+                continue
+            names = _names(OPS[place.ask.op].signature)
+            for cuts in mixers.CUTS:
+                whole = sample(
+                    place.ask, cuts[-1], self.on(), self.seed, requests=mixers.Requests([cuts[-1]], [0], self.on(), 3)
+                )
+                parts = _copies(whole)
+                at_once = self.run(place, whole)
+                folded = [self.run(place, own) for own in mixers.cut_apart(names, parts, cuts, self.on())]
+                same = torch.equal(torch.cat([one[0] for one in folded]), at_once[0])
+                same = same and torch.equal(folded[-1][1], at_once[1])
+                check(same, f"{place.ask.place}: {cuts[-1]} tokens cut at {cuts[:-1]} are not what they are at once")
 
     def test_results_are_not_borrowed(self) -> None:
         """A result stays as it is when the kernel is called again with other operands."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dovetail.contracts.kernels import Ask
 from dovetail.contracts.layers import Act
+from dovetail_testing.conformance import kernels_mixers as mixers
 from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.kernels_steps import STEP_OPERANDS, Draws
 
@@ -32,7 +33,15 @@ OPTIONS: Mapping[str, Sequence[Any]] = {"act": ACTS}
 HEADS, NOPE, EPS = 5, 6, 1e-6
 
 
-def sample(ask: Ask, rows: int, device: torch.device, seed: int, *, is_strided: bool = False) -> Operands:
+def sample(
+    ask: Ask,
+    rows: int,
+    device: torch.device,
+    seed: int,
+    *,
+    is_strided: bool = False,
+    requests: mixers.Requests | None = None,
+) -> Operands:
     """Return operands for an operation, with as many rows.
 
     Args:
@@ -41,6 +50,7 @@ def sample(ask: Ask, rows: int, device: torch.device, seed: int, *, is_strided: 
         device: Where they are.
         seed: Of their numbers.
         is_strided: Those that have rows are slices of wider tensors.
+        requests: Whose tokens they are, where that matters; None: of several.
     """
     generator = torch.Generator().manual_seed(seed * 7919 + rows)
     dtype = getattr(torch, ask.dtype)
@@ -56,6 +66,8 @@ def sample(ask: Ask, rows: int, device: torch.device, seed: int, *, is_strided: 
 
     if packed.places(ask.op, ask.dtype) is not None:
         return packed.Operands(ask, rows, device, generator, draw, by_row).make()
+    if mixers.places(ask.op) is not None:
+        return mixers.Operands(ask, rows, device, generator, draw, by_row).make(requests)
     if ask.op in STEP_OPERANDS:
         return STEP_OPERANDS[ask.op](Draws(dict(ask.dims), rows, device, generator, by_row))
     return _OPERANDS[ask.op](dict(ask.dims), by_row, draw, rows, device)

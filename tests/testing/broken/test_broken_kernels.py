@@ -13,7 +13,7 @@ from torch import Tensor
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.kernels import Ask, Claim, KernelSet
 from dovetail.sdk import step
-from dovetail.sdk.layers.ops import mixture
+from dovetail.sdk.layers.ops import delta, mixture
 from dovetail.sdk.layers.ops.by_form import PlainPacked
 from dovetail_testing import KernelSetConformance, check_class, conformance_class
 
@@ -166,6 +166,18 @@ class Overwrites(Right):
     claims: Any = {"overwrites": frozenset({"weight"})}
 
 
+class ForgetsAtCuts(Right):
+    """Each call begins with a little less of a state."""
+
+    ops = frozenset({"gdn_prefill"})
+    claims: Any = {"row_independent": True}
+
+    def gdn_prefill(self, x: Tensor, *operands: Tensor) -> Tensor:
+        state = operands[-2]
+        state *= 1 - 1e-6
+        return delta.gdn_prefill(x, *operands)
+
+
 class Long(Right):
     def serves(self, ask: Ask) -> Claim | str:
         return super().serves(ask) if ask.op == "rms_norm" else "no\nreally not"
@@ -197,6 +209,11 @@ FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
         faulty(rms_norm=by_batch, claims={"row_independent": True}),
         "test_rows_are_independent_where_claimed",
         "is not what it is alone",
+    ),
+    "forgets where a prompt is cut": (
+        ForgetsAtCuts,
+        "test_a_request_is_folded_alike_wherever_it_is_cut",
+        "150 tokens cut at (64,) are not what they are at once",
     ),
     "changes too little": (Forgets, MEANING, "finish_step V=63 of 1 rows in float32: "),
     "another token": (Greedy, MEANING, "draw V=63 of "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +81,8 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         attention=attention,
         last_tokens=_to(_last_tokens(step, tokens.starts), device),
         states=state.states,
-        saves=_saves(step),
+        saves=(saves := _saves(step)),
+        save_table=_save_table(saves, device),
         segments=_segments(step, state, tokens),
     )
     return PreparedBatch(_input_ids(step, state, rows[:n]), batch)
@@ -105,6 +107,13 @@ def _saves(step: StepInput) -> tuple[StateSave, ...]:
         return ()
     place = {row: i for i, row in enumerate(step.rows.tolist())}
     return tuple(StateSave(group, place[row], length, copy) for group, row, length, copy in step.saves.T.tolist())
+
+
+def _save_table(saves: Sequence[StateSave], device: torch.device) -> Tensor | None:
+    """As `_saves`, for those who copy on the device."""
+    if not saves:
+        return None
+    return _to(np.array([(one.group, one.request, one.length, one.copy) for one in saves]), device)
 
 
 def _segments(step: StepInput, state: DeviceState, tokens: StepTokens) -> Tensor | None:

@@ -147,6 +147,8 @@ class KernelBinder:
         if free:
             name, kernel = self._rest(ask) if not served else (PLAIN, meaning(ask))
             served += [(*rows, name, kernel) for rows in free]
+            if self._captured and name == PLAIN and OPS[ask.op].reads_host and ask.invariant:
+                self._uncapturable.append(f"{ask.place} by {PLAIN}")
         served.sort(key=lambda band: band[0])
         uses = tuple((first, last, name) for first, last, name, _ in served)
         self._uses[ask] = KernelUse(operation=ask.place, dtype=ask.dtype, served=uses, others=tuple(others))

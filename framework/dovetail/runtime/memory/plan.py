@@ -8,7 +8,10 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
   plus one token per row. A recurrent layer that folds a chunk holds more: eight times in float32 what of each token
   goes into a state of Hs heads, each K by V: `8 Hs (K + V)`. Gated DeltaNet of transformers holds 7.1 times that.
 - *States*: of a recurrent layer, those of the R rows that decode, six times (`layers/recurrent.py`): gathered, four
-  while the layer makes their successors (measured), and what the next layer gathers while they are written.
+  while the layer makes their successors (measured), and what the next layer gathers while they are written. A layer
+  with kernels of its own (`layers/mixer.py`) gathers none, and holds of each piece of 64 tokens and each head two
+  squares `[64, 64]` and four numbers a token in float32. `8 Hs (K + V)` a token is more than that of whole pieces; R
+  prompts have up to 2 R others beside these, which may be more than six states where those are small.
 - *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
   (`runtime/sampling/sampler.py`, `sdk/draws.py`: the logits, their adjusted copy, scores, the race, its
   noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
@@ -54,6 +57,8 @@ NUM_SPARE = 3
 SAMPLER_COPIES = 6
 STATE_COPIES = 6
 FOLD_COPIES = 8
+PIECE_BYTES = 4 * (2 * 64 * 64 + 4 * 64)
+"""Of a head, while a piece of a prompt is folded."""
 GRAPH_ROWS = 256
 """Rows of the largest batch that is captured."""
 BUCKET_SUM = 7
@@ -233,7 +238,8 @@ def fold_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
     """Estimate what a recurrent layer needs beside its states while so many rows decode; see the top of this file."""
     groups = [group for group in config.cache_groups if isinstance(group.reach, Recurrent)]
     largest = max((group_token_bytes(group, item_bytes) // len(group.writers) for group in groups), default=0)
-    return STATE_COPIES * rows * largest
+    heads = max((tensor.shape[0] for group in groups for tensor in group.tensors if len(tensor.shape) == 3), default=0)
+    return rows * max(STATE_COPIES * largest, 2 * PIECE_BYTES * heads)
 
 
 def _fold_width(spec: LayerSpec) -> int:

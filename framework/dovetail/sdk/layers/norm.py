@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -92,6 +93,20 @@ class ZeroCenteredRMSNorm(RMSNorm):
     def forward(self, x: Tensor | Stream) -> Tensor:
         """Normalise `x`."""
         return self._wide(x.total() if isinstance(x, Stream) else x, self.weight, self.eps)
+
+
+class GatedRMSNorm(Layer):
+    """RMS norm of each head, times the SiLU of a gate; one weight `[W]` for all heads (Gated DeltaNet)."""
+
+    def __init__(self, num_heads: int, size: int, eps: float, ctx: BuildContext) -> None:
+        super().__init__()
+        self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
+        self.eps = eps
+        self._norm: Callable[..., Tensor] = ctx.operation("gated_rms_norm", N=num_heads, W=size)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Map heads and their gates `[T, N, W]` to `[T, N W]`."""
+        return self._norm(x, gate, self.weight, self.eps)
 
 
 class LayerNorm(Layer):

@@ -15,6 +15,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, Stream
 from dovetail.sdk.layers.attention import Sinks, attend, attend_qkv
 from dovetail.sdk.layers.norm import QKNorm, ShardedRMSNorm
+from dovetail.sdk.layers.ops.reference import Binary
 from dovetail.sdk.layers.rope import head_order
 
 GATES: dict[str, Act] = {
@@ -49,6 +50,7 @@ class SelfAttention(nn.Module):
         qk_norm: RMS norm on each query and key head before rotation.
         qk_norm_offset: Added to that norm's weights.
         key_is_value: There is no value projection: the key's is the value's, too. A subclass attends with that.
+        gate: Behind each query head, its projection has a gate: what the head finds is multiplied by its sigmoid.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class SelfAttention(nn.Module):
         qk_norm: bool = False,
         qk_norm_offset: float = 0.0,
         key_is_value: bool = False,
+        gate: bool = False,
     ) -> None:
         super().__init__()
         spec, ranks = config.layer(index), ctx.parallel.size
@@ -70,7 +73,9 @@ class SelfAttention(nn.Module):
         order = head_order(config.rope_of(index), d)
         self.has_cache, self.key_is_value = spec.cache_layer is None, key_is_value
         kv = (Part("k", hk * d, d, copies, order), Part("v", hk * d, d, copies))
-        parts = (Part("q", hq * d, d, order=order), *(kv[: 1 if key_is_value else 2] if self.has_cache else ()))
+        queries = Part("q", 2 * hq * d, 2 * d, order=order and (*order, *range(d, 2 * d)))
+        queries = queries if gate else Part("q", hq * d, d, order=order)
+        parts = (queries, *(kv[: 1 if key_is_value else 2] if self.has_cache else ()))
         self.qkv = ctx.linear("qkv", config.hidden_size, parts, bias=qkv_bias, shard="out")
         self.out = ctx.linear("out", hq * d, config.hidden_size, bias=out_bias, shard="in")
         self.hq, self.hk, self.d = hq // ranks, hk * copies // ranks, d
@@ -81,6 +86,7 @@ class SelfAttention(nn.Module):
         self.sinks = Sinks(ctx.at("sinks"), hq) if spec.sinks else None
         self.layer = AttentionLayer.of(spec, ranks, None if self.sinks is None else self.sinks.weight)
         self._norm_rotate = ctx.operation("norm_rotate", D=d)
+        self._gate: Binary | None = ctx.operation("sigmoid_gate", N=self.hq, D=d) if gate else None
 
     def forward(
         self,
@@ -97,9 +103,15 @@ class SelfAttention(nn.Module):
 
     def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
         """Map the projection `[T, (Hq + 2 Hk) D]` to `[T, Hq D]`; what an architecture does otherwise it overrides."""
+        gate = None
+        if self._gate is not None:
+            queries, others = torch.split(qkv, [2 * self.hq * self.d, qkv.shape[1] - 2 * self.hq * self.d], 1)
+            queries, gate = queries.reshape(-1, self.hq, 2, self.d).unbind(2)
+            qkv = torch.cat((queries.flatten(1), others), 1)
         heads = qkv.view(-1, self.hq + (2 * self.hk if self.has_cache else 0), self.d)
         norm = None if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        return attend_qkv(self.layer, heads, norm, rope, batch, self._norm_rotate).view(-1, self.hq * self.d)
+        found = attend_qkv(self.layer, heads, norm, rope, batch, self._norm_rotate)
+        return found.view(-1, self.hq * self.d) if self._gate is None or gate is None else self._gate(found, gate)
 
 
 class LateAttention(SelfAttention):

@@ -27,6 +27,8 @@ LinearKernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Kernel of the operation `linear`."""
 Unary = Callable[[Tensor], Tensor]
 """A norm with its weight, or a kernel of the operation `act_and_mul`."""
+Binary = Callable[[Tensor, Tensor], Tensor]
+"""Kernel of the operation `sigmoid_gate`."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -12,6 +12,7 @@ _PACKAGE = "dovetail_backends.kernels.triton"
 MADE = {
     "rms_norm": "norms:rms_norm",
     "add_rms_norm": "norms:add_rms_norm",
+    "wide_rms_norm": "norms:wide_rms_norm",
     "norm_rotate": "norms:norm_rotate",
     "rotations": "norms:rotations",
     "act_and_mul": "norms:silu_and_mul",
@@ -29,6 +30,11 @@ MADE = {
     "experts": "mixture:experts",
     "packed_experts": "mixture:PackedExperts",
     "routed_experts": "mixture:RoutedExperts",
+    "conv_qkv": "delta_pieces:conv_qkv",
+    "gdn_prefill": "delta_pieces:gdn_prefill",
+    "gdn_decode": "delta:gdn_decode",
+    "gated_rms_norm": "delta:gated_rms_norm",
+    "sigmoid_gate": "delta:sigmoid_gate",
     "mask_logits": "mask:mask_logits",
     "draw": "draw:draw_rows",
     "draw_plainly": "adjust:draw_plainly",
@@ -40,8 +46,8 @@ MADE = {
 }
 """By operation, the module of this package and its function that computes it."""
 PRODUCTS = frozenset({"linear", "wide_linear", "linear_add", "norm_linear", "norm_gate"})
-FIXED = {"linear": "fixed:linear", "linear_add": "fixed:linear"}
-"""Products whose rows do not depend on one another, where that is asked for."""
+FIXED = {"linear": "fixed:linear", "linear_add": "fixed:linear", "gdn_prefill": "delta:gdn_prefill_by_token"}
+"""Of other functions where rows may not depend on one another; see `Operation.apart`."""
 BY_FORM = frozenset(name for name in MADE if OPS[name].packs)
 MIXTURES = BY_FORM | {"route", "norm_route", "experts"}
 """Operations over packed weights, and those of routers and experts."""

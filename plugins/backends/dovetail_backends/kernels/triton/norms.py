@@ -29,6 +29,7 @@ def _add_rms_norm_kernel(
     H: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    IS_WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -45,9 +46,11 @@ def _add_rms_norm_kernel(
         tl.store(total + row * H + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / H + eps)
-    normed = (wide * scale).to(value.dtype)
+    normed = wide * scale
+    if not IS_WIDE:
+        normed = normed.to(value.dtype).to(tl.float32)
     w = tl.load(weight + at, mask=inside, other=0.0)
-    tl.store(out + row * H + at, (normed.to(tl.float32) * w.to(tl.float32)).to(value.dtype), mask=inside)
+    tl.store(out + row * H + at, (normed * w.to(tl.float32)).to(value.dtype), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -60,7 +63,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return _normed(x, residual.contiguous(), weight, eps)
 
 
-def _normed(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def wide_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.wide_rms_norm`: as `rms_norm`, rounded at the end only."""
+    return _normed(x, None, weight, eps, is_wide=True)[0]
+
+
+def _normed(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, is_wide: bool = False
+) -> tuple[Tensor, Tensor]:
     x = x if x.stride(-1) == 1 else x.contiguous()
     num, width = x.shape
     out = torch.empty(num, width, dtype=x.dtype, device=x.device)
@@ -68,8 +78,8 @@ def _normed(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
     block = triton.next_power_of_2(width)
     _add_rms_norm_kernel[(num,)](
         x, x if residual is None else residual, weight, out, total, eps, x.stride(0),
-        H=width, BLOCK=block, HAS_RESIDUAL=residual is not None, num_warps=min(8, max(1, block // 256)),
-        **launch_options(x),
+        H=width, BLOCK=block, HAS_RESIDUAL=residual is not None, IS_WIDE=is_wide,
+        num_warps=min(8, max(1, block // 256)), **launch_options(x),
     )  # fmt: skip
     return out, total
 

@@ -1,0 +1,351 @@
+"""Gated DeltaNet in plain torch: what its kernels must equal.
+
+A head keeps a state `S` `[D, W]` in float32. A token with query q, key k, value v, decay g (log space, at most 0) and
+rate b makes of it `S e^g + k (b (v - k S e^g))`, and reads `q S`. Source: arXiv:2412.06464. Queries, keys and values
+come through a short convolution over time, which keeps its last K inputs as a ring: that of the token at position p
+stands at p mod K. So one program may write the newest input while others still read those before it.
+
+Prompts are folded in pieces of 64 tokens, counted from the beginning of a request. A piece is one fixed computation,
+whatever stands beside it, so a state at the end of a piece does not tell where a prompt was cut.
+
+T tokens, G key heads, each with J value heads, N = G J; D and W widths of a key and of a value head; P = 2 G D + N W
+channels, those of queries, of keys, of values; K taps; B requests, C pieces, S device rows, M copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PIECE = 64
+"""Tokens of a piece."""
+EPS = 1e-6
+"""Of the norm of queries and keys; transformers has it so."""
+
+
+class Piece(NamedTuple):
+    """A piece on the host: its request, its first token in the batch, how many it has, and where the copy goes."""
+
+    request: int
+    first: int
+    num: int
+    copy: int
+
+
+def pieces_of(table: Tensor, saves: Tensor) -> Iterator[Piece]:
+    """Yield the pieces of a step, each request's in order."""
+    for (request, first, num), copy in zip(table.tolist(), saves.tolist(), strict=True):
+        if num > 0:
+            yield Piece(request, first, num, copy)
+
+
+def _taps(window: Tensor, weight: Tensor) -> Tensor:
+    """Convolve `[…, K, P]`, oldest first, with `[P, K]`, then SiLU; rounded where transformers rounds."""
+    total = (window.float() * weight.t().float()).sum(-2).to(window.dtype)
+    return F.silu(total)
+
+
+def conv_qkv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    lens: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """Convolve the tokens of requests over time, with SiLU; their last K inputs are kept.
+
+    Args:
+        q: `[T, G, D]`, the convolution's inputs.
+        k: As `q`.
+        v: `[T, G, J W]`.
+        weight: `[P, K]`.
+        lens: `[B]` tokens of each request once those of the step are in.
+        rows: `[B]` device rows.
+        starts: `[B + 1]` first token of each request; the last is the end.
+        pieces: `[B + 1]` first piece of each request.
+        table: `[C, 3]` request, first token and number of tokens of each piece; what pads it has none.
+        saves: `[C]` which copy to take behind each piece; -1: none.
+        conv: `[S, K, P]`, the rings.
+        copies: `[M, K, P]`, copies of them.
+
+    Returns:
+        `[T, P]`; that of tokens which are no request's means nothing.
+    """
+    return _conv_qkv(q, k, v, weight, rows, starts, lens, table, saves, conv, copies, PIECE)
+
+
+def conv_qkv_by_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    lens: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """As `conv_qkv`, each token by itself: a decoded one has the bits of one of a prompt."""
+    return _conv_qkv(q, k, v, weight, rows, starts, lens, table, saves, conv, copies, 1)
+
+
+def _conv_qkv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    lens: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+    size: int,
+) -> Tensor:
+    """As `conv_qkv`, computed for so many tokens at a time."""
+    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
+    out, at_rows, ends, at = torch.zeros_like(x), rows.tolist(), lens.tolist(), starts.tolist()
+    for request, first, num, copy in pieces_of(table, saves):
+        row, end = at_rows[request], at[request + 1]
+        position = ends[request] - (end - first)  # of the piece's first token
+        ring = torch.arange(position - taps, position, device=x.device) % taps
+        before = conv[row, ring]
+        inputs = torch.cat((before, x[first : first + num]))
+        for begin in range(0, num, size):
+            wide = F.pad(inputs[begin + 1 :][: size + taps - 1], (0, 0, 0, max(0, begin + size - num)))
+            done, here = _taps(wide.unfold(0, taps, 1).transpose(1, 2), weight), min(size, num - begin)
+            out[first + begin : first + begin + here] = done[:here]
+        last, slots = inputs[-taps:], torch.arange(position + num - taps, position + num, device=x.device) % taps
+        conv[row, slots] = last
+        if copy >= 0:
+            copies[copy, slots] = last
+    return out
+
+
+class Gates(NamedTuple):
+    """Of each value head: decay in log space, and rate. Float32."""
+
+    decay: Tensor
+    rate: Tensor
+
+    @classmethod
+    def of(cls, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Gates:
+        """Make them of `[…, G, J]`: `[…, N]`."""
+        step = F.softplus(a.flatten(-2).float() + dt_bias.float())
+        return cls(-a_log.float().exp() * step, b.flatten(-2).float().sigmoid())
+
+
+class Heads(NamedTuple):
+    """Queries and keys of length 1, each key head's for all of its value heads, `[…, N, D]`; values `[…, N, W]`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, num_keys: int, per_key: int, dim: int) -> Heads:
+        """Make them of what is convolved, `[…, P]`."""
+        widths = [num_keys * dim, num_keys * dim, x.shape[-1] - 2 * num_keys * dim]
+        q, k, v = torch.split(x.float(), widths, -1)
+        tokens = x.shape[:-1]
+        q, k = (_unit(one.reshape(*tokens, num_keys, dim)).repeat_interleave(per_key, -2) for one in (q, k))
+        return cls(q * dim**-0.5, k, v.reshape(*tokens, num_keys * per_key, -1))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
+
+
+def _fold_token(heads: Heads, gates: Gates, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold a token of each of n requests into states `[n, N, D, W]`: what it reads `[n, N, W]`, and the states."""
+    state = state * gates.decay.exp()[..., None, None]
+    found = (state * heads.k[..., None]).sum(-2)
+    change = (heads.v - found) * gates.rate[..., None]
+    state = state + heads.k[..., None] * change[..., None, :]
+    return (state * heads.q[..., None]).sum(-2), state
+
+
+def _fold_piece(heads: Heads, gates: Gates, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold a whole piece `[N, 64, …]` into states `[N, D, W]`: what it reads `[N, 64, W]`, and the states.
+
+    The changes of a piece's tokens depend on one another: they solve a triangular system.
+    """
+    q, k, v = heads
+    total = gates.decay.cumsum(-1)
+    since = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    rate, from_start = gates.rate[..., None], total.exp()[..., None]
+    system = (k @ k.mT * since * rate).tril(-1)
+    wanted = rate * (v - from_start * (k @ state))
+    changes = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    read = from_start * (q @ state) + (q @ k.mT * since) @ changes
+    to_end = (total[..., -1:] - total).exp()[..., None]
+    return read, state * total[..., -1].exp()[..., None, None] + (k * to_end).mT @ changes
+
+
+def gdn_prefill(
+    x: Tensor,
+    b: Tensor,
+    a: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    state: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """Fold the tokens of requests into their states, piece by piece.
+
+    Args:
+        x: `[T, P]`, what `conv_qkv` returns.
+        b: `[T, G, J]`: rates are its sigmoid.
+        a: `[T, G, J]`: decays are made of it.
+        a_log: `[N]` float32.
+        dt_bias: `[N]` float32.
+        rows: As for `conv_qkv`, and what follows.
+        starts: See there.
+        pieces: See there.
+        table: See there.
+        saves: See there.
+        state: `[S, N, D, W]` float32.
+        copies: `[M, N, D, W]` float32.
+
+    Returns:
+        What tokens read, `[T, N, W]` in the dtype of `x`; zeros for tokens that are no request's.
+    """
+    num_keys, per_key = b.shape[1:]
+    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
+    for request, first, num, copy in pieces_of(table, saves):
+        own = slice(first, first + num)
+        heads = Heads.of(F.pad(x[own], (0, 0, 0, PIECE - num)), num_keys, per_key, state.shape[2])
+        gates = Gates.of(b[own], a[own], a_log, dt_bias)
+        still = Gates(*(F.pad(one, (0, 0, 0, PIECE - num)).t() for one in gates))
+        by_head = Heads(*(one.transpose(0, 1).contiguous() for one in heads))
+        read, after = _fold_piece(by_head, still, state[at[request]])
+        out[own] = read[:, :num].transpose(0, 1).to(x.dtype)
+        state[at[request]] = after
+        if copy >= 0:
+            copies[copy] = after
+    return out
+
+
+def gdn_prefill_by_token(
+    x: Tensor,
+    b: Tensor,
+    a: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    state: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """As `gdn_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
+    num_keys, per_key = b.shape[1:]
+    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
+    for request, first, num, copy in pieces_of(table, saves):
+        own = state[at[request]][None]
+        for token in range(first, first + num):
+            heads = Heads.of(x[token : token + 1], num_keys, per_key, state.shape[2])
+            gates = Gates.of(b[token : token + 1], a[token : token + 1], a_log, dt_bias)
+            read, own = _fold_token(heads, gates, own)
+            out[token] = read[0].to(x.dtype)
+        state[at[request]] = own[0]
+        if copy >= 0:
+            copies[copy] = own[0]
+    return out
+
+
+def gdn_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    weight: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    norm: Tensor,
+    eps: float,
+    conv: Tensor,
+    state: Tensor,
+) -> Tensor:
+    """Fold a token of each request: convolution, fold and gated norm at once.
+
+    Args:
+        q: `[T, G, D]`, the convolution's inputs.
+        k: As `q`.
+        v: `[T, G, J W]`.
+        z: `[T, G, J W]`, what the norm is gated by.
+        b: `[T, G, J]`, and what follows as for `gdn_prefill`.
+        a: See there.
+        rows: `[T]` device rows, each once, but for one that pads.
+        positions: `[T]` of the tokens.
+        weight: `[P, K]`, the convolution's.
+        a_log: As for `gdn_prefill`.
+        dt_bias: See there.
+        norm: `[W]`.
+        eps: Of the norm.
+        conv: `[S, K, P]`.
+        state: `[S, N, D, W]` float32.
+
+    Returns:
+        `[T, N W]`.
+    """
+    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
+    conv[rows, positions % taps] = x
+    order = (positions[:, None] + torch.arange(1 - taps, 1, device=x.device)) % taps
+    window = conv.index_select(0, rows).gather(1, order[:, :, None].expand(-1, -1, x.shape[1]))
+    num_keys, per_key = b.shape[1:]
+    heads = Heads.of(_taps(window, weight), num_keys, per_key, state.shape[2])
+    read, after = _fold_token(heads, Gates.of(b, a, a_log, dt_bias), state.index_select(0, rows))
+    state.index_copy_(0, rows, after)
+    return gated_rms_norm(read.to(x.dtype), z.reshape(read.shape), norm, eps)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of each head, times the SiLU of a gate: `[T, N, W]` to `[T, N W]`.
+
+    Args:
+        x: `[T, N, W]`.
+        gate: `[T, N, W]`.
+        weight: `[W]`.
+        eps: Of the norm.
+    """
+    wide = x.float()
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return ((weight * normed).float() * F.silu(gate.float())).to(x.dtype).flatten(1)
+
+
+def gated_rms_norm_by_token(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `gated_rms_norm`, each token by itself."""
+    rows = [gated_rms_norm(x[at : at + 1], gate[at : at + 1].contiguous(), weight, eps) for at in range(len(x))]
+    return torch.cat(rows) if rows else gated_rms_norm(x, gate, weight, eps)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """`x * sigmoid(gate)` of heads `[T, N, D]`, as `[T, N D]`."""
+    return (x * gate.sigmoid()).flatten(1)

@@ -1,0 +1,205 @@
+"""Gated DeltaNet on a CUDA device: kernels at the widths of Qwen3.5 against float64, and whole engines in graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from delta_models import make_delta
+from torch import Tensor
+
+from dovetail.contracts.kernels import Ask, make_ask, meaning
+from dovetail.messages import SamplingParams, TokenDelta
+from dovetail.runtime.device.devices import device_of
+from dovetail_backends.kernels.triton import TritonKernels
+from dovetail_testing.conformance.kernels_mixers import Requests, Weights
+from dovetail_testing.engine import generate, tokens
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+KEYS, PER_KEY, DIM, WIDTH, TAPS = 16, 2, 128, 128, 4
+HEADS, CHANNELS = KEYS * PER_KEY, 2 * KEYS * DIM + KEYS * PER_KEY * WIDTH
+DIMS = {"G": KEYS, "J": PER_KEY, "D": DIM, "W": WIDTH}
+CUDA = torch.device("cuda")
+STATE_ERROR, READ_ERROR = 2e-5, {torch.bfloat16: 6e-3, torch.float32: 2e-5}
+"""Largest relative error against float64: of a state, which is float32 in every model, and of what tokens read."""
+DENSE, SPARSE = "qwen3_5_text", "qwen3_5_moe_text"
+LONG = (1, 63, 64, 65, 127, 128, 129, 1000, 4097)
+
+
+def ask(op: str, dtype: torch.dtype, *, invariant: bool = False) -> Ask:
+    """The question for an operation at these widths."""
+    dims = DIMS if op == "gdn_prefill" else {**DIMS, "K": TAPS}
+    name = str(dtype).removeprefix("torch.")
+    return make_ask(op, device_of(CUDA).view, name, dims, {}, invariant=invariant, captured=True)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers."""
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def error(found: Tensor, want: Tensor) -> float:
+    """Relative, of the whole; NaN is more than any bound."""
+    off = float((found.double() - want.double()).norm() / want.double().norm())
+    return off if off == off else float("inf")
+
+
+def alike(num: int, dtype: torch.dtype) -> Tensor:
+    """Channels of tokens that repeat: their keys are all but equal, which makes the system of a piece the hardest."""
+    return (draw(1, CHANNELS).expand(num, -1) + 0.02 * draw(num, CHANNELS)).to(dtype)
+
+
+def by_definition(x: Tensor, b: Tensor, a: Tensor, weights: Weights, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold tokens one by one in float64: what they read `[T, N, W]`, and the state `[N, D, W]`."""
+    q, k, v = x.double().split([KEYS * DIM, KEYS * DIM, HEADS * WIDTH], 1)
+    q, k = (one.view(-1, KEYS, DIM) for one in (q, k))
+    q, k = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (q, k))
+    q, k = (one.repeat_interleave(PER_KEY, 1) for one in (q * DIM**-0.5, k))
+    step = torch.nn.functional.softplus(a.flatten(1).double() + weights.dt_bias.double())
+    decay, rate = (-weights.a_log.double().exp() * step).exp(), b.flatten(1).double().sigmoid()
+    v, state, reads = v.view(-1, HEADS, WIDTH), state.double(), []
+    for at in range(len(x)):
+        state = state * decay[at, :, None, None]
+        change = rate[at, :, None] * (v[at] - torch.einsum("nd,ndw->nw", k[at], state))
+        state = state + k[at, :, :, None] * change[:, None]
+        reads.append(torch.einsum("nd,ndw->nw", q[at], state))
+    return torch.stack(reads), state
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["pieces", "tokens"])
+@pytest.mark.parametrize("kind", ["random", "alike"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_prompts_are_folded_as_defined(dtype: torch.dtype, kind: str, invariant: bool) -> None:
+    """Prompts of 1 to 4,097 tokens at once, one begun within a piece, with copies behind every other piece."""
+    torch.manual_seed(1)
+    requests = Requests(LONG, [0] * (len(LONG) - 2) + [30, 64], CUDA, len(LONG) + 2)
+    num = sum(LONG)
+    x = draw(num, CHANNELS, dtype=dtype) if kind == "random" else alike(num, dtype)
+    b, a = draw(num, KEYS, PER_KEY, dtype=dtype), draw(num, KEYS, PER_KEY, dtype=dtype)
+    weights = Weights.draw(HEADS, torch.Generator().manual_seed(2), CUDA)
+    state = draw(len(LONG) + 2, HEADS, DIM, WIDTH) / 8
+    before, copies = state.clone(), torch.full((requests.num_copies, HEADS, DIM, WIDTH), float("nan"), device="cuda")
+    kernel = TritonKernels().make(ask("gdn_prefill", dtype, invariant=invariant))
+    found = kernel(x, b, a, *weights, *requests.plan(), state, copies)
+    starts, first = requests.pieces.starts.tolist(), requests.pieces.pieces.tolist()
+    worst = {"read": 0.0, "state": 0.0, "copy": 0.0}
+    for number, row in enumerate(requests.rows.tolist()):
+        own = slice(starts[number], starts[number + 1])
+        read, after = by_definition(x[own], b[own], a[own], weights, before[row])
+        worst["read"] = max(worst["read"], error(found[own], read))
+        worst["state"] = max(worst["state"], error(state[row], after))
+        piece = first[number]  # the copy behind a request's first piece, where there is one
+        if (copy := int(requests.saves[piece])) >= 0:
+            end = starts[number] + int(requests.pieces.table[piece, 2])
+            part = slice(starts[number], end)
+            kept = by_definition(x[part], b[part], a[part], weights, before[row])[1]
+            worst["copy"] = max(worst["copy"], error(copies[copy], kept))
+    print(f"{dtype} {kind} {'tokens' if invariant else 'pieces'}: {worst}")
+    assert worst["read"] <= READ_ERROR[dtype], worst
+    assert max(worst["state"], worst["copy"]) <= STATE_ERROR, worst
+    untouched = [row for row in range(len(state)) if row not in requests.rows.tolist()]
+    assert torch.equal(state[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("num", [1, 2, 16, 64, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_decoded_tokens_are_folded_as_defined(dtype: torch.dtype, num: int) -> None:
+    """The fused kernel equals its meaning over ten steps, whose states it reads and writes; other rows stay."""
+    torch.manual_seed(num)
+    wide, narrow = CHANNELS + HEADS * WIDTH, 2 * HEADS
+    weight, norm = draw(CHANNELS, TAPS, dtype=dtype) / 2, draw(WIDTH, dtype=dtype)
+    weights = Weights.draw(HEADS, torch.Generator().manual_seed(3), CUDA)
+    rings, states = draw(num + 3, TAPS, CHANNELS, dtype=dtype), draw(num + 3, HEADS, DIM, WIDTH) / 8
+    want_rings, want_states, at_first = rings.clone(), states.clone(), states.clone()
+    question = ask("gdn_decode", dtype)
+    kernel, plain = TritonKernels().make(question), meaning(question)
+    rows = torch.randperm(num + 3, device="cuda")[:num]
+    positions = torch.randint(0, 999, (num,), device="cuda")
+    for _ in range(10):
+        heads = draw(num, wide, dtype=dtype).split([KEYS * DIM] * 2 + [HEADS * WIDTH] * 2, 1)
+        gates = draw(num, narrow, dtype=dtype).split([HEADS] * 2, 1)
+        given = [one.unflatten(1, (KEYS, -1)) for one in (*heads, *gates)]
+        rest = (rows, positions, weight, *weights, norm, 1e-6)
+        got, want = kernel(*given, *rest, rings, states), plain(*given, *rest, want_rings, want_states)
+        assert error(got, want) <= READ_ERROR[dtype]
+        positions += 1
+    assert torch.equal(rings, want_rings)
+    assert error(states, want_states) <= (STATE_ERROR if dtype == torch.float32 else 1e-3)
+    others = [row for row in range(num + 3) if row not in rows.tolist()]
+    assert torch.equal(states[others], at_first[others])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By kind, few layers of the widths that are published."""
+    widths = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128}
+    made = {kind: tmp_path_factory.mktemp(kind) for kind in (DENSE, SPARSE)}
+    for kind, folder in made.items():
+        make_delta(folder, kind, **widths, linear_value_head_dim=128, head_dim=128, hidden_size=256,
+                   max_position_embeddings=8192, initializer_range=0.05)  # fmt: skip
+    return made
+
+
+def prompts_of(num: int) -> list[list[int]]:
+    """Prompts of which some begin alike, across pieces."""
+    rng = random.Random(5)
+    start = [rng.randrange(5, 130) for _ in range(300)]
+    return [start[: rng.randrange(300)] + [rng.randrange(5, 130) for _ in range(1 + 9 * i)] for i in range(num)]
+
+
+def told(deltas: Sequence[TokenDelta]) -> list[float]:
+    """Log probabilities of the tokens."""
+    return [logprob.logprob for delta in deltas for logprob in delta.logprobs or ()]
+
+
+@pytest.mark.parametrize("kind", [DENSE, SPARSE])
+def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, Path]) -> None:
+    """In float32, graphs and cached states: the tokens of plain torch, and its log probabilities to 1e-3."""
+    prompts, params = prompts_of(12), SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+    folder, ways = folders[kind], [{}, {"chunked_prefill_size": 128, "max_running_requests": 3}]
+    want = generate(folder, prompts, params, model_impl="dovetail")
+    # Experts on CUDA choose their kernels by rows: with them, the flag is refused.
+    for more in (*ways, *([{"batch_invariant": True}] if kind == DENSE else [])):
+        got = generate(folder, prompts, params, device="cuda", model_impl="dovetail", **more)
+        for mine, other in zip(got, want, strict=True):
+            same = next((i for i, (a, b) in enumerate(zip(tokens(mine), tokens(other), strict=True)) if a != b), 24)
+            assert same > 12, more  # a near tie may be decided otherwise, not soon
+            worst = max(abs(a - b) for a, b in zip(told(mine)[:same], told(other)[:same], strict=True))
+            assert worst < 1e-3, (more, worst)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+def test_a_reply_has_the_same_bits_in_any_company(kernels: str, folders: dict[str, Path]) -> None:
+    """In bfloat16 with `--batch-invariant`: alone, beside 40 others in graphs, in chunks, behind cached states.
+
+    Plain torch reads on the host which tokens are whose: no step of it is recorded.
+    """
+    folder, prompts = folders[DENSE], prompts_of(40 if kernels == "auto" else 5)
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=1)
+    settings: dict[str, Any] = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "batch_invariant": True,
+        "kernels": kernels,
+        "model_impl": "dovetail",
+    }
+    together = generate(folder, prompts, params, max_total_tokens=60000, **settings)
+    said = [(tokens(one), told(one)) for one in together]
+    ways: list[dict[str, Any]] = [
+        {"chunked_prefill_size": 96, "max_running_requests": 7, "max_total_tokens": 60000},
+        {"disable_cuda_graph": True, "disable_radix_cache": True, "max_total_tokens": 60000},
+        {"max_total_tokens": 2560},  # some are retracted
+    ]
+    for way in ways:
+        found = generate(folder, prompts, params, **{**settings, **way})
+        assert [tokens(one) for one in found] == [one for one, _ in said], way
+        worst = max(abs(a - b) for one, (_, own) in zip(found, said, strict=True)
+                    for a, b in zip(told(one), own, strict=True))  # fmt: skip
+        assert worst <= 2e-6, (way, worst)  # a graph's kernel adds up a softmax otherwise; logits have the same bits

@@ -1,0 +1,48 @@
+"""Triton's kernels of Gated DeltaNet equal their meanings, in the interpreter; widths of models: `test_kernels.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.kernels import make_ask, meaning
+from dovetail.runtime.device.devices import device_of
+from dovetail_testing.conformance.kernels_mixers import places
+from dovetail_testing.conformance.kernels_samples import sample
+
+CPU = torch.device("cpu")
+
+
+def copied(operands: list[Any]) -> list[Any]:
+    """The same, to be written to."""
+    return [one.clone() if isinstance(one, Tensor) else one for one in operands]
+
+
+@pytest.mark.parametrize(("shape", "is_strided"), [(0, False), (1, True)], ids=["in a row", "odd widths, slices"])
+@pytest.mark.parametrize(
+    ("op", "invariant"),
+    [("conv_qkv", False), ("gdn_prefill", False), ("gdn_prefill", True), ("gdn_decode", False),
+     ("gated_rms_norm", False)],
+)  # fmt: skip
+def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_strided: bool) -> None:
+    """What it returns, and the states, rings and copies that it writes; of several requests, one without a token."""
+    pytest.importorskip("triton")
+    from dovetail_backends.kernels.triton import TritonKernels
+
+    dims = places(op)
+    assert dims is not None
+    ask = make_ask(op, device_of(CPU).view, "float32", dims[shape], {}, invariant=invariant)
+    kernel, plain = TritonKernels().make(ask), meaning(ask)
+    for rows in (1, 70):
+        operands = list(sample(ask, rows, CPU, 3, is_strided=is_strided))
+        mine, right = copied(operands), copied(operands)
+        torch.testing.assert_close(kernel(*mine), plain(*right), rtol=1e-4, atol=1e-4)
+        changed = 0
+        for got, want, was in zip(mine, right, operands, strict=True):
+            if isinstance(want, Tensor):
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+                changed += not torch.equal(want, was)
+        assert changed >= (op != "gated_rms_norm"), "no state was written"
