@@ -30,15 +30,16 @@ def tokens(folder: Path, way: str, num: int, **settings: Any) -> list[list[int]]
 FAMILY = ("qwen3", "qwen3_moe")
 SAMPLE = {METHODS[way].plugin: (way, FAMILY[number % 2]) for number, way in enumerate(WAYS)}.values()
 """Of both families, and of every plugin."""
-REST = [(way, family) for way in WAYS for family in FAMILY if (way, family) not in SAMPLE]
+HYBRID = [(way, family) for way in WAYS for family in ("qwen3_next", "qwen3_5_text")]
+REST = [(way, family) for way in WAYS for family in FAMILY if (way, family) not in SAMPLE] + HYBRID
 
 
 @pytest.mark.first(3)
 @pytest.mark.parametrize(("way", "family"), [*SAMPLE, *(pytest.param(*pair, marks=pytest.mark.full) for pair in REST)])
 def test_a_packed_model_says_on_ranks_what_it_says_on_one(way: str, family: str, tmp_path: Path) -> None:
-    """Dense and with experts; with four ranks, two of them have the same key heads."""
+    """Dense, with experts and hybrid; with four ranks, two of them have the same key heads."""
     sizes = {"vocab_size": 199, "intermediate_size": 256}
-    sizes |= {"moe_intermediate_size": 128} if family == "qwen3_moe" else {}
+    sizes |= {"moe_intermediate_size": 128} if family in ("qwen3_moe", "qwen3_next") else {}
     FAMILIES.make_checkpoint(tmp_path / "plain", family, **sizes)
     assert MODELS.pack_model(tmp_path / "plain", tmp_path / "packed", METHODS[way]) > 3
     expected = tokens(tmp_path / "packed", way, 1)

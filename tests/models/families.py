@@ -32,7 +32,7 @@ DEEPSEEK: dict[str, Any] = {
     **{"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3},
 }
 DELTA: dict[str, Any] = {
-    **{"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "full_attention_interval": 4},
+    **{"num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "full_attention_interval": 4},
     **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4},
     "initializer_range": 0.08,  # with wider weights, transformers' own decode differs from its prompts too much
 }
@@ -115,7 +115,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 FAMILIES = """
 mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5
 ernie4_5_moe exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense
-ministral3 olmo2 olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text
+ministral3 olmo2 olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text qwen3_next qwen3_5_text qwen3_5_moe_text
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides Llama, Qwen2 and Qwen3."""
@@ -144,6 +144,15 @@ VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "image_siz
 LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2}
 QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}}
+QUARTER = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    }
+    | {"partial_rotary_factor": 0.25}
+}
 TURNS = ["sliding_attention", "full_attention"] * 3
 SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
@@ -171,6 +180,11 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl_moe": (
         {**SECTIONS, **MOE, "norm_topk_prob": True},
         {"vision_config": {**QWEN_VISION, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}},
+    ),
+    "qwen3_5": ({**DELTA, **QUARTER}, {"vision_config": {**QWEN_VISION, "out_hidden_size": 64}}),
+    "qwen3_5_moe": (
+        {**DECODERS["qwen3_5_moe_text"], **QUARTER},
+        {"vision_config": {**QWEN_VISION, "out_hidden_size": 64}},
     ),
 }
 """Models that take images: their text part's changes of `SIZES`, and the other keys."""

@@ -24,11 +24,13 @@ from dovetail_models.ministral3 import Ministral3
 from dovetail_models.mistral import Mistral
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
+from dovetail_models.qwen3_5 import Qwen3_5, Qwen3_5Moe
 from dovetail_models.qwen3_moe import Qwen3Moe
 
 FAMILIES: dict[str, type[Llama]] = {
     **{"llama": Llama, "mistral": Mistral, "ministral3": Ministral3, "qwen2": Qwen2, "qwen3": Qwen3},
     **{"gemma3_text": Gemma3, "gemma4_text": Gemma4, "glm4": Glm4, "llama4_text": Llama4},
+    **{"qwen3_5_text": Qwen3_5, "qwen3_5_moe_text": Qwen3_5Moe},
     **{"qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3, "qwen3_vl_moe_text": Qwen3Moe},
 }
 """Plugins by the `model_type` of the text part."""
@@ -73,6 +75,8 @@ class TextPart(ModelPlugin):
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
     )
 
     @classmethod

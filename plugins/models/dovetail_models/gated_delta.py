@@ -1,0 +1,214 @@
+"""Gated DeltaNet as a layer: linear attention whose state forgets, and corrects what it holds of a key.
+
+Source: arXiv:2412.06464. T tokens, G key heads of width D, each with J value heads of width W; N = G J; K taps of a
+convolution over P = 2 G D + N W channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.cache import CacheTensor, Recurrent
+from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
+from dovetail.contracts.model import WeightRule
+from dovetail.sdk.layers.base import Slot
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.mixer import Mixer, States
+from dovetail.sdk.layers.norm import GatedRMSNorm
+from dovetail.sdk.layers.ops.delta import PIECE
+from dovetail.sdk.layers.pieces import Pieces
+from dovetail_models.llama import LAYER
+
+AT, TO = LAYER + r"linear_attn\.", r"layers.\1.attention."
+RULES = (
+    WeightRule(AT + "in_proj_qkvz", TO + "qkvz", "heads"),
+    WeightRule(AT + "in_proj_qkv", TO + "qkvz", ("q", "k", "v")),
+    WeightRule(AT + "in_proj_z", TO + "qkvz", "z"),
+    WeightRule(AT + "in_proj_ba", TO + "ba", "heads"),
+    WeightRule(AT + "in_proj_([ba])", TO + "ba", r"\2"),
+    WeightRule(AT + "conv1d", TO + "conv"),
+    WeightRule(AT + "A_log", TO + "a_log"),
+    WeightRule(AT + "dt_bias", TO + "dt_bias"),
+    WeightRule(AT + "norm", TO + "norm"),
+    WeightRule(AT + "out_proj", TO + "out"),
+)
+
+
+class DeltaShape(NamedTuple):
+    """Heads and widths of such a layer.
+
+    Attributes:
+        keys: G.
+        per_key: J.
+        dim: D.
+        width: W.
+        taps: K.
+        interleaved: The projections' rows stand by key head: queries, keys, values and gates of each; rates, decays.
+    """
+
+    keys: int
+    per_key: int
+    dim: int
+    width: int
+    taps: int
+    interleaved: bool = False
+
+    @classmethod
+    def of(cls, hf: Mapping[str, Any], *, interleaved: bool = False) -> DeltaShape:
+        """Read it.
+
+        Raises:
+            ModelError: Value heads are no multiple of key heads.
+        """
+        keys, values = int(hf.get("linear_num_key_heads") or 16), int(hf.get("linear_num_value_heads") or 32)
+        if values % keys:
+            raise ModelError(
+                f"config.json: linear_num_value_heads is {values}; possible: multiples of linear_num_key_heads, {keys}"
+            )
+        dim, width = (int(hf.get(f"linear_{name}_head_dim") or 128) for name in ("key", "value"))
+        return cls(keys, values // keys, dim, width, int(hf.get("linear_conv_kernel_dim") or 4), interleaved)
+
+    @property
+    def values(self) -> int:
+        """N."""
+        return self.keys * self.per_key
+
+    @property
+    def channels(self) -> int:
+        """P."""
+        return 2 * self.keys * self.dim + self.values * self.width
+
+    def spec(self, index: int) -> LayerSpec:
+        """Return the layer as data."""
+        state = CacheTensor("state", (self.values, self.dim, self.width), "float32", shard=0)
+        return LayerSpec(
+            index=index,
+            reach=Recurrent(PIECE),
+            state=(CacheTensor("conv", (self.taps, self.channels), shard=1), state),
+        )
+
+    def numel(self, hidden: int) -> int:
+        """Count a layer's weights."""
+        inner = self.values * self.width
+        return (
+            hidden * (self.channels + 2 * inner + 2 * self.values)
+            + self.channels * self.taps
+            + 2 * self.values
+            + self.width
+        )
+
+    def parts(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """Return what the projections consist of: inputs of the convolution with gates, and rates with decays."""
+        dim, values = self.dim, self.per_key * self.width
+        if self.interleaved:
+            unit = 2 * dim + 2 * values
+            pair = Part("heads", 2 * self.values, 2 * self.per_key)
+            return (Part("heads", self.keys * unit, unit),), (pair,)
+        widths = (("q", dim), ("k", dim), ("v", values), ("z", values))
+        wide = tuple(Part(name, self.keys * width, width) for name, width in widths)
+        return wide, tuple(Part(name, self.values, self.per_key) for name in "ba")
+
+    def split(self, found: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """Return parts of what a projection made, `[T, G, width]` each: views."""
+        if self.interleaved:
+            return list(torch.split(found.view(len(found), -1, sum(widths)), list(widths), 2))
+        keys = found.shape[1] // sum(widths)
+        parts = torch.split(found, [keys * width for width in widths], 1)
+        return [part.view(len(found), keys, width) for part, width in zip(parts, widths, strict=True)]
+
+
+class ConvTaps(Matrix):
+    """Weight of a convolution over time, `[P, K]`; checkpoints have `[P, 1, K]`."""
+
+    weight: Tensor
+
+    def __init__(self, shape: DeltaShape, ctx: BuildContext) -> None:
+        keys, width = shape.keys, shape.per_key * shape.width
+        parts = (Part("q", keys * shape.dim, shape.dim), Part("k", keys * shape.dim, shape.dim))
+        super().__init__(ctx, ctx.path, shape.taps, (*parts, Part("v", keys * width, width)), "out")
+        self.store("weight", ctx.dtype)
+
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        return {slot: (shape[0], 1, *shape[1:]) for slot, shape in super().slots().items()}
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        return super().place(slot, tensor.flatten(1))
+
+
+class HeadNumbers(Matrix):
+    """A number for each value head `[N]`, float32."""
+
+    suffixes = {"weight": ("",)}  # noqa: RUF012 - as the base declares it
+    weight: Tensor
+
+    def __init__(self, shape: DeltaShape, ctx: BuildContext) -> None:
+        super().__init__(ctx, ctx.path, 1, (Part("", shape.values, shape.per_key),), "out")
+        self.store("weight", torch.float32, granule=None)
+
+
+class GatedDeltaNet(Mixer):
+    """Projections, a short convolution, the fold, a gated norm, and the way out.
+
+    Args:
+        config: The model's.
+        index: Number of the layer.
+        ctx: Device, dtype, rank and path.
+        shape: Heads and widths of the whole model.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, ctx: BuildContext, shape: DeltaShape) -> None:
+        super().__init__(index, ctx)
+        self.shape, values = shape, shape.per_key * shape.width
+        wide, narrow = shape.parts()
+        self.qkvz = ctx.linear("qkvz", config.hidden_size, wide, shard="out")
+        self.ba = ctx.linear("ba", config.hidden_size, narrow, shard="out")
+        self.conv = ConvTaps(shape, ctx.at("conv"))
+        self.a_log, self.dt_bias = HeadNumbers(shape, ctx.at("a_log")), HeadNumbers(shape, ctx.at("dt_bias"))
+        self._widths = (shape.dim, shape.dim, values, values), (shape.per_key, shape.per_key)
+        keys = shape.keys // ctx.parallel.size
+        self.norm = GatedRMSNorm(keys * shape.per_key, shape.width, config.norm_eps, ctx)
+        self.out = ctx.linear("out", shape.values * shape.width, config.hidden_size, shard="in")
+        dims = {"G": keys, "J": shape.per_key, "D": shape.dim, "W": shape.width}
+        self._conv, self._prefill = (
+            ctx.operation("conv_qkv", **dims, K=shape.taps),
+            ctx.operation("gdn_prefill", **dims),
+        )
+        self._decode = ctx.operation("gdn_decode", **dims, K=shape.taps)
+
+    def forward(
+        self,
+        x: Stream,
+        pieces: Pieces | None,
+        batch: ForwardBatch,
+        *,
+        norm: Norm,
+        add: Stream | None = None,
+        scale: float = 1.0,
+    ) -> Tensor | Stream:
+        """Map `[T, H]` to `[T, H]`; `pieces` are the step's, the rest is as for a `Linear`."""
+        normed = norm(x.total())
+        wide, narrow = self._widths
+        inputs = [*self.shape.split(self.qkvz(normed), wide), *self.shape.split(self.ba(normed), narrow)]
+        return self.out(self.mix(inputs, batch, pieces), add=add, scale=scale)
+
+    def fold_tokens(self, inputs: Sequence[Tensor], states: States, rows: Tensor, positions: Tensor) -> Tensor:
+        weights = self.conv.weight, self.a_log.weight, self.dt_bias.weight, self.norm.weight
+        found: Tensor = self._decode(*inputs, rows, positions, *weights, self.norm.eps, states["conv"], states["state"])
+        return found
+
+    def fold_requests(
+        self, inputs: Sequence[Tensor], states: States, copies: States, pieces: Pieces, saves: Tensor
+    ) -> Tensor:
+        q, k, v, z, b, a = inputs
+        plan = pieces.rows, pieces.starts, pieces.pieces, pieces.table, saves
+        x = self._conv(q, k, v, self.conv.weight, pieces.lens, *plan, states["conv"], copies["conv"])
+        read = self._prefill(x, b, a, self.a_log.weight, self.dt_bias.weight, *plan, states["state"], copies["state"])
+        found: Tensor = self.norm(read, z.reshape(read.shape))
+        return found
