@@ -110,13 +110,14 @@ def routers(settings: ServeSettings, apis: Sequence[Api]) -> list[APIRouter]:
     return [generating.router_of(apis), *ROUTERS, *(() if settings.disable_playground else (playground.router,))]
 
 
-def check_apis(apis: Sequence[Api]) -> None:
-    """Hold the routes of APIs against the server's own, which they may not replace.
+def check_apis(apis: Sequence[Api], beside: Sequence[Route] = ()) -> None:
+    """Hold the routes of APIs against the server's own, and those `beside` them, which they may not replace.
 
     Raises:
         PluginError: A path is one of the server's, or a name is: names tell processes what to read.
     """
     own = [route for router in (*ROUTERS, playground.router) for route in router.routes if isinstance(route, Route)]
+    own += beside
     names = {route.name for route in own} | OWN_NAMES
     keyless = may_be_open()  # by path, whatever the method
     for api in apis:
@@ -210,13 +211,13 @@ class Layered(Holder, Protocol):
         """Whose observers are told of requests."""
 
 
-def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None:
-    """Put the layers around the routes, the innermost first.
+def add_layers(app: Starlette, state: Layered, streamed: dict[str, int], beside: Sequence[Route] = ()) -> None:
+    """Put the layers around the routes, the innermost first; `beside` are those that every server does not have.
 
     Raises:
         PluginError: See `check_apis`.
     """
-    check_apis(state.apis)
+    check_apis(state.apis, beside)
     settings = state.settings
     app.add_middleware(Auth, keys=state.keys, origins=settings.allow_origins, open_paths=open_paths(settings))
     app.add_middleware(Hosts, rules=HostRules.of(settings), exempt=OPEN)

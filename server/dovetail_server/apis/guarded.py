@@ -62,7 +62,8 @@ class Guarded(Api):
 
     def failed(self, failure: Failure, request_id: str | None) -> tuple[int, Any]:
         """Return an error in its words."""
-        return called(f"{self.who}: failed()", self._failed, failure, request_id)
+        what = f"{self.who}: failed()"
+        return called(what, _told, what, self._failed, failure, request_id)
 
 
 def watch(apis: Sequence[Api]) -> None:
@@ -144,10 +145,27 @@ def _shown(where: str, show: Callable[..., Any], facts: ServerFacts, body: JsonO
     made = show(facts, body)
     if not isinstance(made, Mapping):
         raise PluginError(f"{where}: show() returned {type(made).__name__}; possible: a dict of plain values")
+    return _encoded(f"{where}: show()", made)
+
+
+def _told(what: str, failed: Callable[..., Any], failure: Failure, request_id: str | None) -> tuple[Any, msgspec.Raw]:
+    """Return status and body of an error, the body as JSON.
+
+    Raises:
+        PluginError: They are not two, or the body is none of plain values.
+    """
+    made = failed(failure, request_id)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise PluginError(f"{what} returned {type(made).__name__}; possible: a status and a body of plain values")
+    return made[0], _encoded(what, made[1])
+
+
+def _encoded(what: str, made: Any) -> msgspec.Raw:
     try:
-        return msgspec.Raw(msgspec.json.encode(made))
+        data = msgspec.json.encode(made)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise PluginError(f"{where}: show() returned what JSON cannot say: {error}") from None
+        raise PluginError(f"{what} returned what JSON cannot say: {error}") from None
+    return msgspec.Raw(_checked(what, data))
 
 
 class _Choice:

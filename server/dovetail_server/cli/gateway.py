@@ -28,9 +28,10 @@ FIELDS = frozenset(
         *("min_body_rate", "keep_alive_timeout", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
         *("max_queued_bytes", "max_body_bytes", "max_file_bytes", "stream_write_timeout", "drain_timeout"),
         *("drain_grace", "log_level", "log_format", "disable_access_log", "disable_playground"),
+        *("apis", "plugin_allow", "plugin_deny", "plugins_locked", "plugin_file", "plugins_dir", "plugin_timeout"),
     )
 )
-"""Settings of `dovetail serve` that are about the address, not about the model behind it."""
+"""Settings of `dovetail serve` that are about the address and its routes, not about the model behind it."""
 USAGE = """usage: dovetail gateway --worker URL --worker URL … [options]
 
 Put one address in front of several servers of one model. Requests that share the beginning of their prompts go to the
@@ -39,6 +40,7 @@ server that has it cached. A server that stops or fails gets none.
   --worker URL              where a `dovetail serve` listens, such as http://10.0.0.5:30000; once for each
 
 Options of `dovetail serve` that concern the address can be given too: {names}.
+Give --apis as the servers have it: routes of packages are then placed and resumed, too.
 """
 
 

@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 
 def create_app(state: GatewayState) -> Starlette:
-    """Build the application of one gateway."""
+    """Build the application of one gateway.
+
+    Raises:
+        PluginError: An API takes a path that is the gateway's own.
+    """
+    own = FanOut(state).routes()
     app = Starlette(
-        routes=[*FanOut(state).routes(), Mount("/", app=Relay(state))],
+        routes=[*own, Mount("/", app=Relay(state))],
         exception_handlers={
             **dict.fromkeys((RequestError, errors.ServiceError, EngineError), handle_error),
             HTTPException: handle_http,
@@ -30,5 +35,5 @@ def create_app(state: GatewayState) -> Starlette:
     app.state.server = state
     settings = state.settings
     upload_bytes = max(settings.max_body_bytes, settings.max_file_bytes + FORM_BYTES)
-    add_layers(app, state, {"/v1/files": upload_bytes})
+    add_layers(app, state, {"/v1/files": upload_bytes}, own)
     return app

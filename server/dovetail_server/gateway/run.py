@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
 from dovetail_server import preflight
 from dovetail_server.gateway.app import create_app
@@ -113,7 +113,13 @@ class Gateway:
         forget_secrets()
         state = GatewayState(self.settings, self.fleet, self.tasks)
         state.children = self.children
-        server = GatewayServer(create_app(state), state, self._renew if self.children else None)
+        try:
+            app = create_app(state)
+        except PluginError:
+            await state.session.close()
+            listener.close()
+            raise
+        server = GatewayServer(app, state, self._renew if self.children else None)
         own = next(iter((*self.settings.api_key, self.settings.admin_api_key)), None)
         key = None if own is None else own.get_secret_value()
         worker_health = WorkerHealth(
