@@ -56,13 +56,20 @@ class Row:
 
 @contextlib.contextmanager
 def server(tick_s: float, tree: Path | None = None, profile: str = "") -> Iterator[tuple[int, int]]:
-    """Run `dovetail serve` over the scripted engine; yield its port and process id."""
+    """Run `dovetail serve` over the scripted engine; yield its port and process id.
+
+    Another `tree` runs its own copy of this file, in its own environment if it has one (`.venv`).
+    """
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
-        environment = dict(os.environ)
+        environment, python, program = dict(os.environ), Path(sys.executable), Path(__file__)
         if tree is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(str(tree.resolve() / part) for part in PARTS)
-        command = [sys.executable, __file__, "--serve", str(tick_s), str(port_file), "--profile", profile]
+            program = tree.resolve() / "tests/benchmarks/serving.py"
+            if (own := tree.resolve() / ".venv/bin/python").exists():
+                python = own
+            else:
+                environment["PYTHONPATH"] = os.pathsep.join(str(tree.resolve() / part) for part in PARTS)
+        command = [str(python), str(program), "--serve", str(tick_s), str(port_file), "--profile", profile]
         process = subprocess.Popen(command, env=environment, cwd=scratch)
         try:
             yield wait_ready(process, port_file), process.pid

@@ -16,7 +16,7 @@ from dovetail.messages import Finish, Times, TokenDelta
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.observe.slow_log import SlowLog
 from dovetail_server.serving import times as module
-from dovetail_server.serving.times import ChoiceClock
+from dovetail_server.serving.choice import ChoiceClock
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

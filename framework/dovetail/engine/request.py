@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.cache.node import Node, Pages
-from dovetail.engine.timing import Timing
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import (
     BACKGROUND,
@@ -19,6 +18,7 @@ from dovetail.messages import (
     SamplingParams,
     Submit,
     Thinking,
+    Times,
     TokenLogprob,
 )
 
@@ -34,6 +34,50 @@ class GrammarRequest:
 
     steps: tuple[GrammarOption, ...]
     thinking: Thinking | None
+
+
+class Timing:
+    """Where a request's time goes in its engine. Read at events of its life, never per token."""
+
+    __slots__ = ("_admitted_s", "_began", "_first_s", "_grammar_s", "_put_back_at", "_waited_s")
+
+    def __init__(self) -> None:
+        """The engine takes the request in now."""
+        self._began = time.perf_counter()
+        self._admitted_s: float | None = None
+        self._grammar_s: float | None = None
+        self._first_s: float | None = None
+        self._waited_s = 0.0
+        self._put_back_at: float | None = None
+
+    def admitted(self) -> None:
+        """It has pages and a row, for the first time or again."""
+        now = time.perf_counter()
+        if self._admitted_s is None:
+            self._admitted_s = now - self._began
+        if self._put_back_at is not None:
+            self._waited_s += now - self._put_back_at
+            self._put_back_at = None
+
+    def put_back(self) -> None:
+        """It waits again."""
+        self._put_back_at = time.perf_counter()
+
+    def decided(self) -> None:
+        """Its grammar is in force; where one way after another is tried, the first counts."""
+        if self._grammar_s is None:
+            self._grammar_s = time.perf_counter() - self._began
+
+    def first(self) -> Times:
+        """It gets its first token now."""
+        self._first_s = time.perf_counter() - self._began
+        return self.as_times()
+
+    def as_times(self) -> Times:
+        """Return what is known now."""
+        now = time.perf_counter()
+        waits_s = 0.0 if self._put_back_at is None else now - self._put_back_at
+        return Times(self._admitted_s, self._grammar_s, self._first_s, now - self._began, self._waited_s + waits_s)
 
 
 @dataclass(slots=True, eq=False)

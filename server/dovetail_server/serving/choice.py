@@ -3,25 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
+from dovetail.contracts.observers import ChoiceTimes
 from dovetail.contracts.output import Event, ToolArgs, ToolEnd, ToolStart
 from dovetail.contracts.requests import Ids, Request
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.route import GrammarReport, GrammarRoute
-from dovetail.messages import SamplingParams, Submit, TokenDelta, TokenLogprob
+from dovetail.messages import SamplingParams, Submit, Times, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
 from dovetail.sdk.formats.output import ToolCall
 from dovetail.text.parsing.stream import OutputStream
-from dovetail_server.serving.times import ChoiceClock
 
 NOTHING, NO_PROMPT = Request(prompts=[]), Ids(ids=[])
 """Of a choice that generates nothing."""
 CALLS = (ToolStart, ToolArgs, ToolEnd)
+
+
+class ChoiceClock:
+    """Where the time of a choice went: what its engine said, fitted into what was seen here.
+
+    The engine's clock is not compared with ours: it tells how long ago things were when it sent a delta, which is taken
+    here at once but where its reader is busy.
+    """
+
+    __slots__ = ("_begun", "_ended", "first_at")
+
+    def __init__(self) -> None:
+        """Nothing was heard yet."""
+        self._begun: Times | None = None
+        self.first_at = 0.0
+        self._ended: Times | None = None
+
+    def take(self, delta: TokenDelta) -> None:
+        """Note what a delta with times says."""
+        if self._begun is None or self._begun.first_s is None:
+            self._begun, self.first_at = delta.times, perf_counter()
+        if delta.finish is not None:
+            self._ended = delta.times
+
+    def as_times(self, began: float, ended: float) -> ChoiceTimes:
+        """Divide the time from `began` to `ended`, as `perf_counter` counts, into its parts."""
+        whole, begun = ended - began, self._begun
+        grammar_s = None if begun is None else begun.grammar_s
+        waited_s = 0.0 if self._ended is None else self._ended.waited_s
+        if begun is None or begun.admitted_s is None:
+            return ChoiceTimes(queued_s=whole, grammar_s=grammar_s, waited_s=waited_s)
+        queued_s = min(whole, max(0.0, self.first_at - began - (begun.total_s - begun.admitted_s)))
+        rest = whole - queued_s
+        if begun.first_s is None:  # its prompt was all that was asked for, or it ended there
+            return ChoiceTimes(queued_s=queued_s, prefill_s=rest, grammar_s=grammar_s, waited_s=waited_s)
+        prefill_s = min(rest, begun.first_s - begun.admitted_s)
+        rest -= prefill_s
+        decode_s = rest
+        if self._ended is not None and self._ended.first_s is not None:  # else another engine ended it
+            decode_s = min(rest, self._ended.total_s - self._ended.first_s)
+        return ChoiceTimes(
+            queued_s=queued_s,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            delivery_s=rest - decode_s,
+            grammar_s=grammar_s,
+            waited_s=waited_s,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,7 +228,7 @@ class Choice:
         if delta.finish is not None:
             self.abort_code = delta.finish.code
         if is_last:
-            self.finished_at = time.perf_counter()
+            self.finished_at = perf_counter()
         if self.has_one_call:
             events = [event for event in events if not isinstance(event, CALLS) or event.index == 0]
         return Step(
