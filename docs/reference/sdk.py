@@ -8,13 +8,15 @@ from pathlib import Path
 
 from stage import load
 
+from dovetail.plugins.kinds import SDK_API, SDK_MINOR
+
 CONTRACTS = load(Path(__file__).parent / "contracts.py")
-HEAD = """\
+HEAD = f"""\
 # SDK
 
 What plugins are built with beside the [contracts](plugins.md): layers of models, forms of packed weights, reading of
 `config.json`, machinery of output formats, JSON Schema. Each module is imported by its own name; formats, masks
-and schemas import no torch.
+and schemas import no torch. Its version is {SDK_API}.{SDK_MINOR}; `needs_sdk` says which minor version a plugin needs.
 """
 
 
