@@ -6,7 +6,8 @@ import pytest
 from script_executor import ENDS, ScriptExecutor
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine import timeline, timing
+from dovetail.engine import request as requests
+from dovetail.engine import timeline
 from dovetail.engine.core import EngineCore
 from dovetail.engine.entry import RequestEntry
 from dovetail.messages import Abort, Control, ControlReply, SamplingParams, Submit, Times, TokenDelta
@@ -29,7 +30,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, rows: int = 1, num_pages: int = 80) -> None:
         self.clock = Clock()
-        monkeypatch.setattr(timing, "perf_counter", self.clock)
+        monkeypatch.setattr(requests, "perf_counter", self.clock)
         settings, plan = make_plans(MODEL_DIR, max_running_requests=rows, page_size=4, chunked_prefill_size=24)
         executor = ScriptExecutor(num_pages=num_pages, page_size=4)
         self.core = EngineCore(settings, load(plan, "engine"), executor, eos_ids=ENDS)
@@ -104,8 +105,8 @@ def test_waiting_again_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_two_grammars_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fails in the middle of a text is followed by another."""
     clock = Clock()
-    monkeypatch.setattr(timing, "perf_counter", clock)
-    marks = timing.Timing()
+    monkeypatch.setattr(requests, "perf_counter", clock)
+    marks = requests.Timing()
     clock.now += 2
     marks.decided()
     clock.now += 5

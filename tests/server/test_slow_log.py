@@ -15,7 +15,7 @@ from dovetail.contracts.observers import ChoiceTimes, HttpStart, RequestEnd, Req
 from dovetail.messages import Finish, Times, TokenDelta
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.observe.slow_log import SlowLog
-from dovetail_server.serving import times as module
+from dovetail_server.serving import choice as module
 from dovetail_server.serving.choice import ChoiceClock
 
 CHAT = "/v1/chat/completions"

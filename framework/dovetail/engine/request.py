@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic, perf_counter
 
 from dovetail.cache.node import Node, Pages
 from dovetail.grammar.matching.constraint import Constraint
@@ -43,7 +43,7 @@ class Timing:
 
     def __init__(self) -> None:
         """The engine takes the request in now."""
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         self._admitted_s: float | None = None
         self._grammar_s: float | None = None
         self._first_s: float | None = None
@@ -52,7 +52,7 @@ class Timing:
 
     def admitted(self) -> None:
         """It has pages and a row, for the first time or again."""
-        now = time.perf_counter()
+        now = perf_counter()
         if self._admitted_s is None:
             self._admitted_s = now - self._began
         if self._put_back_at is not None:
@@ -61,21 +61,21 @@ class Timing:
 
     def put_back(self) -> None:
         """It waits again."""
-        self._put_back_at = time.perf_counter()
+        self._put_back_at = perf_counter()
 
     def decided(self) -> None:
         """Its grammar is in force; where one way after another is tried, the first counts."""
         if self._grammar_s is None:
-            self._grammar_s = time.perf_counter() - self._began
+            self._grammar_s = perf_counter() - self._began
 
     def first(self) -> Times:
         """It gets its first token now."""
-        self._first_s = time.perf_counter() - self._began
+        self._first_s = perf_counter() - self._began
         return self.as_times()
 
     def as_times(self) -> Times:
         """Return what is known now."""
-        now = time.perf_counter()
+        now = perf_counter()
         waits_s = 0.0 if self._put_back_at is None else now - self._put_back_at
         return Times(self._admitted_s, self._grammar_s, self._first_s, now - self._began, self._waited_s + waits_s)
 
@@ -197,7 +197,7 @@ class EngineRequest:
             pool=message.pool,
             second=message.second,
             owner=message.owner,
-            deadline=math.inf if message.timeout_s is None else time.monotonic() + message.timeout_s,
+            deadline=math.inf if message.timeout_s is None else monotonic() + message.timeout_s,
             weight=message.weight,
         )
 
