@@ -102,7 +102,11 @@ ROUTERS = (
     profile.router,
     docs.router,
 )
-"""All routes but those of APIs and the playground, in the order in which they are looked at."""
+"""All routes but those of APIs and the playground, in the order in which they are looked at.
+
+What is stored (files, batches, responses, conversations) is served here and by no API: its database is the server's, and
+outlives the choice of APIs.
+"""
 
 
 def routers(settings: ServeSettings, apis: Sequence[Api]) -> list[APIRouter]:

@@ -8,6 +8,8 @@ from exchanges import error_of
 from harness import Harness
 from replies import strict
 
+from dovetail_server.apis.responses.sealed import unseal
+
 ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": "First question"},
     {"role": "assistant", "content": "First answer"},
@@ -67,7 +69,7 @@ def test_nothing_gives_an_empty_summary(harness: Harness) -> None:
     before = len(harness.engine.submits)
     found = compact(harness)
     assert [item["type"] for item in found["output"]] == ["compaction"]
-    assert found["output"][0]["encrypted_content"] == ""
+    assert unseal(found["output"][0]["encrypted_content"]).summary == ""
     assert found["usage"]["total_tokens"] == 0
     assert len(harness.engine.submits) == before
     going = [*found["output"], {"role": "user", "content": "Hi"}]

@@ -366,7 +366,7 @@ def test_effort_sets_the_templates_switches(thinking: Harness) -> None:
         ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"conversation": "c", "previous_response_id": "resp_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"context_management": [{"type": "tokens"}]}, "context_management[0].type"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
         ({"top_logprobs": 3}, "top_logprobs"),

@@ -16,8 +16,10 @@ from dovetail.contracts.errors import RequestError
 from dovetail.processing.input import Preparation
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
-from dovetail_server.apis.responses import compaction
+from dovetail_server.apis.responses import compacting, compaction
 from dovetail_server.apis.responses import request as responses
+from dovetail_server.apis.responses.background import writer_of
+from dovetail_server.apis.responses.compacting import CompactingGeneration
 from dovetail_server.apis.responses.items import new_response_id
 from dovetail_server.apis.responses.keeper import ResponseRecorder
 from dovetail_server.apis.responses.last import LAST, Turns
@@ -134,7 +136,7 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
         found = await entry.open(responses.as_response(request), references_of(request))
         if not state.bodies.takes(found.num_bytes):
             with suppress(InlineCostError):
-                made = await asyncio.to_thread(compaction.read_prompt, state.text, request, entry.response_id, found)
+                made = await asyncio.to_thread(compaction.read_compact, state.text, request, entry.response_id, found)
     if made is None:
         outcome = await state.bodies.run(
             COMPACT,
@@ -144,12 +146,12 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
             answer=entry.answer_of(CompactRequest) if found is None else given(found),
         )
         made = await asyncio.to_thread(read_items, outcome)
-    return await compaction.compact(state, made, entry.response_id)
+    return await compacting.compact(state, made.request, made.items, entry.response_id)
 
 
 def read_items(outcome: BodyResult) -> ReadItems:
     """Unpack what another process has read."""
-    return ReadItems(next(iter(outcome.read_requests()), None), outcome.items)
+    return ReadItems(next(iter(outcome.read_requests()), None), outcome.items, outcome.plan)
 
 
 def given(found: ReferencedItems) -> Callable[[Question], asyncio.Future[ReferencedItems]]:
@@ -241,12 +243,11 @@ class BodyEntry:
 
     def job(self, made: ReadItems) -> Job:
         """Put the job together. What another process has read knows nothing of how the request was adjusted."""
-        if made.request is None:
-            raise ValueError("a response needs a request")
         asked, store = self._request, self._store
-        keeps = made.request.keeps if store is not None and asked.store is not False else None
-        request = replace(made.request, priority=asked.priority or 0, keeps=keeps)
-        job = make_job(self.state, ROUTE, [request], is_rendered=True, reply_id=self.response_id)
+        job = self._made(made)
+        if made.plan:
+            plan = compaction.decode_plan(made.plan)
+            job.generation = CompactingGeneration.of(job, plan, writer_of(job), self.answer_compacted)
         kept_in = store if job.reply.is_kept else None
         is_alone = self._conversations is None and (kept_in is None or self._turns is not None)
         last = self._last if is_alone else None
@@ -262,6 +263,38 @@ class BodyEntry:
                 turns=self._turns or [],
             )
         return job
+
+    def _made(self, made: ReadItems) -> Job:
+        if made.request is None:
+            raise ValueError("a response needs a request")
+        keeps = made.request.keeps if self._store is not None and self._request.store is not False else None
+        request = replace(made.request, priority=self._request.priority or 0, keeps=keeps)
+        return make_job(self.state, ROUTE, [request], is_rendered=True, reply_id=self.response_id)
+
+    async def answer_compacted(self, encrypted_content: str) -> Job:
+        """Prepare the answer to what has been compacted: the request again, whose input is the compaction item.
+
+        Raises:
+            RequestError: See `begin`.
+            ServiceError: See `begin`.
+        """
+        item = {"type": "compaction", "encrypted_content": encrypted_content}
+        gone = {"context_management": None, "previous_response_id": None, "conversation": None}
+        asked = self._request.model_copy(update={"input": [item], **gone})
+        fields = self._request.model_dump(mode="json", exclude_unset=True, by_alias=True, exclude={"input"})
+        raw = msgspec.json.encode({**fields, **gone, "input": [item]})
+        made: ReadItems | None = None
+        if not self.state.bodies.takes(len(raw)):
+            read_prompt, text = responses.read_prompt, self.state.text
+            with suppress(InlineCostError):
+                made = await asyncio.to_thread(read_prompt, text, asked, self.response_id, ReferencedItems())
+        if made is None:
+            nothing = given(ReferencedItems())
+            outcome = await self.state.bodies.run(
+                RESPONSES, raw, owner=self.owner, context=self.response_id, answer=nothing
+            )
+            made = await asyncio.to_thread(read_items, outcome)
+        return await asyncio.to_thread(self._made, made)
 
 
 async def open_store(state: ReadingContext, request: ResponsesRequest, *, refers: bool) -> ResponseStore | None:

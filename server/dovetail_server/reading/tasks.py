@@ -133,7 +133,7 @@ INPUT_TOKENS = Task(name="input_tokens", model=InputTokensRequest, run=_count_re
 COMPACT = Task(
     name="compact",
     model=CompactRequest,
-    run=lambda call: compaction.read_prompt(
+    run=lambda call: compaction.read_compact(
         call.text, call.request, call.context, call.ask(references_of(call.request))
     ),
     prompt_fields={"input": DROPPED},

@@ -155,6 +155,7 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         prompts: Ids, packed, and the rest of each.
         is_batch: See `Prompts`.
         items: Of a response or a conversation to be compacted: what is stored, JSON.
+        plan: What becomes of a summary: see `ReadItems`.
         requests: Requests without their prompts, JSON, each that differs once; …
         packed: … and their prompts.
         left_out: Unknown fields that were left out.
@@ -169,6 +170,7 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompts: list[tuple[memoryview, str, int]] = []
     is_batch: bool = False
     items: bytes = b""
+    plan: bytes = b""
     requests: bytes = b""
     packed: list[PackedRequest] = []
     left_out: list[str] = []
@@ -182,8 +184,10 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return cls(light=light, prompts=packed, is_batch=found.is_batch)
 
     @classmethod
-    def of_requests(cls, rendered: Sequence[Request], *, light: bytes = b"", items: bytes = b"") -> BodyResult:
-        """Pack requests whose prompts are token ids; `light` and `items` where the API needs them, too.
+    def of_requests(
+        cls, rendered: Sequence[Request], *, light: bytes = b"", items: bytes = b"", plan: bytes = b""
+    ) -> BodyResult:
+        """Pack requests whose prompts are token ids; `light`, `items` and `plan` where the API needs them, too.
 
         Raises:
             RequestError: What stands beside the prompts is large, too.
@@ -199,7 +203,7 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         if len(beside) > MAX_BESIDE:
             text = f"the fields beside the prompt have {len(beside)} bytes; at most {MAX_BESIDE} are allowed"
             raise RequestError(text, code="body_too_large", status=413)
-        return cls(requests=beside, packed=packed, light=light, items=items)
+        return cls(requests=beside, packed=packed, light=light, items=items, plan=plan)
 
     def read_requests(self) -> list[Request]:
         """Unpack them; takes a while for many."""

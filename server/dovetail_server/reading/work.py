@@ -98,5 +98,5 @@ def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served
         return BodyResult(reply=made)
     if isinstance(made, ReadItems):
         requests = [] if made.request is None else [made.request]
-        return BodyResult.of_requests(requests, light=task.light(beside), items=made.items)
+        return BodyResult.of_requests(requests, light=task.light(beside), items=made.items, plan=made.plan)
     return BodyResult.of(made, task.light(beside))

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.api import Route
+from dovetail_server import errors
 from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
 from dovetail_server.error_body import ErrorBody
@@ -74,6 +75,8 @@ async def render_response(request: Request, state: State) -> Response:
     """Return the token ids of a response's prompt, with the responses that it continues."""
 
     def only_looked_at(asked: ResponsesRequest) -> ResponsesRequest:
+        if asked.context_management:
+            raise errors.unsupported("context_management", "nothing is compacted where a prompt is only looked at")
         return asked.model_copy(update={"store": False, "background": None})
 
     entry = begin(state, await raw_body(request), owner_of(request), only_looked_at)

@@ -68,6 +68,10 @@ class Generation:
     """Tokens of all prompts, once it is admitted."""
     is_expired: bool = False
     """The time that its client gave it is over."""
+    follows: bool = False
+    """It comes behind another one of the same reply, which its journal is of, too."""
+    has_next: bool = False
+    """Another one comes behind it: what the journal has beyond its end is of that one."""
 
     async def steps(self, *, whole: bool = False) -> AsyncGenerator[list[Step], None]:
         """Submit everything and yield what comes, several choices' steps together where they come together.
@@ -128,7 +132,7 @@ class Generation:
     def _follow_journal(self) -> None:
         """Let draws follow from the journal's identity, if this is what a journal is kept of."""
         journal = JOURNAL.get()
-        if journal is None or not journal.takes_generation():
+        if journal is None or not (self.follows or journal.takes_generation()):
             return
         self.journal = journal
         for choice in self.choices:
@@ -147,7 +151,10 @@ class Generation:
         outputs: list[list[int]] = [[] for _ in self.choices]
         size = self.state.info.vocab_size
         places = {choice.index: place for place, choice in enumerate(self.choices)}
-        for index, delta in self.journal.deltas:
+        for at, (index, delta) in enumerate(self.journal.deltas):
+            if self.has_next and all(choice.finish_reason for choice in self.choices):
+                self.journal.deltas = self.journal.deltas[at:]
+                return
             if (place := places.get(index)) is None or self.choices[place].finish_reason:
                 raise RequestError(f"the journal tells of choice {index}, which does not run", code="invalid_value")
             choice = self.choices[place]

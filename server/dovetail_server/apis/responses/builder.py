@@ -47,7 +47,7 @@ class OpenItem:
     """An item that is being written."""
 
     index: int
-    item: ro.OutputItem
+    item: ro.WrittenItem
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     is_kept_back: bool = False
@@ -122,11 +122,11 @@ class OutputBuilder:
             self._close_call(call, status, new_events)
         self._calls.clear()
         self._close(new_events, status)
-        if self.items and status == "incomplete":
+        if self.items and status == "incomplete" and not isinstance(self.items[-1], ro.CompactionOutput):
             self.items[-1].status = status
         return new_events
 
-    def _begin(self, item: ro.OutputItem, new_events: list[ro.StreamEvent]) -> OpenItem:
+    def _begin(self, item: ro.WrittenItem, new_events: list[ro.StreamEvent]) -> OpenItem:
         self.items.append(item)
         opened = OpenItem(len(self.items) - 1, item)
         new_events.append(ro.ItemAdded(output_index=opened.index, item=replace(item)))
@@ -218,7 +218,7 @@ class OutputBuilder:
         known = self.calls.get(event.name, {})
         kind, name = known.get("type", "function"), known.get("name", event.name)
         namespace = known.get("namespace", msgspec.UNSET)
-        item: ro.OutputItem
+        item: ro.WrittenItem
         if kind == "custom":
             item = co.CustomCallOutput(
                 id=self._id("custom_tool_call"),

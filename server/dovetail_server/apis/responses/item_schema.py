@@ -178,12 +178,20 @@ class ReasoningItem(SentBack):
 
 
 class CompactionItem(SentBack):
-    """What `POST /v1/responses/compact` made of an earlier part of the conversation."""
+    """What this server made of an earlier part of the conversation; that part need not be sent any more."""
 
     type: Literal["compaction"]
     id: ItemId | None = None
     encrypted_content: Text = Field(description="As this server wrote it.")
     created_by: Name | None = None
+
+
+class CompactionTriggerItem(SentBack):
+    """The last item of an input that is to be compacted and not answered."""
+
+    type: Literal["compaction_trigger"]
+    id: ItemId | None = None
+    status: Status | None = None
 
 
 class ItemReference(SentBack):
@@ -206,7 +214,8 @@ def _kind(item: Any) -> str:
 ITEM_TYPES = (
     *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
     *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call"),
-    *("apply_patch_call_output", "web_search_call", "additional_tools", "compaction", "item_reference"),
+    *("apply_patch_call_output", "web_search_call", "additional_tools", "compaction", "compaction_trigger"),
+    "item_reference",
 )
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
@@ -224,6 +233,7 @@ Item = Annotated[
     | Annotated[AdditionalToolsItem, Tag("additional_tools")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[CompactionTriggerItem, Tag("compaction_trigger")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(
         _kind,

@@ -21,6 +21,7 @@ from dovetail_server.apis.responses.item_schema import (
     ApplyPatchCallItem,
     ApplyPatchOutputItem,
     CompactionItem,
+    CompactionTriggerItem,
     CustomCallItem,
     CustomCallOutputItem,
     FunctionCallItem,
@@ -35,6 +36,7 @@ from dovetail_server.apis.responses.item_schema import (
     WebSearchCallItem,
     item_model,
 )
+from dovetail_server.apis.responses.sealed import unseal
 from dovetail_server.apis.responses.tools import call_result, function_call
 from dovetail_server.storage.paths import new_id
 
@@ -49,6 +51,7 @@ PlainItem = (
     | ApplyPatchOutputItem
     | WebSearchCallItem
     | AdditionalToolsItem
+    | CompactionTriggerItem
 )
 """Items that are kept as they were sent."""
 OutputItem = FunctionCallOutputItem | CustomCallOutputItem
@@ -58,14 +61,20 @@ PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "local_shell_call": "lsh", "shell_call": "sh",
     "shell_call_output": "sho", "apply_patch_call": "apc", "apply_patch_call_output": "apco", "web_search_call": "ws",
-    "additional_tools": "at",
+    "additional_tools": "at", "compaction_trigger": "cmpt",
 }  # fmt: skip
 CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
 RESULTS = tuple(f"{kind}_output" for kind in CALLS)
 OPEN = ("queued", "in_progress")
 """Of a response that is not done."""
 SUMMARY = "Summary of the conversation so far:\n"
-"""What stands before a summary where the model reads it."""
+"""What stands before a summary where the model reads it, as if it had written it itself, and …"""
+RECALL, GO_ON = "What has happened in our conversation so far?", "Go on from this summary."
+"""… what the user seems to say before and behind it, if nothing of theirs stands there: many templates want turns."""
+UNSEEN = ("web_search_call", "additional_tools", "compaction_trigger")
+"""Items that the model is not shown."""
+UNSENT = ("compaction", "compaction_trigger", "item_reference")
+"""Items that no compacted conversation holds."""
 _OWN_ID = re.compile(r"[a-z]+_([0-9a-f]{40})[io][0-9a-f]{4,}")
 
 
@@ -156,8 +165,10 @@ def _item(item: AnyItem, response_id: str, at: int, param: str) -> Item:
         output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text", f"{param}.output")
         result |= {"call_id": item.call_id, "output": output}
     elif isinstance(item, CompactionItem):
-        _check_encrypted(item.encrypted_content, param)
-        return {**result, "encrypted_content": item.encrypted_content}
+        result["encrypted_content"] = item.encrypted_content
+        for _ in opened(result, param):
+            pass  # refused here, where its place is known
+        return result
     else:
         result |= _reasoning(item, param)
     return {**result, "status": item.status or "completed"}
@@ -222,16 +233,54 @@ def decode_reasoning(data: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def opened(item: Item, param: str) -> Iterator[Item]:
+    """Yield what a compaction item stands for, and any other item itself.
+
+    First comes what it does to the items before it: `window` ends them, `users` leaves messages of users, system and
+    developer. A `summary` is the text that the model wrote.
+
+    Raises:
+        RequestError: Another server wrote it.
+    """
+    if item["type"] != "compaction":
+        yield item
+        return
+    try:
+        found = unseal(item["encrypted_content"])
+        before, after = ([_unsealed(one, param) for one in side] for side in (found.before, found.after))
+    except (ValueError, RequestError):  # of pydantic, too
+        text = f"{param}.encrypted_content was not written by this server; send the items that it stands for"
+        raise RequestError(text, param=f"{param}.encrypted_content", code="invalid_value") from None
+    yield {"type": "window" if found.replaces else "users"}
+    yield from before
+    yield {"type": "summary", "text": found.summary}
+    yield from after
+
+
+def _unsealed(item: Item, param: str) -> Item:
+    read = item_model(item)
+    if read.type in UNSENT:
+        raise ValueError(f"it holds {read.type}")
+    return _item(read, "", 0, param)
+
+
+def stays(item: Item) -> bool:
+    """Whether an item stays beside a summary: what the user, system and developer say, and tools."""
+    return bool(item["type"] == "additional_tools" or (item["type"] == "message" and item["role"] != "assistant"))
+
+
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """Return the chat messages that items stand for: one assistant message per turn of the model."""
+    """Return the chat messages that `opened` items stand for: one assistant message per turn of the model."""
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
+    num_first = len(messages)
     turn: dict[str, Any] | None = None
+    summary: dict[str, Any] | None = None
     thoughts: list[str] = []
     for item in items:
         kind = item["type"]
-        if kind in ("web_search_call", "additional_tools"):
+        if kind in UNSEEN:
             continue
         if kind in RESULTS:
             output = call_result(item)
@@ -241,9 +290,16 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
         elif kind == "message" and item["role"] != "assistant":
             messages.append({"role": item["role"], "content": _content(item["content"])})
             turn = None
-        elif kind == "compaction":
-            if summary := decode_reasoning(item["encrypted_content"]):
-                messages.append({"role": "assistant", "content": SUMMARY + summary})
+        elif kind == "window":
+            del messages[num_first:]
+            turn = summary = None
+        elif kind == "users":
+            messages = joined(message for message in messages if message["role"] not in ("assistant", "tool"))
+            turn = summary = None
+        elif kind == "summary":
+            if item["text"]:
+                summary = {"role": "assistant", "content": SUMMARY + item["text"]}
+                messages.append(summary)
             turn = None
         else:
             if turn is None or not _fits(turn, kind):
@@ -259,7 +315,33 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     for message in messages:
         if "reasoning_content" in message:
             message["reasoning_content"] = "".join(message["reasoning_content"])
-    return messages
+    return messages if summary is None else _embedded(messages, summary)
+
+
+def joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with those of the user that follow each other as one."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if found and found[-1]["role"] == message["role"] == "user":
+            message = {"role": "user", "content": [*_texts(found.pop()), *_texts(message)]}
+        found.append(message)
+    return found
+
+
+def _texts(message: dict[str, Any]) -> list[Item]:
+    content = message["content"]
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _embedded(messages: list[dict[str, Any]], summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return messages with a user's one before and behind the summary: see `RECALL`."""
+    at = next(at for at, message in enumerate(messages) if message is summary)
+    head, tail = messages[:at], messages[at + 1 :]
+    if not head or head[-1]["role"] != "user":
+        head.append({"role": "user", "content": RECALL})
+    if not tail or tail[0]["role"] in ("assistant", "tool"):
+        tail.insert(0, {"role": "user", "content": GO_ON})
+    return [*head, summary, *tail]
 
 
 def _fits(turn: dict[str, Any], kind: str) -> bool:

@@ -58,7 +58,15 @@ class ReasoningOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="reaso
     encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
-OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomCallOutput | ClientCall
+class CompactionOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
+    """A summary of the conversation, opaque to clients: see `sealed`. While it is written it has no content."""
+
+    id: str
+    encrypted_content: str = ""
+
+
+WrittenItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomCallOutput | ClientCall
+OutputItem = WrittenItem | CompactionOutput
 
 
 class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +102,7 @@ NO_USAGE = ResponseUsage(
 
 
 class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Response of `POST /v1/responses/compact`: the user's messages, and one item of type `compaction`."""
+    """Response of `POST /v1/responses/compact`: messages of users, system and developer, and one `compaction` item."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -322,6 +330,10 @@ class InputDelta(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.d
     """More of a custom tool's input."""
 
     delta: str
+
+
+class Compacting(ItemEvent, kw_only=True, tag="response.compaction.compacting"):
+    """The model writes a summary."""
 
 
 class InputDone(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.done"):

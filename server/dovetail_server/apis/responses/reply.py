@@ -10,10 +10,12 @@ import msgspec
 from msgspec.structs import replace
 
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
+from dovetail.contracts.requests import Request
 from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.builder import OutputBuilder
-from dovetail_server.apis.responses.usage import response_usage
+from dovetail_server.apis.responses.items import item_id
+from dovetail_server.apis.responses.usage import response_usage, sum_of
 from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
@@ -30,7 +32,8 @@ class ResponsesWriter(Writer):
 
     `Request.reply` has `echo`, fields of the response that repeat the request's, and may have: `summarises`, reasoning
     goes out as a summary; `warms`, no output is wanted; `encrypts`, reasoning items carry `encrypted_content`; `calls`
-    and `unenforced`, see `ReadTools`.
+    and `unenforced`, see `ReadTools`; `compacts`, what is generated is the summary of a `compaction` item, which
+    `compacted` is told. What the model then answers comes behind `go_on`.
     """
 
     response: ro.ResponseObject
@@ -57,17 +60,25 @@ class ResponsesWriter(Writer):
             **echo,
         )
         self._begun = self.response
-        self._builder = OutputBuilder(
-            response_id=reply.id,
-            tokenizer=reply.tokenizer,
+        self._builder = self._builder_of(request, [])
+        self._is_compacting = request.reply.get("compacts", False)
+        self._spent = ro.NO_USAGE
+        """What the summary took."""
+        self._untold: list[ro.StreamEvent] = []
+        self._num_sent = 0
+        self._last: Sequence[ro.StreamEvent] | None = None
+        """What a stream tells before its last event; None before the end."""
+
+    def _builder_of(self, request: Request, items: list[ro.OutputItem]) -> OutputBuilder:
+        return OutputBuilder(
+            response_id=self.reply.id,
+            tokenizer=self.reply.tokenizer,
             summarises=request.reply.get("summarises", False),
             encrypts=request.reply.get("encrypts", False),
             calls=request.reply.get("calls", {}),
             num_top=None if request.logprobs is None else self._choice.num_top,
+            items=items,
         )
-        self._num_sent = 0
-        self._last: Sequence[ro.StreamEvent] | None = None
-        """What a stream tells before its last event; None before the end."""
 
     def open(self) -> bytes:
         """Return the events that tell of the response's states before its output."""
@@ -75,16 +86,40 @@ class ResponsesWriter(Writer):
         if self.response.status == "queued":
             new_events.append(ro.Queued(response=self.response))
         self.response = replace(self.response, status="in_progress")
-        return self._written([*new_events, ro.LifeEvent(response=self.response)])
+        new_events.append(ro.LifeEvent(response=self.response))
+        if self._is_compacting:
+            item = self._compaction("")
+            new_events += [ro.ItemAdded(output_index=0, item=item), ro.Compacting(item_id=item.id, output_index=0)]
+        return self._written(new_events)
 
     def step(self, steps: Sequence[StepView]) -> bytes:
         """Return what the steps' events tell of the output."""
-        return self._written(event for step in steps for event in self._builder.take(step.events, step.visible))
+        new_events, self._untold = self._untold, []
+        if not self._is_compacting:
+            new_events += [event for step in steps for event in self._builder.take(step.events, step.visible)]
+        return self._written(new_events)
 
     def take(self, steps: Sequence[StepView]) -> None:
         """Build the output."""
-        for step in steps:
-            self._builder.take(step.events, step.visible)
+        if not self._is_compacting:
+            for step in steps:
+                self._builder.take(step.events, step.visible)
+
+    def compacted(self, encrypted_content: str) -> None:
+        """Take the item that the summary became."""
+        item = self._compaction(encrypted_content)
+        self._builder.items.append(item)
+        self._untold.append(ro.ItemDone(output_index=0, item=item))
+
+    def _compaction(self, encrypted_content: str) -> ro.CompactionOutput:
+        return ro.CompactionOutput(id=item_id(self.reply.id, "compaction", "o", 0), encrypted_content=encrypted_content)
+
+    def go_on(self, reply: Reply) -> None:
+        """Write another reply behind what is there: to the conversation that has been compacted."""
+        self._spent, self._is_compacting = response_usage(self._choice), False
+        self._choice, request = reply.choices[0], reply.requests[0]
+        self._builder = self._builder_of(request, self._builder.items)
+        self.response = replace(self.response, dovetail=notes_of(request))
 
     def close(self) -> bytes:
         """Return the events that end what is open, and the whole response."""
@@ -98,7 +133,7 @@ class ResponsesWriter(Writer):
     def fail(self, failure: Failure) -> bool:
         """Have the response failed; it has no output then."""
         self.give_up(ro.ResponseError(code=error_code(failure), message=failure.message))
-        self.response.usage = response_usage(self._choice)
+        self.response.usage = sum_of(self._spent, response_usage(self._choice))
         return True
 
     def give_up(self, error: ro.ResponseError | None = None) -> None:
@@ -119,7 +154,8 @@ class ResponsesWriter(Writer):
     def _ended(self) -> ro.ResponseObject:
         """Return the response, complete if its choice has ended."""
         if self._last is None:
-            is_cut = self._choice.finish_reason == "length" and not self.reply.requests[0].reply.get("warms")
+            has_limit = not (self._is_compacting or self.reply.requests[0].reply.get("warms"))
+            is_cut = self._choice.finish_reason == "length" and has_limit
             self._last = self._builder.finish("incomplete" if is_cut else "completed")
             self.response = replace(
                 self.response,
@@ -127,7 +163,7 @@ class ResponsesWriter(Writer):
                 completed_at=None if is_cut else int(time.time()),
                 incomplete_details=ro.IncompleteDetails("max_output_tokens") if is_cut else None,
                 output=self._builder.items,
-                usage=response_usage(self._choice),
+                usage=sum_of(self._spent, response_usage(self._choice)),
                 structured_output=report_field(self._choice, "parameters"),
             )
         self.response.store = self.reply.is_kept

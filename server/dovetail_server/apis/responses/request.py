@@ -15,7 +15,8 @@ from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampli
 from dovetail.processing.refusals import wrong
 from dovetail_server import errors
 from dovetail_server.apis.fields import same_field
-from dovetail_server.apis.responses.items import Item, messages_of
+from dovetail_server.apis.responses.item_schema import item_kind
+from dovetail_server.apis.responses.items import Item, messages_of, opened
 from dovetail_server.apis.responses.objects import InputTokens
 from dovetail_server.apis.responses.references import ReferencedItems, items_before, items_of
 from dovetail_server.apis.responses.schema import (
@@ -52,10 +53,15 @@ NOTHING = ReferencedItems()
 
 @dataclass(frozen=True, slots=True)
 class ReadItems:
-    """What was read of a body with items: a request whose prompt is token ids, or none, and items to keep, JSON."""
+    """What was read of a body with items: a request whose prompt is token ids, or none, and items to keep, JSON.
+
+    Where the conversation is to be compacted, the request is for its summary, and `plan` says what becomes of that:
+    a `Plan`, JSON.
+    """
 
     request: Request | None
     items: bytes
+    plan: bytes = b""
 
 
 def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found: ReferencedItems) -> ReadItems:
@@ -71,10 +77,17 @@ def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found
         RequestError: The request cannot be served as it is.
     """
     from dovetail.processing.input import Preparation  # loads a tokenizer's library, and help lists this API's options
+    from dovetail_server.apis.responses import compaction
 
     rows = bytearray()
+    is_trigger, threshold = ends_in_trigger(body), threshold_of(body, text.limits.context_len)
     request = read(body, response_id, found, rows)
-    return ReadItems(Preparation(text, request).rendered(), bytes(rows))
+    if is_trigger:
+        asking = compaction.asking(request, messages_of_chat(request), compaction.MAX_SUMMARY)
+        return ReadItems(Preparation(text, asking).rendered(), bytes(rows), compaction.encode_plan(compaction.Plan()))
+    if threshold is None:
+        return ReadItems(Preparation(text, request).rendered(), bytes(rows))
+    return compaction.read_beyond(text, request, bytes(rows), found, threshold, body.instructions)
 
 
 def count(text: Processor, body: InputTokensRequest, response_id: str, found: ReferencedItems) -> bytes:
@@ -98,7 +111,7 @@ def count(text: Processor, body: InputTokensRequest, response_id: str, found: Re
 def as_response(request: InputTokensRequest | CompactRequest) -> ResponsesRequest:
     """Return the request that would be answered; all of it has been validated, which takes time."""
     fields = {name: getattr(request, name) for name in request.model_fields_set}
-    return ResponsesRequest.model_construct(**fields, store=False)
+    return ResponsesRequest.model_construct(**{**fields, "store": False})
 
 
 def read(
@@ -119,10 +132,43 @@ def read(
     own = items_of(body.input, response_id, found)
     tools = [(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())]
     place = "previous_response_id" if body.conversation is None else "conversation"
-    before = tools_in(items_before(found), place, tools)
-    own = tools_in(own if rows is None else written_down(own, rows), "input", tools)
+    before = tools_in(all_opened(items_before(found), place), place, tools)
+    own = tools_in(all_opened(own if rows is None else written_down(own, rows), "input"), "input", tools)
     messages = messages_of(chain(before, own), body.instructions)
     return to_request(body, messages, tools)
+
+
+def all_opened(items: Iterable[Item], place: str) -> Iterator[tuple[int, Item]]:
+    """Yield items with what compaction items stand for, each with its place in the list."""
+    for at, item in enumerate(items):
+        for one in opened(item, f"{place}[{at}]"):
+            yield at, one
+
+
+def messages_of_chat(request: Request) -> list[JsonObject]:
+    """Return the conversation of a request that has not been rendered."""
+    return [message for prompt in request.prompts if isinstance(prompt, Chat) for message in prompt.messages]
+
+
+def ends_in_trigger(body: ResponsesRequest) -> bool:
+    """Whether the conversation is to be compacted, and not to be answered.
+
+    Raises:
+        RequestError: The item that says so is not the last.
+    """
+    items = body.input if isinstance(body.input, list) else []
+    places = [at for at, item in enumerate(items) if item_kind(item) == "compaction_trigger"]
+    if places and places[0] != len(items) - 1:
+        text = f"input[{places[0]}] is a compaction_trigger, which must be the last item"
+        raise RequestError(text, param=f"input[{places[0]}]", code="invalid_value")
+    return bool(places)
+
+
+def threshold_of(body: ResponsesRequest, context_len: int) -> int | None:
+    """Return the tokens beyond which the conversation is compacted; None for never."""
+    if not body.context_management:
+        return None
+    return body.context_management[0].compact_threshold or context_len * 3 // 4
 
 
 def written_down(items: Iterable[Item], rows: bytearray) -> Iterator[Item]:
@@ -147,11 +193,6 @@ def check(request: ResponsesRequest) -> None:
         raise RequestError(text, param="conversation", code="invalid_value")
     if request.prompt is not None:
         raise errors.unsupported("prompt", "there are no stored prompts here; send instructions and input")
-    if request.context_management:
-        raise errors.unsupported(
-            "context_management",
-            "nothing is compacted by itself; POST /v1/responses/compact does it, truncation: auto drops old turns",
-        )
     if request.moderation is not None:
         raise errors.unsupported("moderation", "this server judges no content")
     if request.reasoning is not None and request.reasoning.context == "current_turn":

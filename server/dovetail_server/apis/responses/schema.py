@@ -80,6 +80,18 @@ class ConversationRef(RequestModel):
 PlainRef = BeforeValidator(lambda given: {"id": given} if isinstance(given, str) else given, ItemId | ConversationRef)
 
 
+class ContextManagement(RequestModel):
+    """When the conversation is compacted."""
+
+    type: Literal["compaction"]
+    compact_threshold: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Of prompts with more tokens. Default: three quarters of the context.",
+    )
+
+
 class ResponsePrompt(RequestModel):
     """What the prompt of a response is made of, and how it is read."""
 
@@ -106,13 +118,13 @@ class InputTokensRequest(ResponsePrompt):
     """Body of `POST /v1/responses/input_tokens`."""
 
 
-class CompactRequest(RequestModel):
-    """Body of `POST /v1/responses/compact`."""
+class CompactRequest(ResponsePrompt):
+    """Body of `POST /v1/responses/compact`. What only a reply would need is accepted, as Codex sends it."""
 
-    model: Name | None = Field(None, description="One of the served names. Default: the first.")
-    input: Text | Items | None = None
-    instructions: Text | None = None
-    previous_response_id: ItemId | None = None
+    input: Annotated[
+        Text | Items, BeforeValidator(lambda given: [] if given is None else given, Text | Items | None)
+    ] = Field(default_factory=list)
+    store: Literal[False] | None = Field(None, description="Nothing is stored.")
     prompt_cache_key: Name | None = None
     prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are always cached.")
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
@@ -148,8 +160,8 @@ class ResponsesRequest(ResponsePrompt):
     client_metadata: FreeForm | None = Field(None, description="Accepted: what the client notes for itself.")
 
     prompt: FreeForm | None = Field(None, description="Not supported.")
-    context_management: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(
-        None, description="Empty, or not supported."
+    context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = Field(
+        None, description="Compacts a conversation that has grown beyond a number of tokens."
     )
     moderation: FreeForm | None = Field(None, description="Not supported.")
 

@@ -91,9 +91,9 @@ class ReadTools(CustomTools):
         }  # fmt: skip
 
 
-def tools_in(items: Iterable[JsonObject], place: str, found: list[tuple[str, Any]]) -> Iterator[JsonObject]:
-    """Pass on items of a conversation, and add to `found` the tools that stand among them, each with its place."""
-    for at, item in enumerate(items):
+def tools_in(items: Iterable[tuple[int, JsonObject]], place: str, found: list[tuple[str, Any]]) -> Iterator[JsonObject]:
+    """Pass on `opened` items, each with its place, and add to `found` the tools that stand among them."""
+    for at, item in items:
         if item["type"] == "additional_tools":
             found += [(f"{place}[{at}].tools[{k}]", tool_model(tool)) for k, tool in enumerate(item["tools"])]
         yield item

@@ -15,3 +15,18 @@ def response_usage(choice: ChoiceView) -> ResponseUsage:
         output_tokens_details=OutputDetails(choice.num_reasoning),
         total_tokens=choice.num_prompt + choice.num_completion,
     )
+
+
+def sum_of(one: ResponseUsage, other: ResponseUsage) -> ResponseUsage:
+    """Return the tokens of two generations together."""
+    return ResponseUsage(
+        input_tokens=one.input_tokens + other.input_tokens,
+        input_tokens_details=InputDetails(
+            cached_tokens=one.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
+        ),
+        output_tokens=one.output_tokens + other.output_tokens,
+        output_tokens_details=OutputDetails(
+            one.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+        ),
+        total_tokens=one.total_tokens + other.total_tokens,
+    )
