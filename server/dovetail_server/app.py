@@ -104,8 +104,8 @@ ROUTERS = (
 )
 """All routes but those of APIs and the playground, in the order in which they are looked at.
 
-What is stored (files, batches, responses, conversations) is served here and by no API: its database is the server's, and
-outlives the choice of APIs.
+What is stored (files, batches, responses, conversations) is served here and by no API: its database is the server's,
+and outlives the choice of APIs.
 """
 
 

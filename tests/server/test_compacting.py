@@ -256,6 +256,8 @@ def test_a_trigger_compacts_and_does_not_answer(server: Harness) -> None:
     ask(server, [NEW], previous_response_id=first["id"])
     assert "An old answer" not in prompts(server)[-1]
     assert "Stay calm." in prompts(server)[-1]
+    ask(server, [*OLD, {"type": "compaction_trigger"}, *first["output"], NEW])
+    assert len(set(prompts(server)[-2:])) == 1
     error = error_of(server.post("/v1/responses", {"input": [{"type": "compaction_trigger"}, NEW]}))
     assert (error["param"], error["code"]) == ("input[0]", "invalid_value")
     assert error_of(server.post("/v1/responses", {"input": [{"type": "compaction_trigger"}]}))["param"] == "input"

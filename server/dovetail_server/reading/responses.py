@@ -16,7 +16,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.processing.input import Preparation
 from dovetail.text.inline import InlineCostError
 from dovetail_server import errors
-from dovetail_server.apis.responses import compacting, compaction
+from dovetail_server.apis.responses import compacting, compaction, prompt
 from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.background import writer_of
 from dovetail_server.apis.responses.compacting import CompactingGeneration
@@ -136,7 +136,7 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
         found = await entry.open(responses.as_response(request), references_of(request))
         if not state.bodies.takes(found.num_bytes):
             with suppress(InlineCostError):
-                made = await asyncio.to_thread(compaction.read_compact, state.text, request, entry.response_id, found)
+                made = await asyncio.to_thread(prompt.read_compact, state.text, request, entry.response_id, found)
     if made is None:
         outcome = await state.bodies.run(
             COMPACT,
@@ -232,8 +232,8 @@ class BodyEntry:
             RequestError: See `begin`.
         """
         text, rows = self.state.text, bytearray()
-        if num_bytes > TEXT_BYTES:
-            return lambda: self.job(responses.read_prompt(text, self._request, self.response_id, found)), False
+        if num_bytes > TEXT_BYTES or prompt.may_compact(self._request):
+            return lambda: self.job(prompt.read_prompt(text, self._request, self.response_id, found)), False
         request = responses.read(self._request, self.response_id, found, rows)
 
         def work() -> Job:
@@ -285,7 +285,7 @@ class BodyEntry:
         raw = msgspec.json.encode({**fields, **gone, "input": [item]})
         made: ReadItems | None = None
         if not self.state.bodies.takes(len(raw)):
-            read_prompt, text = responses.read_prompt, self.state.text
+            read_prompt, text = prompt.read_prompt, self.state.text
             with suppress(InlineCostError):
                 made = await asyncio.to_thread(read_prompt, text, asked, self.response_id, ReferencedItems())
         if made is None:

@@ -22,7 +22,7 @@ from dovetail_server.apis.parsing import serve as parsing
 from dovetail_server.apis.parsing.schema import ParseFunctionCallRequest, SeparateReasoningRequest
 from dovetail_server.apis.rerank import serve as rerank
 from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
-from dovetail_server.apis.responses import compaction
+from dovetail_server.apis.responses import prompt
 from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.references import ReferencedItems, references_of
 from dovetail_server.apis.responses.request import ReadItems
@@ -114,7 +114,7 @@ def no_answer(references: list[tuple[str, int]]) -> ReferencedItems:
 
 def _respond(call: BodyContext[ResponsesRequest]) -> ReadItems:
     references = references_of(call.request)
-    return responses.read_prompt(call.text, call.request, call.context, call.ask(references))
+    return prompt.read_prompt(call.text, call.request, call.context, call.ask(references))
 
 
 def _count_response(call: BodyContext[InputTokensRequest]) -> bytes:
@@ -133,9 +133,7 @@ INPUT_TOKENS = Task(name="input_tokens", model=InputTokensRequest, run=_count_re
 COMPACT = Task(
     name="compact",
     model=CompactRequest,
-    run=lambda call: compaction.read_compact(
-        call.text, call.request, call.context, call.ask(references_of(call.request))
-    ),
+    run=lambda call: prompt.read_compact(call.text, call.request, call.context, call.ask(references_of(call.request))),
     prompt_fields={"input": DROPPED},
 )
 SCORE = Task(

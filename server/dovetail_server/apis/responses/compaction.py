@@ -8,24 +8,12 @@ and developer stay in front of the item).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, JsonObject, Request, Sampling
-from dovetail.processing.input import Preparation
-from dovetail.processing.refusals import TOO_LONG
-from dovetail_server.apis.responses import request as responses
-from dovetail_server.apis.responses.items import CALLS, RESULTS, Item, decode_items, joined, messages_of, stays
-from dovetail_server.apis.responses.references import items_before
-from dovetail_server.apis.responses.schema import CompactRequest
-
-if TYPE_CHECKING:
-    from dovetail.processing.processor import Processor
-    from dovetail_server.apis.responses.references import ReferencedItems
+from dovetail_server.apis.responses.items import CALLS, RESULTS, Item, all_opened, joined, stays
 
 encode = msgspec.json.encode
 MAX_SUMMARY = 2048
@@ -86,77 +74,10 @@ def asking(request: Request, messages: Sequence[JsonObject], limit: int) -> Requ
     )
 
 
-def read_compact(
-    text: Processor, body: CompactRequest, compacted_id: str, found: ReferencedItems
-) -> responses.ReadItems:
-    """Make the prompt that asks for the summary; CPU work.
-
-    Args:
-        text: Tokenizer, template and parsers.
-        body: Checked by its schema.
-        compacted_id: The identifier of the reply.
-        found: What it refers to.
-
-    Returns:
-        The request for the summary, none where there is no conversation, and the items that stay.
-
-    Raises:
-        RequestError: It cannot be read, or does not fit the context.
-    """
-    if not body.input and not found.turns:
-        return responses.ReadItems(None, b"[]")
-    rows = bytearray()
-    asked = responses.as_response(body).model_copy(update={"input": body.input or []})
-    request = responses.read(asked, compacted_id, found, rows)
-    made = asking(request, responses.messages_of_chat(request), MAX_SUMMARY)
-    stay = [item for item in chain(items_before(found), decode_items(rows)) if stays(item)]
-    return responses.ReadItems(Preparation(text, made).rendered(), encode(stay))
-
-
-def read_beyond(
-    text: Processor, request: Request, rows: bytes, found: ReferencedItems, threshold: int, instructions: str | None
-) -> responses.ReadItems:
-    """Make a response's prompt, or where it has more tokens than `threshold` the one that asks for a summary; CPU work.
-
-    Where the summary's own prompt does not fit the context, an earlier part of the conversation is summed up.
-
-    Args:
-        text: Tokenizer, template and parsers.
-        request: The response's, not rendered.
-        rows: Its own items, JSON.
-        found: What it refers to.
-        threshold: See above.
-        instructions: The body's.
-
-    Raises:
-        RequestError: The request cannot be served as it is.
-    """
-    whole = replace(request, prompts=[replace(p, drops_turns=False) for p in request.prompts if isinstance(p, Chat)])
-    made: Request | None = None
-    try:
-        made = Preparation(text, whole).rendered()
-        num = sum(len(prompt.ids) for prompt in Preparation(text, made).prompts)
-    except RequestError as error:
-        if error.code != TOO_LONG:
-            raise
-        num = Preparation(text, whole).count()
-    if num > threshold:
-        items = effective(chain(items_before(found), decode_items(rows)))
-        tools = [] if request.tools is None else request.tools.tools
-        for old, plan in plans_of(items, num, threshold, len(instructions or "") + len(encode(tools))):
-            ask = asking(request, messages_of(old, instructions), plan.limit)
-            try:
-                return responses.ReadItems(Preparation(text, ask).rendered(), rows, encode_plan(plan))
-            except RequestError as error:
-                if error.code != TOO_LONG:
-                    raise
-    return responses.ReadItems(made or Preparation(text, request).rendered(), rows)
-
-
 def effective(items: Iterator[Item]) -> list[Item]:
     """Return the items of a conversation that count, what compaction items stand for among them."""
     found: list[Item] = []
-    for _, item in responses.all_opened(items, "input"):
+    for _, item in all_opened(items, "input"):
         if item["type"] == "window":
             found.clear()
         elif item["type"] == "users":

@@ -257,6 +257,13 @@ def opened(item: Item, param: str) -> Iterator[Item]:
     yield from after
 
 
+def all_opened(items: Iterable[Item], place: str) -> Iterator[tuple[int, Item]]:
+    """Yield items with what compaction items stand for, each with its place in the list."""
+    for at, item in enumerate(items):
+        for one in opened(item, f"{place}[{at}]"):
+            yield at, one
+
+
 def _unsealed(item: Item, param: str) -> Item:
     read = item_model(item)
     if read.type in UNSENT:

@@ -15,8 +15,7 @@ from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampli
 from dovetail.processing.refusals import wrong
 from dovetail_server import errors
 from dovetail_server.apis.fields import same_field
-from dovetail_server.apis.responses.item_schema import item_kind
-from dovetail_server.apis.responses.items import Item, messages_of, opened
+from dovetail_server.apis.responses.items import Item, all_opened, messages_of
 from dovetail_server.apis.responses.objects import InputTokens
 from dovetail_server.apis.responses.references import ReferencedItems, items_before, items_of
 from dovetail_server.apis.responses.schema import (
@@ -64,8 +63,8 @@ class ReadItems:
     plan: bytes = b""
 
 
-def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found: ReferencedItems) -> ReadItems:
-    """Check, translate, render and tokenize a conversation; CPU work.
+def count(text: Processor, body: InputTokensRequest, response_id: str, found: ReferencedItems) -> bytes:
+    """Count the tokens of a response's prompt, nothing left out, and return the reply; CPU work.
 
     Args:
         text: Tokenizer, template and parsers.
@@ -74,35 +73,9 @@ def read_prompt(text: Processor, body: ResponsesRequest, response_id: str, found
         found: What it refers to.
 
     Raises:
-        RequestError: The request cannot be served as it is.
-    """
-    from dovetail.processing.input import Preparation  # loads a tokenizer's library, and help lists this API's options
-    from dovetail_server.apis.responses import compaction
-
-    rows = bytearray()
-    is_trigger, threshold = ends_in_trigger(body), threshold_of(body, text.limits.context_len)
-    request = read(body, response_id, found, rows)
-    if is_trigger:
-        asking = compaction.asking(request, messages_of_chat(request), compaction.MAX_SUMMARY)
-        return ReadItems(Preparation(text, asking).rendered(), bytes(rows), compaction.encode_plan(compaction.Plan()))
-    if threshold is None:
-        return ReadItems(Preparation(text, request).rendered(), bytes(rows))
-    return compaction.read_beyond(text, request, bytes(rows), found, threshold, body.instructions)
-
-
-def count(text: Processor, body: InputTokensRequest, response_id: str, found: ReferencedItems) -> bytes:
-    """Count the tokens of a response's prompt, nothing left out, and return the reply; CPU work.
-
-    Args:
-        text: See `read_prompt`.
-        body: See `read_prompt`.
-        response_id: See `read_prompt`.
-        found: See `read_prompt`.
-
-    Raises:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
-    from dovetail.processing.input import Preparation  # see `read_prompt`
+    from dovetail.processing.input import Preparation  # loads a tokenizer's library, and help lists this API's options
 
     request = read(as_response(body), response_id, found)
     return encoder.encode(InputTokens(input_tokens=Preparation(text, request).count()))
@@ -136,39 +109,6 @@ def read(
     own = tools_in(all_opened(own if rows is None else written_down(own, rows), "input"), "input", tools)
     messages = messages_of(chain(before, own), body.instructions)
     return to_request(body, messages, tools)
-
-
-def all_opened(items: Iterable[Item], place: str) -> Iterator[tuple[int, Item]]:
-    """Yield items with what compaction items stand for, each with its place in the list."""
-    for at, item in enumerate(items):
-        for one in opened(item, f"{place}[{at}]"):
-            yield at, one
-
-
-def messages_of_chat(request: Request) -> list[JsonObject]:
-    """Return the conversation of a request that has not been rendered."""
-    return [message for prompt in request.prompts if isinstance(prompt, Chat) for message in prompt.messages]
-
-
-def ends_in_trigger(body: ResponsesRequest) -> bool:
-    """Whether the conversation is to be compacted, and not to be answered.
-
-    Raises:
-        RequestError: The item that says so is not the last.
-    """
-    items = body.input if isinstance(body.input, list) else []
-    places = [at for at, item in enumerate(items) if item_kind(item) == "compaction_trigger"]
-    if places and places[0] != len(items) - 1:
-        text = f"input[{places[0]}] is a compaction_trigger, which must be the last item"
-        raise RequestError(text, param=f"input[{places[0]}]", code="invalid_value")
-    return bool(places)
-
-
-def threshold_of(body: ResponsesRequest, context_len: int) -> int | None:
-    """Return the tokens beyond which the conversation is compacted; None for never."""
-    if not body.context_management:
-        return None
-    return body.context_management[0].compact_threshold or context_len * 3 // 4
 
 
 def written_down(items: Iterable[Item], rows: bytearray) -> Iterator[Item]:
