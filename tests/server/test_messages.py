@@ -22,6 +22,9 @@ ALL = f"<think>\nWhere is it?\n</think>\n\nLet me look.\n{CALL}\n{CALL.replace('
 THINK = {"type": "enabled", "budget_tokens": 50}
 
 
+USES, THOUGHTS = {"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015"}
+
+
 def post(harness: Harness, messages: Any = USER, **fields: Any) -> requests.Response:
     body = {"model": "tiny", "max_tokens": 200, "messages": messages, **fields}
     return harness.post("/v1/messages", {k: v for k, v in body.items() if v is not None})
@@ -408,8 +411,12 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "output_config.format"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
-        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [USES, THOUGHTS]}}, "context_management.edits[1]"),
+        ({"context_management": {"edits": [THOUGHTS, THOUGHTS]}}, "context_management.edits[1]"),
+        ({"context_management": {"edits": [{**THOUGHTS, "keep": {"type": "turns"}}]}}, "context_management.edits[0]"),
+        ({"context_management": {"edits": [{**USES, "trigger": 5}]}}, "context_management.edits[0]"),
+        ({"context_management": {"edits": [{"type": "clear_all"}]}}, "context_management.edits[0]"),
         ({"inference_geo": "us"}, "inference_geo"),
         ({"diagnostics": {}}, "diagnostics"),
         ({"speed": "fast"}, "speed"),

@@ -11,7 +11,14 @@ from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.messages.blocks import BlockBuilder
 from dovetail_server.apis.messages.errors import error_reply
-from dovetail_server.apis.messages.schema import DeltaUsage, MessageReply, MessageUsage, StopReason, ThinkingTokens
+from dovetail_server.apis.messages.schema import (
+    AppliedEdits,
+    DeltaUsage,
+    MessageReply,
+    MessageUsage,
+    StopReason,
+    ThinkingTokens,
+)
 from dovetail_server.schema.reports import report_field
 
 U = TypeVar("U", bound=DeltaUsage)
@@ -21,13 +28,18 @@ SCHEMA = "input_schema"
 
 
 class MessagesWriter(Writer):
-    """Writes a message. `Request.reply` may have `omits`: thinking is sent in its signature only."""
+    """Writes a message.
+
+    `Request.reply` may have `omits`, thinking is sent in its signature only, and `edits`, what was cleared.
+    """
 
     def __init__(self, reply: Reply) -> None:
         """Begin without content."""
         super().__init__(reply)
         self._choice = reply.choices[0]
-        self._builder = BlockBuilder(reply.requests[0].reply.get("omits", False))
+        given = reply.requests[0].reply
+        self._builder = BlockBuilder(given.get("omits", False))
+        self._edits = AppliedEdits(given["edits"]) if "edits" in given else msgspec.UNSET
 
     def open(self) -> bytes:
         """Return the message without its content."""
@@ -48,6 +60,7 @@ class MessagesWriter(Writer):
                 "delta": {"stop_reason": reason, "stop_sequence": sequence},
                 "usage": self._usage(DeltaUsage),
                 **({} if isinstance(report, msgspec.UnsetType) else {"structured_output": report}),
+                **({} if isinstance(self._edits, msgspec.UnsetType) else {"context_management": self._edits}),
             },
             {"type": "message_stop"},
         ])  # fmt: skip
@@ -76,6 +89,7 @@ class MessagesWriter(Writer):
             stop_reason=reason,
             stop_sequence=sequence,
             usage=self._usage(MessageUsage),
+            context_management=msgspec.UNSET if reason is None else self._edits,
             structured_output=report_field(self._choice, SCHEMA),
             dovetail=notes_of(self.reply.requests[0]),
         )

@@ -11,6 +11,7 @@ from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Reques
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional, renamed, servable
 from dovetail_server.apis.messages.client_tools import CLIENT_TOOLS
+from dovetail_server.apis.messages.editing import check_edits, edited
 from dovetail_server.apis.messages.errors import NO_THREADS
 from dovetail_server.apis.messages.schema import (
     AnthropicTool,
@@ -33,8 +34,6 @@ RENAMED = {
 }
 NAMES = Names(prompt="messages", renamed=RENAMED)
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids")
-CLEARS_NOTHING = {"type": "clear_thinking_20251015", "keep": "all"}
-"""The edit that clients send to have all thinking stay, which it does."""
 
 
 def read(body: MessagesRequest) -> Request:
@@ -44,6 +43,7 @@ def read(body: MessagesRequest) -> Request:
         RequestError: It asks for what is not served here, or its fields contradict each other.
     """
     check_generation(body)
+    body, applied = edited(body)
     values = {name: value for name in SAMPLED if (value := getattr(body, name)) is not None}
     thinking = body.thinking
     return Request(
@@ -57,7 +57,10 @@ def read(body: MessagesRequest) -> Request:
         grammar_backend=body.grammar_backend,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        reply={"omits": True} if thinking is not None and thinking.display == "omitted" else {},
+        reply={
+            **({"omits": True} if thinking is not None and thinking.display == "omitted" else {}),
+            **({} if applied is None else {"edits": applied}),
+        },
     )
 
 
@@ -122,9 +125,7 @@ def check(body: MessagesPrompt) -> None:
     Raises:
         RequestError: Naming the field.
     """
-    if body.context_management not in (None, {}, {"edits": []}, {"edits": [CLEARS_NOTHING]}):
-        why = "nothing is cleared out of a conversation here; possible: no edits, or clear_thinking that keeps all"
-        raise unsupported("context_management", why)
+    check_edits(body)
     if body.mcp_servers:
         raise unsupported("mcp_servers", "this server calls no other; the client runs the tools")
     if body.thread is not None:

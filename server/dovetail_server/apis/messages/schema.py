@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
 from dovetail_server.apis.dropped import Notes, UnservableTool
+from dovetail_server.apis.messages.edit_schema import ContextManagement
 from dovetail_server.schema.common import (
     FreeForm,
     Name,
@@ -236,7 +237,7 @@ class MessagesPrompt(RequestModel):
     chat_template_kwargs: FreeForm | None = Field(None, description="Of this server: variables of the chat template.")
     user_profile_id: Name | None = None
     workspace_id: Name | None = None
-    context_management: FreeForm | None = Field(None, description="Accepted where it clears nothing.")
+    context_management: ContextManagement | None = None
     mcp_servers: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(None, description="Not supported.")
     thread: FreeForm | None = Field(None, description="Not supported, and told so that clients send the history.")
 
@@ -327,6 +328,18 @@ class MessageUsage(DeltaUsage, frozen=True, kw_only=True):
     service_tier: Literal["standard"] = "standard"
 
 
+class AppliedEdits(msgspec.Struct, frozen=True):
+    """What was cleared out of the prompt, of each edit that cleared something. Tokens are estimated."""
+
+    applied_edits: list[Json]
+
+
+class OriginalTokens(msgspec.Struct, frozen=True):
+    """Tokens before anything was cleared."""
+
+    original_input_tokens: int
+
+
 class MessageReply(msgspec.Struct, kw_only=True):
     """Response of `POST /v1/messages`."""
 
@@ -340,6 +353,7 @@ class MessageReply(msgspec.Struct, kw_only=True):
     stop_details: None = None
     container: None = None
     usage: MessageUsage
+    context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
     structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
     dovetail: Notes | msgspec.UnsetType = msgspec.UNSET
 
@@ -348,6 +362,7 @@ class TokenCount(msgspec.Struct, frozen=True):
     """Response of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
+    context_management: OriginalTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
