@@ -25,7 +25,7 @@ from dovetail.processing.refusals import input_too_long as input_too_long
 from dovetail.processing.refusals import prompt_too_long as prompt_too_long
 from dovetail.processing.refusals import unsupported as unsupported
 from dovetail_server.compat.endpoints import why_not
-from dovetail_server.compat.fields import ELSEWHERE, refusal
+from dovetail_server.compat.fields import ELSEWHERE, ours, refusal
 from dovetail_server.error_body import ErrorBody, ErrorDetail
 
 logger = logging.getLogger("dovetail.server")
@@ -261,6 +261,8 @@ class ValidationReport:
         return RequestError(f"{path} {' or '.join(reasons)}{self._given(first)}", param=path, code=code)
 
     def _unknown(self, path: str) -> RequestError:
+        if (same := ours(path, self.known)) is not None:
+            return unsupported(path, f"on this route {same} says it")
         why = refusal(path.rsplit(".", 1)[-1])
         if why is not None:
             return unsupported(path, why)

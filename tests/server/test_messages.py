@@ -423,6 +423,9 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
         ({"temperature": -1}, "temperature"),
         ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"max_token": 1}, "max_tokens"),
+        ({"stop": ["a"]}, "on this route stop_sequences says it"),
+        ({"reasoning_effort": "low"}, "on this route output_config.effort says it"),
+        ({"response_format": {"type": "json_object"}}, "on this route output_config.format says it"),
     ],
 )
 def test_what_cannot_be_done_is_refused(thinking: Harness, fields: dict[str, Any], name: str) -> None:

@@ -366,6 +366,8 @@ def test_effort_sets_the_templates_switches(thinking: Harness) -> None:
         ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"conversation": "c", "previous_response_id": "resp_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"multi_agent": {"enabled": True}}, "multi_agent"),
         ({"context_management": [{"type": "tokens"}]}, "context_management[0].type"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
@@ -392,7 +394,8 @@ def test_what_cannot_be_done_is_refused(thinking: Harness, fields: dict[str, Any
 
 def test_an_empty_list_asks_for_no_compaction(thinking: Harness) -> None:
     """Clients that write every field send it."""
-    assert ask(thinking, context_management=[])["status"] == "completed"
+    accepted = {"context_management": [], "max_tool_calls": 0, "multi_agent": {"enabled": False}}
+    assert ask(thinking, **accepted, stream_options={"include_usage": True})["status"] == "completed"
 
 
 def test_item_references_are_bounded(harness: Harness) -> None:

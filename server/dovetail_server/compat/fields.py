@@ -6,6 +6,7 @@ is a 400 with the reason. What nobody knows gets the nearest name of the schema.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from dovetail_server.compat.dialects import SAID
@@ -90,9 +91,6 @@ FIELDS: dict[str, ForeignName] = {
     **_all("http_worker_ipc num_items_assigned", "it is between processes of the peer's own server"),
     "background": ForeignName("/generate answers on the connection; /v1/responses has background: true"),
     "require_reasoning": ForeignName("/generate gives the text as the model wrote it; use /v1/chat/completions"),
-    "max_thinking_tokens": ForeignName(
-        "/generate does not tell thinking apart; send thinking_budget to /v1/chat/completions"
-    ),
     "task": ForeignName("no chat template here has such tasks; say it in the prompt"),
     "beam_width": ForeignName(
         "beam search is not implemented; n with best_of samples several and ranks them", (*OFF, 1)
@@ -127,8 +125,9 @@ FIELDS: dict[str, ForeignName] = {
         "background: true answers as soon as it can", (*OFF, {"completion_window": "soonest"})
     ),
     "image": ForeignName(NOT_A_TEXT, (*OFF, *({"context_compression": how} for how in ("auto", "disabled")))),
+    "multi_agent": ForeignName("one model answers here", (*OFF, {"enabled": False})),
     "personality": ForeignName("say in instructions how the model should write"),
-    "mode": ForeignName("there is one way of reasoning; effort bounds it", (*OFF, "standard")),
+    "mode": ForeignName("there is one mode of answering and of reasoning here", (*OFF, "standard", "instruct")),
     "score_extraction_token": ForeignName("labels are looked at behind the last token; send an item for each place"),
     **_all(
         "text_1 text_2 data_1 data_2",
@@ -137,6 +136,37 @@ FIELDS: dict[str, ForeignName] = {
     "chat_template": ForeignName("a template in a request is not run; use --chat-template FILE"),
     **_all("enable_response_messages previous_input_messages", "continue with previous_response_id, or send the items"),
 }
+
+
+OURS: dict[str, tuple[str, ...]] = {
+    "max_tokens": ("max_output_tokens",),
+    "max_completion_tokens": ("max_output_tokens", "max_tokens"),
+    **dict.fromkeys(("response_format", "output_format", "text_format"), ("text.format", "output_config.format")),
+    **dict.fromkeys(("reasoning_effort", "effort"), ("reasoning.effort", "output_config.effort")),
+    "reasoning_summary": ("reasoning.summary",),
+    **dict.fromkeys(("verbosity", "text_verbosity"), ("text.verbosity",)),
+    **dict.fromkeys(("thinking_budget", "max_thinking_tokens"), ("thinking.budget_tokens",)),
+    **dict.fromkeys(("enable_thinking", "think"), ("thinking", "reasoning.effort")),
+    "thinking": ("reasoning",),
+    "reasoning": ("thinking",),
+    "stop": ("stop_sequences",),
+    **dict.fromkeys(("system_prompt", "system"), ("system", "instructions")),
+    "parallel_tool_calls": ("tool_choice.disable_parallel_tool_use",),
+    "functions": ("tools",),
+    "repeat_penalty": ("repetition_penalty",),
+    "response_id": ("previous_response_id",),
+}
+"""Fields of the other of our APIs, and of its dialects: what says the same where a route has not this one."""
+
+
+def ours(name: str, known: Collection[str]) -> str | None:
+    """Return the field of a route's schema that says what one of another API does; None where there is none.
+
+    Args:
+        name: The field, which the schema does not have.
+        known: Fields of the schema.
+    """
+    return next((other for other in OURS.get(name, ()) if other.partition(".")[0] in known), None)
 
 
 def means_nothing(name: str, value: Any) -> bool:

@@ -237,6 +237,25 @@ SENT: dict[str, ForeignName] = {
     **_all("standard_callback_dynamic_params no_log max_price zdr handoff_execution", ROUTED, None),
     "headers": ForeignName("send headers as headers"),
     "prompt_format_string": ForeignName("a template in a request is not run; use --chat-template FILE"),
+    # MLX, llama-cpp-python, KoboldCpp
+    "num_draft_tokens": ForeignName(DRAFTS, None),
+    "adapters": ForeignName(ADAPTERS),
+    "role_mapping": ForeignName("the model's chat template says it"),
+    **_all("n_ctx n_batch n_gpu_layers", MODEL, None),
+    "min_tokens_to_keep": ForeignName(OF_DRY, None),
+    # Mistral, Tencent, Baidu, Spark, Venice, Google, Codex
+    "safe_mode": ForeignName("this server adds no prompt of its own; say it in a system message"),
+    **_all("citation force_search_enhancement enable_deep_search enable_trace show_ref_label", SEARCHES),
+    "venice_parameters": ForeignName(
+        "nothing is searched, and no character stands before the messages", (*OFF, {"enable_web_search": "off"})
+    ),
+    "cachedContent": ForeignName("prefixes are cached by themselves; send the whole prompt"),
+    **_all("sessionId promptId", TRACED, None),
+    "performanceConfig": ForeignName(ROUTED, None),
+    "reasoning_summary": ForeignName("reasoning comes whole; nothing shortens it", (*OFF, "auto", "detailed", "none")),
+    **_all("response_prefix assistant_prefix", "send it as the last message, with continue_final_message: true"),
+    **_all("json_mode json_output force_json_object", 'send response_format: {"type": "json_object"}'),
+    "context_management": ForeignName("/v1/responses compacts; /v1/messages clears results of tools and thinking"),
     # TabbyAPI, Aphrodite
     **_all("skew nsigma logit_threshold", SAMPLED),
     "dry_range": ForeignName(OF_DRY, None),

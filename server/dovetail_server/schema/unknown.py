@@ -10,7 +10,7 @@ from threading import Lock
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dovetail_server.compat.fields import ELSEWHERE, refusal
+from dovetail_server.compat.fields import ELSEWHERE, OURS, refusal
 
 logger = logging.getLogger("dovetail.server")
 MAX_NAMES = 100
@@ -94,4 +94,4 @@ def left_out(unknown: list[str]) -> list[str]:
 
 def is_known(name: str) -> bool:
     """Whether a field means something to another server, or on another route."""
-    return name in ELSEWHERE or refusal(name) is not None
+    return name in ELSEWHERE or name in OURS or refusal(name) is not None

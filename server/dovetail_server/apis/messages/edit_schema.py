@@ -12,21 +12,21 @@ from dovetail_server.schema.common import Name, RequestModel
 Names = Annotated[list[Name], Field(max_length=1024)]
 
 
-class InputTokens(RequestModel):
+class NumTokens(RequestModel):
     """A number of tokens; four bytes of JSON count as one."""
 
     type: Literal["input_tokens"]
     value: int = Field(ge=0, le=MAX_TOKENS)
 
 
-class ToolUses(RequestModel):
+class NumToolUses(RequestModel):
     """A number of tool uses that have their results."""
 
     type: Literal["tool_uses"]
     value: int = Field(ge=0, le=MAX_TOKENS)
 
 
-class ThinkingTurns(RequestModel):
+class NumTurns(RequestModel):
     """A number of the model's turns."""
 
     type: Literal["thinking_turns"]
@@ -43,11 +43,11 @@ class ClearToolUses(RequestModel):
     """Clear old results of tools: a line of text takes their place."""
 
     type: Literal["clear_tool_uses_20250919"]
-    trigger: Annotated[InputTokens | ToolUses, Field(discriminator="type")] | None = Field(
+    trigger: Annotated[NumTokens | NumToolUses, Field(discriminator="type")] | None = Field(
         None, description="Beyond it. Default: 100,000 input tokens."
     )
-    keep: ToolUses | None = Field(None, description="Of the last uses. Default: 3.")
-    clear_at_least: InputTokens | None = Field(None, description="Else nothing is cleared.")
+    keep: NumToolUses | None = Field(None, description="Of the last uses. Default: 3.")
+    clear_at_least: NumTokens | None = Field(None, description="Else nothing is cleared.")
     exclude_tools: Names | None = Field(None, description="Whose results stay.")
     clear_tool_inputs: bool | Names | None = Field(None, description="Clear the inputs as well, of all tools or some.")
 
@@ -56,7 +56,7 @@ class ClearThinking(RequestModel):
     """Clear old thinking. The first of the edits."""
 
     type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"] | Annotated[ThinkingTurns | AllTurns, Field(discriminator="type")] | None = Field(
+    keep: Literal["all"] | Annotated[NumTurns | AllTurns, Field(discriminator="type")] | None = Field(
         None, description="Of the last turns with thinking. Default: 1."
     )
 
@@ -69,7 +69,7 @@ class Compact(RequestModel):
     type: Literal["compact_20260112"]
 
 
-class ContextManagement(RequestModel):
+class ContextEdits(RequestModel):
     """What is cleared out of the prompt."""
 
     edits: Annotated[

@@ -12,7 +12,7 @@ import msgspec
 
 from dovetail.contracts.requests import JsonObject
 from dovetail.processing.refusals import unsupported, wrong
-from dovetail_server.apis.messages.edit_schema import AllTurns, ClearThinking, ClearToolUses, Compact, InputTokens
+from dovetail_server.apis.messages.edit_schema import AllTurns, ClearThinking, ClearToolUses, Compact, NumTokens
 from dovetail_server.apis.messages.schema import MessagesPrompt
 
 P = TypeVar("P", bound=MessagesPrompt)
@@ -20,7 +20,7 @@ Messages = list[JsonObject]
 BYTES = 4
 PLACEHOLDER = "[Old tool result content cleared]"
 """Stands in the place of a result."""
-USES = InputTokens(type="input_tokens", value=100_000)
+USES = NumTokens(type="input_tokens", value=100_000)
 """When tool uses are cleared where a request does not say, …"""
 KEPT_USES, KEPT_TURNS = 3, 1
 """… how many stay, and how many turns with their thinking."""
@@ -95,7 +95,7 @@ def without_uses(messages: Messages, edit: ClearToolUses, num_beside: int) -> tu
     uses = {block["id"]: block["name"] for _, _, block in blocks_of(messages) if block.get("type") == "tool_use"}
     results = [block["tool_use_id"] for _, _, block in blocks_of(messages) if block.get("type") == "tool_result"]
     trigger = edit.trigger or USES
-    num = (num_beside + len(encode(messages))) // BYTES if isinstance(trigger, InputTokens) else len(results)
+    num = (num_beside + len(encode(messages))) // BYTES if isinstance(trigger, NumTokens) else len(results)
     if num <= trigger.value:
         return messages, []
     kept = KEPT_USES if edit.keep is None else edit.keep.value

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
 from dovetail_server.apis.dropped import Notes, UnservableTool
-from dovetail_server.apis.messages.edit_schema import ContextManagement
+from dovetail_server.apis.messages.edit_schema import ContextEdits
 from dovetail_server.schema.common import (
     FreeForm,
     Name,
@@ -237,7 +237,7 @@ class MessagesPrompt(RequestModel):
     chat_template_kwargs: FreeForm | None = Field(None, description="Of this server: variables of the chat template.")
     user_profile_id: Name | None = None
     workspace_id: Name | None = None
-    context_management: ContextManagement | None = None
+    context_management: ContextEdits | None = None
     mcp_servers: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(None, description="Not supported.")
     thread: FreeForm | None = Field(None, description="Not supported, and told so that clients send the history.")
 

@@ -141,7 +141,7 @@ def check(request: ResponsesRequest) -> None:
     if summary_of(request) == "concise":
         why = "nothing here shortens reasoning; ask for auto or detailed, which give it out whole"
         raise errors.unsupported("reasoning.summary", why)
-    if request.top_logprobs is not None and not wants_logprobs(request):
+    if request.top_logprobs and not wants_logprobs(request):
         text = f"top_logprobs needs {LOGPROBS!r} in include"
         raise RequestError(text, param="top_logprobs", code="invalid_value")
     if request.background and request.store is False:

@@ -69,6 +69,7 @@ class ResponseStreamOptions(RequestModel):
     """What a stream carries beside events."""
 
     include_obfuscation: bool | None = Field(None, description="Accepted; no padding is ever added.")
+    include_usage: bool | None = Field(None, description="Accepted; the last event always has the usage.")
 
 
 class ConversationRef(RequestModel):
@@ -139,7 +140,7 @@ class ResponsesRequest(ResponsePrompt):
         None, description="false computes the prompt and ends without output, so that a continuation starts sooner."
     )
     max_tool_calls: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="Bounds calls of built-in tools, of which there are none."
+        None, ge=0, le=MAX_TOKENS, description="Bounds calls of built-in tools, of which there are none."
     )
     max_output_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     temperature: float | None = Field(None, ge=0, le=100)
