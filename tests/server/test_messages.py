@@ -415,6 +415,8 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
         ({"context_management": {"edits": [USES, THOUGHTS]}}, "context_management.edits[1]"),
         ({"context_management": {"edits": [THOUGHTS, THOUGHTS]}}, "context_management.edits[1]"),
         ({"context_management": {"edits": [{**THOUGHTS, "keep": {"type": "turns"}}]}}, "context_management.edits[0]"),
+        ({"context_management": {"edits": [{**THOUGHTS, "keep": {"type": "all", "value": 3}}]}}, "keep.value"),
+        ({"context_management": {"edits": [{**THOUGHTS, "keep": {"type": "thinking_turns"}}]}}, "keep.value"),
         ({"context_management": {"edits": [{**USES, "trigger": 5}]}}, "context_management.edits[0]"),
         ({"context_management": {"edits": [{"type": "clear_all"}]}}, "context_management.edits[0]"),
         ({"inference_geo": "us"}, "inference_geo"),

@@ -26,26 +26,25 @@ class NumToolUses(RequestModel):
     value: int = Field(ge=0, le=MAX_TOKENS)
 
 
-class NumTurns(RequestModel):
-    """A number of the model's turns."""
+class Trigger(RequestModel):
+    """Either of these."""
 
-    type: Literal["thinking_turns"]
-    value: int = Field(ge=1, le=MAX_TOKENS)
+    type: Literal["input_tokens", "tool_uses"]
+    value: int = Field(ge=0, le=MAX_TOKENS)
 
 
-class AllTurns(RequestModel):
-    """All turns."""
+class KeptTurns(RequestModel):
+    """A number of the model's turns, or all."""
 
-    type: Literal["all"]
+    type: Literal["thinking_turns", "all"]
+    value: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Of `thinking_turns`.")
 
 
 class ClearToolUses(RequestModel):
     """Clear old results of tools: a line of text takes their place."""
 
     type: Literal["clear_tool_uses_20250919"]
-    trigger: Annotated[NumTokens | NumToolUses, Field(discriminator="type")] | None = Field(
-        None, description="Beyond it. Default: 100,000 input tokens."
-    )
+    trigger: Trigger | None = Field(None, description="Beyond it. Default: 100,000 input tokens.")
     keep: NumToolUses | None = Field(None, description="Of the last uses. Default: 3.")
     clear_at_least: NumTokens | None = Field(None, description="Else nothing is cleared.")
     exclude_tools: Names | None = Field(None, description="Whose results stay.")
@@ -56,9 +55,7 @@ class ClearThinking(RequestModel):
     """Clear old thinking. The first of the edits."""
 
     type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"] | Annotated[NumTurns | AllTurns, Field(discriminator="type")] | None = Field(
-        None, description="Of the last turns with thinking. Default: 1."
-    )
+    keep: Literal["all"] | KeptTurns | None = Field(None, description="Of the last turns with thinking. Default: 1.")
 
 
 class Compact(RequestModel):

@@ -12,7 +12,7 @@ import msgspec
 
 from dovetail.contracts.requests import JsonObject
 from dovetail.processing.refusals import unsupported, wrong
-from dovetail_server.apis.messages.edit_schema import AllTurns, ClearThinking, ClearToolUses, Compact, NumTokens
+from dovetail_server.apis.messages.edit_schema import ClearThinking, ClearToolUses, Compact, KeptTurns, Trigger
 from dovetail_server.apis.messages.schema import MessagesPrompt
 
 P = TypeVar("P", bound=MessagesPrompt)
@@ -20,7 +20,7 @@ Messages = list[JsonObject]
 BYTES = 4
 PLACEHOLDER = "[Old tool result content cleared]"
 """Stands in the place of a result."""
-USES = NumTokens(type="input_tokens", value=100_000)
+USES = Trigger(type="input_tokens", value=100_000)
 """When tool uses are cleared where a request does not say, …"""
 KEPT_USES, KEPT_TURNS = 3, 1
 """… how many stay, and how many turns with their thinking."""
@@ -41,8 +41,20 @@ def check_edits(body: MessagesPrompt) -> None:
             raise unsupported(f"{param}.type {edit.type!r}", why)
         if at and isinstance(edit, ClearThinking):
             raise wrong(f"{param} is a {edit.type}, which must be the first edit", param)
+        if isinstance(edit, ClearThinking) and isinstance(edit.keep, KeptTurns):
+            check_kept(edit.keep, f"{param}.keep")
         if any(type(edit) is type(before) for before in edits[:at]):
             raise wrong(f"{param} is a second {edit.type}; send one", param)
+
+
+def check_kept(keep: KeptTurns, param: str) -> None:
+    """Refuse a number where all turns stay, and none where some do.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    if (keep.type == "thinking_turns") != (keep.value is not None):
+        raise wrong(f"{param}.value belongs to type 'thinking_turns', and to no other", f"{param}.value")
 
 
 def edited(body: P) -> tuple[P, list[JsonObject] | None]:
@@ -68,9 +80,9 @@ def edited(body: P) -> tuple[P, list[JsonObject] | None]:
 
 def without_thinking(messages: Messages, edit: ClearThinking) -> tuple[Messages, list[JsonObject]]:
     """Clear the thinking of all but the last turns of the model that have some."""
-    if edit.keep == "all" or isinstance(edit.keep, AllTurns):
+    num_kept = KEPT_TURNS if edit.keep is None else edit.keep.value if isinstance(edit.keep, KeptTurns) else None
+    if num_kept is None:
         return messages, []
-    num_kept = KEPT_TURNS if edit.keep is None else edit.keep.value
     turns = turns_of(messages)
     thinking = sorted({turns[at] for at, _, block in blocks_of(messages) if is_thinking(block)})
     gone = set(thinking[:-num_kept])
@@ -95,7 +107,7 @@ def without_uses(messages: Messages, edit: ClearToolUses, num_beside: int) -> tu
     uses = {block["id"]: block["name"] for _, _, block in blocks_of(messages) if block.get("type") == "tool_use"}
     results = [block["tool_use_id"] for _, _, block in blocks_of(messages) if block.get("type") == "tool_result"]
     trigger = edit.trigger or USES
-    num = (num_beside + len(encode(messages))) // BYTES if isinstance(trigger, NumTokens) else len(results)
+    num = (num_beside + len(encode(messages))) // BYTES if trigger.type == "input_tokens" else len(results)
     if num <= trigger.value:
         return messages, []
     kept = KEPT_USES if edit.keep is None else edit.keep.value
