@@ -95,6 +95,31 @@ def test_codex_over_a_websocket(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert "POST /v1/responses" not in log
 
 
+def test_codex_has_the_server_compact(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Named OpenAI, its provider sums up nothing itself: after each call it sends a `compaction_trigger`."""
+    asks = "Summarize this conversation for yourself"
+    rules = [
+        {"has": [asks, "Success."], "say": "The file is mended."},
+        {"has": [asks], "say": "The file says Helo."},
+        {"has": ["The file is mended."], "say": DONE},
+        {"has": ["The file says Helo."], "say": call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}\nEOF")},
+        *steps(call("exec_command", cmd="cat greet.py"), "", tool="exec_command")[:2],
+    ]
+    program = from_npm(f"@openai/codex@{version('Codex')}", "codex")
+    free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+    with serving(tmp_path, rules) as (server, folder):
+        given = recipe("Codex", server.base)
+        config = given.files["~/.codex/config.toml"].replace('name = "Dovetail"', 'name = "OpenAI"')
+        given.files["~/.codex/config.toml"] = f"model_auto_compact_token_limit = 1000\n{config}"
+        given.write(folder)
+        said = run(program, *given.arguments, *free, TASK, folder=folder, **given.env)
+        assert (folder / "greet.py").read_text() == AFTER
+        assert DONE in said
+        summaries = [each["say"] for each in server.prompts() if asks in each["prompt"]]
+        assert summaries[:2] == ["The file says Helo.", "The file is mended."]
+    assert "POST /v1/responses/compact" not in "".join(capfd.readouterr())
+
+
 def test_claude_code(tmp_path: Path) -> None:
     """With the address and any token: it asks for a `claude-*` of its own, which the served model answers."""
     file = str(tmp_path / "task/greet.py")

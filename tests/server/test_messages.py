@@ -390,7 +390,7 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
             },
             "send its tool_result",
         ),
-        ({"messages": [{"role": "user", "content": [{**DOCUMENT, "source": {"type": "base64"}}]}]}, "source"),
+        ({"messages": [{"role": "user", "content": [{**DOCUMENT, "source": {"type": "base64"}}]}]}, "send their text"),
         ({"messages": [{"role": "user", "content": [{**FOUND, "citations": {"enabled": True}}]}]}, "enabled"),
         ({"messages": [{"role": "assistant", "content": [FOUND]}]}, "is a search_result, which only a user"),
         ({"tools": [{"type": "bash_20990101", "name": "bash"}]}, "bash_20990101"),

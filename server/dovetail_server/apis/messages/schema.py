@@ -57,11 +57,26 @@ class ContentSource(SentBack):
     content: Text | Annotated[list[TextBlock], Field(max_length=4096)]
 
 
+def _kind(block: Any) -> str:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return kind if isinstance(kind, str) else ""
+
+
+DocumentSource = Annotated[
+    Annotated[PlainSource, Tag("text")] | Annotated[ContentSource, Tag("content")],
+    Discriminator(
+        _kind,
+        custom_error_type="source_type",
+        custom_error_message="must be of type text or content: PDFs and other files are not read here; send their text",
+    ),
+]
+
+
 class DocumentBlock(SentBack):
     """A document of text. PDFs, and those behind an address or an identifier, are not read here."""
 
     type: Literal["document"]
-    source: PlainSource | ContentSource = Field(discriminator="type")
+    source: DocumentSource
     title: Text | None = None
     context: Text | None = None
     citations: Citations | None = None
@@ -113,11 +128,6 @@ class ToolResultBlock(SentBack):
     content: Text | Annotated[list[Block], Field(max_length=4096)] | None = None
     is_error: bool | None = Field(None, description="true puts `Error:` before the content.")
     cache_control: Cached = None
-
-
-def _kind(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return kind if isinstance(kind, str) else ""
 
 
 Block = Annotated[
