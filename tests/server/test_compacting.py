@@ -284,6 +284,22 @@ def test_the_endpoint_takes_what_codex_sends(server: Harness) -> None:
     assert error_of(server.post("/v1/responses/compact", {"input": OLD, "store": True}))["param"] == "store"
 
 
+def test_what_was_compacted_does_not_come_back(server: Harness) -> None:
+    """Compacted again in another way: of what an item replaced only what it holds stays, once."""
+    first = ask(server, [*OLD, NEW], context_management=AT)
+    items = [*OLD, NEW, *first["output"]]
+    found = server.post("/v1/responses/compact", {"input": items}).json()["output"]
+    assert [item.get("role", item["type"]) for item in found] == ["developer", "user", "user", "compaction"]
+    assert [part["text"] for item in found[1:3] for part in item["content"]] == ["A short wish", "And now?"]
+    ask(server, [*items, {"type": "compaction_trigger"}])
+    again = ask(server, [*items, {"type": "compaction_trigger"}])["output"]
+    server.engine.submits.clear()
+    ask(server, [*items, *again, {"role": "user", "content": "x"}])
+    ask(server, [*found, {"role": "user", "content": "x"}])
+    assert len(set(prompts(server))) == 1
+    assert LONG[:40] not in prompts(server)[0]
+
+
 def test_in_the_background_and_over_a_websocket(server: Harness) -> None:
     """A background response is queued at once; a connection goes on with what it has not stored."""
     server.loop.call_soon_threadsafe(server.engine.hold.clear)

@@ -76,7 +76,8 @@ def read_compact(
     asked = responses.as_response(body).model_copy(update={"input": body.input or []})
     request = responses.read(asked, compacted_id, found, rows)
     made = compaction.asking(request, messages_of_chat(request), compaction.MAX_SUMMARY)
-    stay = [item for item in chain(items_before(found), decode_items(rows)) if stays(item)]
+    items = compaction.effective(chain(items_before(found), decode_items(rows)))
+    stay = [item for item in items if stays(item)]
     return responses.ReadItems(Preparation(text, made).rendered(), encode(stay))
 
 
