@@ -19,7 +19,7 @@ from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.formats import FORMATS, PATTERNS
 from dovetail.sdk.schemas.schema import escape
 from dovetail_grammar.gbnf import GbnfError
-from dovetail_grammar.patterns import has_control, is_leaky, is_unreadable, rewritten, tightened
+from dovetail_grammar.patterns import has_control, is_leaky, is_odd, is_unreadable, rewritten, tightened
 
 REFUSED = frozenset(
     [
@@ -153,7 +153,7 @@ class SchemaWalk:
     def _pattern(self, where: str, pattern: str, *, in_one: bool = False) -> None:
         said, work = rewritten(pattern, in_one=in_one)
         self._work += work
-        if any(map(is_unreadable, said)) or self._work > MAX_WORK:
+        if is_odd(pattern) or any(map(is_unreadable, said)) or self._work > MAX_WORK:
             self._refuse(where)
         elif any(is_leaky(tightened(part)) for part in said):
             self._ignored.append(where)

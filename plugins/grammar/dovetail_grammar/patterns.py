@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dovetail.contracts.errors import RequestError
-from dovetail.sdk.expressions import RARE, plainly
+from dovetail.sdk.expressions import RARE, plainly, unicode_dialect
 
 _UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
 _DOUBLED = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})(?:[*+]|\{\d+(?:,\d*)?\})")
@@ -36,6 +36,9 @@ _ENDING = re.compile(r"((?:^|[^\\])(?:\\\\)*)\\[zZ]$")
 _NAMED = re.compile(rf"{_OPAQUE.pattern}|\(\?<[A-Za-z_$][A-Za-z0-9_$]*>", re.DOTALL)
 _IN_CLASS = re.compile(r"\\.|\[|&&|~~", re.DOTALL)
 _ESCAPES = {"[": r"\[", "&&": r"\&\&", "~~": r"\~\~"}
+_ODD = re.compile(r"\\[ACEFGHIJKLMNOQRTUVXYZaeghijlmoqyz]|\[\^?\]")
+_ODD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\[ACEFGHIJKLMNOQRTUVXYZaeghijlmoqyz]")
+_PARTS_OF = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 
 def is_unreadable(pattern: str) -> bool:
@@ -78,7 +81,6 @@ class Rewritten(NamedTuple):
     work: int
 
 
-@lru_cache(maxsize=256)
 def rewritten(pattern: str, *, in_one: bool = False) -> Rewritten:
     """Return a pattern as libraries read it: without look-around, edges of words, anchors within, leaky classes.
 
@@ -92,6 +94,21 @@ def rewritten(pattern: str, *, in_one: bool = False) -> Rewritten:
         return Rewritten((known,), 0)
     made = plainly(pattern, in_one=in_one, without=RARE)
     return Rewritten(made.parts or (known,), made.work)
+
+
+def is_odd(pattern: str) -> bool:
+    """Whether libraries read in a way of their own what ECMAScript does not know, or reads as something else.
+
+    That is an escaped letter without a meaning, a class that begins with its end, and a range from or to `-`.
+    """
+    pattern = strip_anchors(pattern)
+    if "\\" not in pattern and "[]" not in pattern and "[^]" not in pattern and "--" not in pattern:
+        return False
+    for found in _PARTS_OF.finditer(pattern):
+        inner = _ESCAPED.sub("..", found[0]) if found[0][0] == "[" else ""
+        if _ODD.match(found[0]) or "--" in inner or (inner and _ODD_ESCAPE.search(found[0])):
+            return True
+    return False
 
 
 def has_control(pattern: str) -> bool:
@@ -110,9 +127,9 @@ def is_leaky(pattern: str) -> bool:
 
     Found by trying thousands of classes. May say so of a pattern that is fine.
     """
-    if _CONTROL_CLASS.search(_CLASS.sub("", pattern)):
+    if _CONTROL_CLASS.search(_OPAQUE.sub(lambda found: "" if found[0][0] == "[" else found[0], pattern)):
         return True
-    return any(_is_leaky_class(found) for found in _CLASS.findall(pattern))
+    return any(_is_leaky_class(part) for part in _OPAQUE.findall(pattern) if part[0] == "[")
 
 
 def tightened(pattern: str) -> str:
@@ -185,7 +202,7 @@ def whole(pattern: str) -> str:
     if has_doubled(pattern):
         text = f"the regex {pattern[:80]!r} repeats a repetition (`a++`, `a+{{2}}`), which has no single meaning"
         raise RequestError(f"{text}; write a group around what is repeated: `(?:a+)+`", code="unsupported_grammar")
-    made = plainly(f"^(?:{pattern})$", in_one=True, without=())
+    made = plainly(f"^(?:{pattern})$", in_one=True, without=(), dialect=unicode_dialect())
     return made.parts[0] if made.parts else pattern
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Support
 from dovetail.sdk.schemas import schema
-from dovetail_grammar.patterns import has_inner_anchors, is_unreadable
+from dovetail_grammar.patterns import has_inner_anchors, is_odd, is_unreadable
 
 _SILENT = schema.ANNOTATIONS | schema.DEFINITIONS
 _OF_TYPE = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
@@ -120,7 +120,7 @@ def is_plain(pattern: str) -> bool:
     """
     whole = pattern.startswith("^") and re.search(r"(?<!\\)\$$", pattern) is not None
     inner = re.sub(r"\((?:[^()\\]|\\.)*\)", "", pattern)
-    if has_inner_anchors(pattern) or is_unreadable(pattern):
+    if has_inner_anchors(pattern) or is_unreadable(pattern) or is_odd(pattern):
         return False
     return whole and "|" not in inner and _RISKY.search(pattern) is None
 

@@ -10,6 +10,7 @@ Defined by xgrammar 0.2's documentation. Not in the default install: `pip instal
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,16 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail_grammar.choices import UNREADABLE, read_choices
-from dovetail_grammar.patterns import has_inner_anchors, has_unknown_escapes, is_unreadable
+from dovetail_grammar.patterns import has_inner_anchors, has_unknown_escapes, is_unreadable, strip_anchors
 from dovetail_grammar.schema_subset import Subset
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask
 
 MAX_WHITESPACE = 20
+_MISREAD = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[WDS]|\[\^?\])|\[\^(?:\\.|[^\]\\])*\\[wds]", re.DOTALL)
+_OUTSIDE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\.", re.DOTALL)
+"""Escapes, classes, and what stands for any character but a line's end, which the library lets through."""
 _NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 SUBSET = Subset(
     by_type={
@@ -75,6 +79,10 @@ class XgrammarBackend(GrammarBackend):
             return Support.no("anchors within an expression, look-around and back-references are ignored")
         if spec.kind is Kind.REGEX and has_unknown_escapes(spec.source):
             return Support.no("of escaped letters that it does not know it takes the letter itself")
+        if spec.kind is Kind.REGEX and _MISREAD.search(spec.source):
+            return Support.no(
+                r"what is no \w, \d or \s is of ASCII to it, and a bracket that is first in a class its end"
+            )
         if spec.kind is Kind.STRUCTURAL:
             return Support.no("added tokens could be spelled out in other tokens")
         return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
@@ -216,7 +224,9 @@ def _compile(library: Any, compiler: Any, spec: GrammarSpec) -> Any:
             separators=None if most else (",", ":"),
         )
     if spec.kind is Kind.REGEX:
-        return compiler.compile_regex(spec.source)
+        return compiler.compile_regex(
+            _OUTSIDE.sub(lambda found: r"[^\n]" if found[0] == "." else found[0], strip_anchors(spec.source))
+        )
     if spec.kind is Kind.CHOICE:
         choices = " | ".join(json.dumps(choice) for choice in read_choices(spec.source))
         return compiler.compile_grammar(f"root ::= {choices}")

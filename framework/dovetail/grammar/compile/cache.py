@@ -38,8 +38,9 @@ class RejectedGrammar:
 LARGE_BYTES, IDLE_S = 4 << 20, 30.0
 """A grammar of that size is let go of once nobody has asked for it so long: hostile ones would fill the cache."""
 
-MAX_WEIGHED = 32
-"""Grammars that are weighed again with each new one: those asked for last, as a grammar grows while texts follow it."""
+MAX_WEIGHED, WEIGHED_AT_ONCE = 32, 4
+"""Of the grammars asked for last so many are weighed again, as a grammar grows while texts follow it, and so many of
+these in turn with each new one."""
 
 
 def key_of(steps: tuple[GrammarOption, ...]) -> bytes:
@@ -66,6 +67,7 @@ class GrammarCache:
     def __init__(self, max_bytes: int, max_refused: int = 1024, retry_s: float = 60.0) -> None:
         """Bound it; after `retry_s` a grammar that took too long may be tried again: the machine was busy, perhaps."""
         self.num_bytes = 0
+        self._turn = 0
         self._retry_s = retry_s
         self._max_bytes = max_bytes
         self._max_refused = max_refused
@@ -112,8 +114,10 @@ class GrammarCache:
             self.num_bytes -= kept.num_bytes
             return
         self._found[key] = kept
-        for other in islice(reversed(self._found.values()), MAX_WEIGHED):
+        for other in islice(reversed(self._found.values()), self._turn, self._turn + WEIGHED_AT_ONCE):
             self._weigh(other)
+        following = self._turn + WEIGHED_AT_ONCE
+        self._turn = following if following < min(len(self._found), MAX_WEIGHED) else 0
         self._shrink()
 
     def _weigh(self, kept: Kept) -> None:

@@ -110,9 +110,10 @@ class WaitingCompile:
 
     def add(self, job: CompileJob, sign: int = 1) -> None:
         """Count a job, or with a negative sign take it out."""
+        size = sign * job.num_bytes
         for owner in ("", f"of {job.owner}"):
             self.num[owner] += sign
-            self.num_bytes[owner] += sign * job.num_bytes
+            self.num_bytes[owner] += size
             if not self.num[owner]:
                 del self.num[owner], self.num_bytes[owner]
 

@@ -133,12 +133,12 @@ def _holds(draft: Any, schema: Any, value: Any, *, is_strict: bool = True) -> bo
     return True
 
 
-_TOKENS = re.compile(r"\\k<\w+>|\\.|\[\^?\]|\[\^?(?:\\.|[^\]\\])*\]|\(\?<(?![=!])|\$", re.DOTALL)
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_TOKENS = re.compile(r"\\k<\w+>|\\.|\[\^?\]|\[\^?(?:\\.|[^\]\\])*\]|\(\?<(?![=!])|\$|\{,", re.DOTALL)
+_IN_CLASS = re.compile(r"\\.|&&|~~|--|\|\||(?<!^)\[", re.DOTALL)
 _SETS = {"\\d": DIGIT, "\\w": WORD, "\\s": SPACE}
 _SETS |= {name.upper(): others(chars) for name, chars in _SETS.items()}
-_OWN = {"$": r"\Z", "[]": "(?!)", "[^]": r"[\s\S]", "(?<": "(?P<"}
-"""What Python writes otherwise: its `$` also stands before a line's end at the text's."""
+_OWN = {"$": r"\Z", "\\B": r"(?!\b)", "{,": r"\{,", "[]": "(?!)", "[^]": r"[\s\S]", "(?<": "(?P<"}
+"""What Python writes otherwise: its `$` also stands before a line's end at the text's, its `\\B` in no empty text."""
 
 
 def as_python(pattern: str) -> str:
@@ -162,7 +162,17 @@ def _token(found: re.Match[str]) -> str:
         return f"(?P={text[3:-1]})"
     if text[0] != "[":
         return text
-    return _ESCAPE.sub(lambda part: ranges(_SETS[part[0]]) if part[0] in _SETS else part[0], text)
+    return _IN_CLASS.sub(_in_class, text)
+
+
+def _in_class(found: re.Match[str]) -> str:
+    """Write a part of a class; what Python may come to read as an operation on sets is escaped."""
+    text = found[0]
+    if text in _SETS:
+        return ranges(_SETS[text])
+    return (
+        text if text[0] == "\\" else f"\\{text[0]}{text[1:]}" if text == "--" else "".join(f"\\{char}" for char in text)
+    )
 
 
 def _for_python(root: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
+from dovetail.sdk.expressions import ambiguity
 from dovetail.sdk.schemas import schema, structural
 from dovetail.sdk.schemas.references import check_references, may_name, may_refer
 
@@ -73,6 +74,8 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         structural.check(json.loads(spec.source))
     elif spec.kind is not Kind.JSON_OBJECT and not spec.source.strip():
         raise RequestError("the grammar is empty", code="invalid_grammar")
+    if spec.kind is Kind.REGEX and (why := ambiguity(spec.source)) is not None:
+        raise RequestError(f"the regex {why}", code="invalid_grammar")
 
 
 def check_size(num_bytes: int, limits: GrammarLimits = LIMITS) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 
 Chars = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
@@ -72,6 +73,8 @@ def written(chars: Chars) -> str:
     """Write a set as a character or a class that every dialect reads alike."""
     chars = both(chars, others(_SURROGATES))
     rest = both(others(chars), others(_SURROGATES))
+    if _NAMES and len(chars) > _FEW and (known := _NAMES.get(both(chars, _BEYOND_ASCII))):
+        return _by_name(chars, *known)
     if not rest:
         return r"[\s\S]"
     if len(chars) == 1 and chars[0][0] == chars[0][1]:
@@ -100,5 +103,68 @@ DIGIT: Chars = ((48, 57),)
 WORD = union(((48, 57), (65, 90), (95, 95), (97, 122)))
 SPACE = of("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(map(chr, range(0x2000, 0x200B))))
 LINE_ENDS = of("\n\r\u2028\u2029")
+_NAMES: dict[Chars, tuple[str, Chars]] = {}
+"""Large sets, by their part beyond ASCII, with what `unicode_dialect` calls them within a class."""
+_FEW = 16
+_BEYOND_ASCII: Chars = ((0x80, LAST),)
+
+
+@dataclass(frozen=True, eq=False)
+class Dialect:
+    r"""What an expression's `\d`, `\w`, `\s`, `.` and `\b` mean.
+
+    Attributes:
+        digit: The characters of `\d`.
+        word: Those of `\w`; `\b` is between one and another character.
+        space: Those of `\s`.
+        line_ends: Those that `.` leaves out.
+        has_empty_class: Whether `[]` is a class of no character; otherwise a bracket that is a class's first member
+            is one of its characters.
+    """
+
+    digit: Chars
+    word: Chars
+    space: Chars
+    line_ends: Chars
+    has_empty_class: bool
+
+
+ECMASCRIPT = Dialect(DIGIT, WORD, SPACE, LINE_ENDS, has_empty_class=True)
+
+
+@lru_cache(maxsize=1)
+def unicode_dialect() -> Dialect:
+    """Return what Rust's expressions mean, and Python's but for a few characters: the classes of Unicode."""
+    digit, word, space = (_with_property(said) for said in (r"\p{Nd}", _UNICODE_WORD, r"\p{White_Space}"))
+    parts = {
+        r"\d": digit,
+        r"[\w&&\D]": both(word, others(digit)),
+        r"\s": space,
+        r"[^\w\s]": others(union((*word, *space))),
+    }
+    for num in range(1, len(parts)):
+        for some in combinations(parts, num):
+            chars = both(union(chain.from_iterable(parts[name] for name in some)), others(_SURROGATES))
+            _NAMES[both(chars, _BEYOND_ASCII)] = "".join(some), chars
+    return Dialect(digit, word, space, of("\n"), has_empty_class=False)
+
+
+_UNICODE_WORD = r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]"
+
+
+def _by_name(chars: Chars, name: str, named: Chars) -> str:
+    """Write a set that differs from a named one in some characters of ASCII."""
+    more, missing = ranges(both(chars, others(named))), ranges(both(named, others(chars)))
+    return f"[{more}[{name}&&[^{missing}]]]" if missing else f"[{more}{name}]"
+
+
+def _with_property(expression: str) -> Chars:
+    """Return the characters that an expression of one character matches."""
+    import regex  # takes a while to import, and few expressions need it
+
+    text = "".join(map(chr, (*range(0xD800), *range(0xE000, LAST + 1))))
+    return union((ord(found[0][0]), ord(found[0][-1])) for found in regex.finditer(f"{expression}+", text))
+
+
 RARE = union(((0, 8), (0x0B, 0x0C), (0x0E, 0x1F)))
 """Control characters that nobody writes."""

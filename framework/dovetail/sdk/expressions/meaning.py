@@ -41,15 +41,16 @@ Before = frozenset[str]
 class Meaning:
     """The sets of texts of some expressions, over the same classes of characters."""
 
-    def __init__(self, trees: Iterable[Tree]) -> None:
-        """Read the characters of all of them."""
-        found = {WORD, *chain.from_iterable(map(_sets, trees))}
+    def __init__(self, trees: Iterable[Tree], word: Chars = WORD) -> None:
+        """Read the characters of all of them; `word` are those that words consist of."""
+        self._word = word
+        found = {word, *chain.from_iterable(map(_sets, trees))}
         self.classes: list[Chars] = characters.classes(sorted(found))
         self.terms = Terms(len(self.classes))
         self._num_read = 0
         self._masks: dict[Chars, int] = {}
-        self._words = self._mask(WORD)
-        anything, rest = self.terms.anything, self._mask(characters.others(WORD))
+        self._words = self._mask(word)
+        anything, rest = self.terms.anything, self._mask(characters.others(word))
         self._ends = {
             IN_WORD: self.terms.cat(anything, self.terms.chars(self._words)),
             OUTSIDE: self.terms.cat(anything, self.terms.chars(rest)),
@@ -135,7 +136,7 @@ class Meaning:
     def _edge(self, front: Sequence[Tree], kind: str, behind: Sequence[Tree], rest: int, before: Before) -> int:
         terms = self.terms
         if kind == "$":
-            ends = terms.is_nullable(self._after(behind, rest, _known(front, before)))
+            ends = terms.is_nullable(self._after(behind, rest, _known(front, before, self._word)))
             return self._row(front) if ends else terms.nothing
         if kind == "^":
             if not terms.is_nullable(self._row(front)) or START not in before:
@@ -155,7 +156,7 @@ class Meaning:
     def _texts_after(self, front: Sequence[Tree], before: Before) -> Iterable[tuple[int, str]]:
         """Return texts of some parts, and what they end with, apart by that."""
         row = self._row(front)
-        for ending in sorted(_known(front, before) - {START}):
+        for ending in sorted(_known(front, before, self._word) - {START}):
             yield self.terms.both((row, self._ends[ending])), ending
         if self.terms.is_nullable(row):
             if len(before) != 1:
@@ -165,7 +166,7 @@ class Meaning:
     def _look(self, front: Sequence[Tree], part: Look, behind: Sequence[Tree], rest: int, before: Before) -> int:
         terms, row = self.terms, self._row(front)
         if part.is_ahead:
-            known = _known(front, before)
+            known = _known(front, before, self._word)
             if len(known) == 1 or not _asks_before(part.part, *behind):
                 return terms.cat(row, self._ahead(part, behind, rest, known))
             text_parts = self._texts_after(front, before)
@@ -181,7 +182,7 @@ class Meaning:
         else:
             raise UnreadableError("a look behind what is known")
         ends = terms.both((row, terms.other(seen) if part.is_not else seen))
-        return terms.cat(ends, self._after(behind, rest, _known(front, before)))
+        return terms.cat(ends, self._after(behind, rest, _known(front, before, self._word)))
 
     def _ahead(self, part: Look, behind: Sequence[Tree], rest: int, before: Before) -> int:
         seen = self._after([part.part], self.terms.anything, before)
@@ -189,26 +190,26 @@ class Meaning:
         return self.terms.both((self.terms.other(seen) if part.is_not else seen, follows))
 
 
-def _known(front: Sequence[Tree], before: Before) -> Before:
+def _known(front: Sequence[Tree], before: Before, word: Chars) -> Before:
     """Return what may stand behind some parts without look-around."""
     found: set[str] = set()
     for part in reversed(front):
-        found |= _last(part)
+        found |= _last(part, word)
         if lengths(part)[0]:
             return frozenset(found)
     return frozenset(found | before)
 
 
-def _last(tree: Tree) -> set[str]:
+def _last(tree: Tree, word: Chars) -> set[str]:
     """Return what the last character of an expression's texts may be."""
     if isinstance(tree, One):
-        parts = ((IN_WORD, WORD), (OUTSIDE, characters.others(WORD)))
+        parts = ((IN_WORD, word), (OUTSIDE, characters.others(word)))
         return {kind for kind, members in parts if characters.both(tree.chars, members)}
     if isinstance(tree, Alternation):
-        return set().union(*map(_last, tree.options))
+        return set().union(*(_last(option, word) for option in tree.options))
     if isinstance(tree, Repeat):
-        return _last(tree.part) if tree.most else set()
-    return set(_known(tree.parts, frozenset())) if isinstance(tree, Parts) else set()
+        return _last(tree.part, word) if tree.most else set()
+    return set(_known(tree.parts, frozenset(), word)) if isinstance(tree, Parts) else set()
 
 
 def _children(tree: Tree) -> Sequence[Tree]:

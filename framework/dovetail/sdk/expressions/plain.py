@@ -14,7 +14,7 @@ from collections.abc import Sequence as Row
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from dovetail.sdk.expressions.characters import RARE, Chars
+from dovetail.sdk.expressions.characters import ECMASCRIPT, RARE, Chars, Dialect
 from dovetail.sdk.expressions.meaning import Meaning
 from dovetail.sdk.expressions.reading import (
     ANYTHING,
@@ -55,18 +55,21 @@ class PlainExpression:
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> PlainExpression:
+def plainly(
+    pattern: str, *, in_one: bool = False, without: Chars = RARE, dialect: Dialect = ECMASCRIPT
+) -> PlainExpression:
     """Return an expression with look-around as one or several without.
 
     Args:
         pattern: The expression.
         in_one: In one expression.
         without: Characters that matching texts need not contain, because they are never written.
+        dialect: How the expression is read, and what is returned.
     """
-    writer = _Writer(without)
+    writer = _Writer(without, dialect)
     front, rest = ((), pattern) if in_one else _split(pattern)
     try:
-        tree = read(pattern)
+        tree = read(pattern, dialect)
         parts = _parts(tree) or [tree]
         if in_one and len(parts) > 1:
             return PlainExpression((writer.of(tree),), writer.work)
@@ -77,7 +80,9 @@ def plainly(pattern: str, *, in_one: bool = False, without: Chars = RARE) -> Pla
             return PlainExpression(None, writer.work)
     except (TooLargeError, RecursionError):
         return PlainExpression(None, writer.work)
-    found = [plainly(part, without=without) for part in front]  # the rest as it was given: others may read it
+    found = [
+        plainly(part, without=without, dialect=dialect) for part in front
+    ]  # the rest as it was given: others may read it
     parts_of = [part for each in found for part in each.parts or ()]
     is_known = all(each.parts for each in found)
     return PlainExpression((rest, *parts_of) if is_known else None, writer.work + sum(each.work for each in found))
@@ -109,7 +114,7 @@ def complement(pattern: str) -> tuple[str | None, int]:
     The expression is None where none is known. A cached answer reports the same work, so that sums of it are equal
     each time.
     """
-    writer = _Writer(())
+    writer = _Writer((), ECMASCRIPT)
     try:
         return writer.of(read(pattern), is_not=True), writer.work
     except (UnreadableError, TooLargeError, RecursionError):
@@ -153,8 +158,8 @@ def _work(terms: Terms) -> int:
 class _Writer:
     """Writes expressions, and counts what it takes."""
 
-    def __init__(self, without: Chars) -> None:
-        self._without = without
+    def __init__(self, without: Chars, dialect: Dialect) -> None:
+        self._without, self._word = without, dialect.word
         self.work = 0
 
     def part(self, tree: Tree) -> str:
@@ -172,7 +177,7 @@ class _Writer:
 
     def of(self, tree: Tree, *, is_not: bool = False) -> str:
         """Write the texts in which an expression is found, or is not, as one automaton."""
-        meaning = Meaning([tree])
+        meaning = Meaning([tree], self._word)
         try:
             found = meaning.of(tree)
             automaton = meaning.terms.automaton(meaning.terms.other(found) if is_not else found)

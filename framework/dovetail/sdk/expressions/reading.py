@@ -1,4 +1,4 @@
-"""Regular expressions as trees. The dialect is ECMAScript's, as JSON Schema says."""
+"""Regular expressions as trees, in ECMAScript's dialect, as JSON Schema says, or in one that is given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
 
-from dovetail.sdk.expressions.characters import DIGIT, LINE_ENDS, SPACE, WORD, Chars, of, others, union
+from dovetail.sdk.expressions.characters import ECMASCRIPT, Chars, Dialect, of, others, union
 
 MAX_CHARS, MAX_DEPTH = 8000, 60
 """Of an expression, and groups within each other in it."""
@@ -103,7 +103,7 @@ def lengths(tree: Tree) -> tuple[float, float]:
     return 0, 0
 
 
-def read(pattern: str) -> Tree:
+def read(pattern: str, dialect: Dialect = ECMASCRIPT) -> Tree:
     """Read an expression.
 
     Raises:
@@ -111,17 +111,19 @@ def read(pattern: str) -> Tree:
     """
     if len(pattern) > MAX_CHARS:
         raise UnreadableError(f"an expression of {len(pattern)} characters")
-    return _PatternReader(pattern).whole()
+    return _PatternReader(pattern, dialect).whole()
 
 
-_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE} | {"D": others(DIGIT), "W": others(WORD), "S": others(SPACE)}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _LOOKS = {"?=": (True, False), "?!": (True, True), "?<=": (False, False), "?<!": (False, True)}
 
 
 class _PatternReader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, dialect: Dialect) -> None:
         self._text, self._at, self._depth = text, 0, 0
+        self._dialect = dialect
+        named = {"d": dialect.digit, "w": dialect.word, "s": dialect.space}
+        self._classes = named | {name.upper(): others(chars) for name, chars in named.items()}
 
     def whole(self) -> Tree:
         found = self._choice()
@@ -193,10 +195,10 @@ class _PatternReader:
         if char in "^$":
             return Edge(char)
         if char == ".":
-            return One(others(LINE_ENDS))
+            return One(others(self._dialect.line_ends))
         if char == "\\":
             return self._escaped()
-        if char in "*+?":
+        if char in "*+?" or (char == "{" and not self._dialect.has_empty_class):
             self._fail("a repetition of nothing")
         return One(of(char))
 
@@ -224,8 +226,8 @@ class _PatternReader:
 
     def _escape(self) -> str | Chars:
         char = self._next()
-        if char in _CLASSES:
-            return _CLASSES[char]
+        if char in self._classes:
+            return self._classes[char]
         if char == "x" or (char == "u" and not self._text.startswith("{", self._at)):
             return self._numbered(2 if char == "x" else 4)
         if char == "u":
@@ -258,7 +260,9 @@ class _PatternReader:
     def _class(self) -> Chars:
         is_not = self._takes("^")
         ranges: list[tuple[int, int]] = []
-        while not self._takes("]"):
+        is_member = not self._dialect.has_empty_class
+        while is_member or not self._takes("]"):
+            is_member = False
             first = self._member()
             if isinstance(first, tuple) or not self._text.startswith("-", self._at):
                 ranges += first if isinstance(first, tuple) else of(first)

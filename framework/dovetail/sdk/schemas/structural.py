@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.contracts.errors import RequestError
+from dovetail.sdk.expressions import ambiguity
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.references import check_references
 
@@ -155,6 +156,8 @@ def _check_values(node: Mapping[str, Any], where: str) -> None:
         value = node.get(name)
         if isinstance(value, Mapping) and (value.get("type") != "token" or not _is_token(value.get("token"))):
             raise _wrong(f"{where}/{name}", 'must be a text, or {"type": "token", "token": …}')
+    if node["type"] == "regex" and (why := ambiguity(node["pattern"])) is not None:
+        raise _wrong(f"{where}/pattern", why)
     if node["type"] == "token" and not _is_token(node["token"]):
         raise _wrong(f"{where}/token", "must be an id, or a text that is not empty")
     if node["type"] == "repeat":

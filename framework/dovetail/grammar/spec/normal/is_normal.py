@@ -89,11 +89,12 @@ def _is_schema(value: Any) -> bool:
 _PLAIN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("title", "description", "default", "examples"), _anything),
     **dict.fromkeys(
-        ("type", "enum", "const", "format", "multipleOf", "properties", "required", "anyOf", "$ref", "$defs"), _anything
+        ("type", "enum", "const", "format", "multipleOf", "properties", "anyOf", "$ref", "$defs"), _anything
     ),
     **dict.fromkeys(("minItems", "minLength"), _is_count),
     **dict.fromkeys(("maxItems", "maxLength"), _is_most),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_bound),
+    "required": bool,
     "items": _is_schema,
     "additionalProperties": lambda value: value is False or _is_schema(value),
     "pattern": lambda value: value not in _SILENT_PATTERNS,
