@@ -96,6 +96,12 @@ NAMED = [
     # An ellipsis is no name.
     ("glm45", "It is <tool_call>...</tool_call>."),
     ("iquest-q1", "<iquest_tool_call>...</iquest_tool_call> holds it."),
+    # What stands where a call's name does opens code.
+    (
+        "k2-horizon",
+        "It begins with <ifm|tool_calls> and ends with <ifm|tool_call>.\n\n~~~text\n"
+        f"{CALLS['k2-horizon']}\n~~~\nSo.",
+    ),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.contracts.output import Malformed, ToolBody, ToolEvent
+from dovetail.contracts.output import Malformed, ToolBody, ToolEvent, ToolStart
 from dovetail.sdk.formats.matcher import matcher
 from dovetail.sdk.formats.place import Place
 
@@ -25,7 +25,8 @@ class PerCall(ToolBody):
         self._body: ToolBody | None = None
         self._ended: ToolBody | None = None
         """The reader that took text last."""
-        self._is_doubtful = False
+        self._is_doubtful = self._is_named = False
+        self._mark_of_it = ""
         self._place = Place(behind_call=True)
 
     def feed(self, text: str) -> list[ToolEvent]:
@@ -52,8 +53,8 @@ class PerCall(ToolBody):
         """Its calls are in doubt."""
         self._is_doubtful = True
 
-    def _new_body(self) -> ToolBody:
-        body = self._make()
+    def _new_body(self, space: str) -> ToolBody:
+        body, self._is_named, self._mark_of_it = self._make(), False, space + self._begin
         if self._is_doubtful:
             body.doubt()
         return body
@@ -84,7 +85,7 @@ class PerCall(ToolBody):
         events = self._text(held)
         self._closer = ""
         if self._body is not None:
-            events += self._body.close() if complete else self._body.cut()
+            events += self._noted(self._body.close() if complete else self._body.cut())
             self._body = None
         self._is_over("")
         return events
@@ -107,7 +108,19 @@ class PerCall(ToolBody):
             self._closer += text
             return []
         closer, self._closer = self._closer, ""
-        return self._body.feed(closer + text)
+        return self._noted(self._body.feed(closer + text))
+
+    def _noted(self, events: list[ToolEvent]) -> list[ToolEvent]:
+        """Look what a call that has no name yet says instead: what opens code or a quotation there holds behind it."""
+        made: list[ToolEvent] = []
+        for event in events:
+            if isinstance(event, Malformed) and not self._is_named:
+                event = Malformed(event.kind, self._mark_of_it + event.text)
+                self._mark_of_it = ""
+                self._place.feed(event.text)
+            self._is_named |= isinstance(event, ToolStart)
+            made.append(event)
+        return made
 
     def _mark(self, mark: str) -> list[ToolEvent]:
         body = self._body
@@ -119,7 +132,7 @@ class PerCall(ToolBody):
             if mark != self._begin or self._place.is_quoted:
                 self._place.feed(space + mark)
                 return [Malformed("tool_call", space + mark)]
-            self._body = self._ended = self._new_body()
+            self._body = self._ended = self._new_body(space)
             return []
         if body.inside_value and not (self._closer and mark == self._begin):
             closer, self._closer = self._closer, ""
@@ -129,9 +142,9 @@ class PerCall(ToolBody):
             self._closer = mark
             return events
         closer, self._closer = self._closer, ""
-        events = body.close()
+        events, self._body = self._noted(body.close()), None
         if body.left is not None:
             self.left = self._begin + body.left[0], body.left[1] + closer + mark
-        else:
-            self._body = self._ended = self._new_body() if mark == self._begin else None
+        elif mark == self._begin:
+            events += self._mark(mark)
         return events
