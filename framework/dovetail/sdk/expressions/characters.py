@@ -162,8 +162,10 @@ def _with_property(expression: str) -> Chars:
     """Return the characters that an expression of one character matches."""
     import regex  # takes a while to import, and few expressions need it
 
-    text = "".join(map(chr, (*range(0xD800), *range(0xE000, LAST + 1))))
-    return union((ord(found[0][0]), ord(found[0][-1])) for found in regex.finditer(f"{expression}+", text))
+    text = "".join(map(chr, (*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1000))))  # others have none
+    return union(
+        (ord(found[0][0]), ord(found[0][-1])) for found in regex.finditer(f"{expression}+", text, concurrent=True)
+    )
 
 
 RARE = union(((0, 8), (0x0B, 0x0C), (0x0E, 0x1F)))

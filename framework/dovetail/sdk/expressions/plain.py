@@ -56,7 +56,7 @@ class PlainExpression:
 
 @lru_cache(maxsize=MAX_KEPT)
 def plainly(
-    pattern: str, *, in_one: bool = False, without: Chars = RARE, dialect: Dialect = ECMASCRIPT
+    pattern: str, *, in_one: bool = False, without: Chars = RARE, dialect: Dialect | None = None
 ) -> PlainExpression:
     """Return an expression with look-around as one or several without.
 
@@ -64,8 +64,9 @@ def plainly(
         pattern: The expression.
         in_one: In one expression.
         without: Characters that matching texts need not contain, because they are never written.
-        dialect: How the expression is read, and what is returned.
+        dialect: How the expression is read, and what is returned; ECMAScript's if not given.
     """
+    dialect = dialect or ECMASCRIPT
     writer = _Writer(without, dialect)
     front, rest = ((), pattern) if in_one else _split(pattern)
     try:

@@ -103,15 +103,15 @@ def lengths(tree: Tree) -> tuple[float, float]:
     return 0, 0
 
 
-def read(pattern: str, dialect: Dialect = ECMASCRIPT) -> Tree:
-    """Read an expression.
+def read(pattern: str, dialect: Dialect | None = None) -> Tree:
+    """Read an expression, as ECMAScript does where no dialect is given.
 
     Raises:
         UnreadableError: See there.
     """
     if len(pattern) > MAX_CHARS:
         raise UnreadableError(f"an expression of {len(pattern)} characters")
-    return _PatternReader(pattern, dialect).whole()
+    return _PatternReader(pattern, dialect or ECMASCRIPT).whole()
 
 
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
