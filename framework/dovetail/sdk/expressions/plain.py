@@ -64,7 +64,7 @@ def plainly(
         pattern: The expression.
         in_one: In one expression.
         without: Characters that matching texts need not contain, because they are never written.
-        dialect: How the expression is read, and what is returned; ECMAScript's if not given.
+        dialect: How the expression is read, and what is returned. Default: ECMAScript's.
     """
     dialect = dialect or ECMASCRIPT
     writer = _Writer(without, dialect)
