@@ -195,13 +195,12 @@ def _is_right(schema: Any) -> bool:
     stack = [schema]
     while stack:
         node = stack.pop()
-        if not isinstance(node, dict):
-            if not isinstance(node, bool):
-                return False
+        if isinstance(node, bool):
             continue
+        if not isinstance(node, dict):
+            return False
         for key, value in node.items():
-            why_wrong = _CHECKS.get(key)
-            if why_wrong is not None and why_wrong(value) is not None:
+            if key in _CHECKS and _CHECKS[key](value) is not None:
                 return False
             if key in HOLDING:
                 stack += _held(key, value)

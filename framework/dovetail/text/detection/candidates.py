@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -124,11 +124,6 @@ class CandidateModel:
             return "".join(shown_text(self.template, THOUGHTS, switches) for switches in SWITCHES)
         return shown_text(self.template, CALLED, {})
 
-    @cached_property
-    def tails(self) -> tuple[str, ...]:
-        """What the template appends to a prompt, with thinking switched each way."""
-        return () if self.template.varies else tuple(_tails(self.template))
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -157,7 +152,7 @@ class Candidates:
         self._registry, self._kind = registry, kind
         self._model, self._base, self._timeout_s = model, base, timeout_s
         written = model.written(kind)
-        begun = written or ("".join(model.tails) if kind == "reasoning_parser" else "")
+        begun = written or ("".join(model.evidence.tails) if kind == "reasoning_parser" else "")
         self._all: list[Candidate] = []
         self._tried: dict[str, MatchScore | None] = {}
         for record in registry.of_kind(kind):
@@ -276,16 +271,7 @@ def _begins_in_prompt(plugin: Any, model: CandidateModel) -> bool:
     markers = plugin.spec(model.vocabulary, model.template, ParserRequest()).reasoning
     if markers is None or not markers.start or markers.end not in model.template.source:
         return False
-    return any(markers.start in tail for tail in model.tails)
-
-
-def _tails(template: ChatTemplate) -> Iterator[str]:
-    """Yield what the template appends to a prompt, with thinking switched each way."""
-    for switches in (*SWITCHES, {"enable_thinking": False, "thinking": False}):
-        try:
-            yield template.render([QUESTION], template_kwargs=switches).tail or ""
-        except RequestError:
-            continue
+    return any(markers.start in tail for tail in model.evidence.tails)
 
 
 def _reads_back(plugin: Any, model: CandidateModel, base: FormatSpec) -> bool | None:

@@ -75,18 +75,21 @@ class TemplateEvidence:
     @cached_property
     def _pairs(self) -> list[tuple[str, str]]:
         """Texts of conversations without and with what the evidence is of."""
-        tails = [("", tail) for tail in self._tails()]
+        tails = [("", tail) for tail in self.tails]
         pairs = [(self._text(less), self._text(more)) for less, more in _conversations()]
         return tails + [(less, more) for less, more in pairs if less is not None and more is not None]
 
-    def _tails(self) -> Iterator[str]:
-        """Yield what the template appends to a prompt, with thinking switched each way."""
+    @cached_property
+    def tails(self) -> list[str]:
+        """What the template appends to a prompt, with thinking switched each way."""
+        found = []
         for switches in () if self._template.varies else THINKING:
             try:
                 with frozen_render():
-                    yield self._template.render([QUESTION], template_kwargs=switches).tail or ""
+                    found.append(self._template.render([QUESTION], template_kwargs=switches).tail or "")
             except RequestError:
                 continue
+        return found
 
     def _text(self, conversation: Conversation) -> str | None:
         """Render a conversation, without the header of a next reply; None where the template refuses or draws lots."""
@@ -105,12 +108,10 @@ class TemplateEvidence:
 
     def _is_read(self, text: str) -> bool:
         """Whether the template looks for it in a reply of the history: what stands around it does not come back."""
-        plain, content = f"{_BEFORE}{_BEHIND}", f"{_BEFORE}{text}{_BEHIND}"
-        shown = [
-            self._text(([QUESTION, message_of(SampleReply(content=said)), QUESTION, message_of(ANSWERED)], None, {}))
-            for said in (plain, content)
-        ]
-        return plain in (shown[0] or "") and shown[1] is not None and content not in shown[1]
+        said = [f"{_BEFORE}{_BEHIND}", f"{_BEFORE}{text}{_BEHIND}"]
+        replies = [[QUESTION, message_of(SampleReply(content=each)), QUESTION, message_of(ANSWERED)] for each in said]
+        plain, held = (self._text((messages, None, {})) for messages in replies)
+        return said[0] in (plain or "") and held is not None and said[1] not in held
 
     def _is_taught(self, text: str, prompt: str) -> bool:
         """Whether a prompt shows it as one of two tags with a thought between them, or, if it is no tag, holds it."""

@@ -112,15 +112,13 @@ class PerCall(ToolBody):
 
     def _noted(self, events: list[ToolEvent]) -> list[ToolEvent]:
         """Look what a call that has no name yet says instead: what opens code or a quotation there holds behind it."""
-        made: list[ToolEvent] = []
-        for event in events:
+        for at, event in enumerate(events):
             if isinstance(event, Malformed) and not self._is_named:
-                event = Malformed(event.kind, self._mark_of_it + event.text)
+                events[at] = Malformed(event.kind, self._mark_of_it + event.text)
+                self._place.feed(self._mark_of_it + event.text)
                 self._mark_of_it = ""
-                self._place.feed(event.text)
             self._is_named |= isinstance(event, ToolStart)
-            made.append(event)
-        return made
+        return events
 
     def _mark(self, mark: str) -> list[ToolEvent]:
         body = self._body
