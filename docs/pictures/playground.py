@@ -14,6 +14,7 @@ from playwright.sync_api import Page, sync_playwright
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 
 FOLDER = Path(__file__).parent
+BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell")
 SCHEMES = {"light": "playground.png", "dark": "playground-dark.png"}
 LAST_SETTINGS = """localStorage.setItem("dovetail-settings", JSON.stringify({
   thinking: "high", temperature: 0,
@@ -48,7 +49,7 @@ def main() -> None:
     server, port = launch_server_cmd("dovetail serve")
     try:
         wait_for_server(f"http://localhost:{port}")
-        program = shutil.which("chromium") or shutil.which("chromium-browser")
+        program = next(filter(None, map(shutil.which, BROWSERS)), None)
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         with sync_playwright() as driver, driver.chromium.launch(executable_path=program, args=flags) as browser:
             for scheme, name in SCHEMES.items():
