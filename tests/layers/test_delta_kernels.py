@@ -46,3 +46,20 @@ def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_st
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
                 changed += not torch.equal(want, was)
         assert changed >= (op != "gated_rms_norm"), "no state was written"
+
+
+@pytest.mark.parametrize("op", ["conv_qkv", "gdn_prefill", "gdn_decode", "gated_rms_norm", "sigmoid_gate"])
+def test_nothing_comes_of_no_rows(op: str) -> None:
+    """A kernel and its meaning take a step without tokens, and write to no state."""
+    pytest.importorskip("triton")
+    from dovetail_backends.kernels.triton import TritonKernels
+
+    dims = places(op)
+    ask = make_ask(op, device_of(CPU).view, "float32", {"N": 6, "D": 8} if dims is None else dims[0], {})
+    for compute in (TritonKernels().make(ask), meaning(ask)):
+        operands = list(sample(ask, 0, CPU, 3, is_strided=False))
+        given = copied(operands)
+        result = compute(*given)
+        assert all(one.numel() == 0 for one in (result if isinstance(result, tuple) else (result,)))
+        for got, was in zip(given, operands, strict=True):
+            assert not isinstance(was, Tensor) or torch.equal(got, was)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.output import ContentDelta, FormatSpec
 from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.formats.tagged_values import tagged_value
 
@@ -67,3 +67,32 @@ def test_blank_values_of_minicpm5_are_values(value: str) -> None:
     grammar = entry.load()().grammar([tool], "required", False, False)
     assert grammar is not None
     assert "<![CDATA[" in grammar.source, "no string holds it"
+
+
+def test_quotes_that_nothing_closes_lose_no_call() -> None:
+    """A list with a quotation mark too many is read on to the reply's end, where another call is begun and breaks."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "array"}}}}}
+    (entry,) = entry_points(group="dovetail.tool_parsers.v1", name="qwen3-coder")
+    open_value = (
+        '<tool_call>\n<function=f>\n<parameter=x>\n["a", "</parameter>"]"\n</parameter>\n</function>\n</tool_call>'
+    )
+    broken = "<tool_call>\n<function=f>\n<parameter=x>\nP</tool_call>"
+    text = f"{open_value}it\n{broken}\n<tool_call>\n<function=f>\n</function>\n</tool_call>"
+    parser = make_parser(entry.load()().extend(FormatSpec(), [tool]))
+    events = [*parser.feed((), text), *parser.finish("stop")]
+    kinds = [type(event).__name__ for event in events if type(event).__name__.startswith("Tool")]
+    assert kinds.count("ToolStart") == kinds.count("ToolEnd") == 2
+    assert kinds[-1] == "ToolEnd"
+    assert [kinds[at + 1] for at, kind in enumerate(kinds[:-1]) if kind == "ToolEnd"] == ["ToolStart"]
+
+
+def test_what_stands_behind_a_call_in_doubt_is_kept_wherever_it_is_cut() -> None:
+    """A value that holds the section's end has been read apart from the rest; what follows the call is content."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}
+    (entry,) = entry_points(group="dovetail.tool_parsers.v1", name="seed-oss")
+    spec = entry.load()().extend(FormatSpec(), [tool])
+    text = "<function=f>\n<parameter=x>\n[1]\n</seed:tool_call>2\n</parameter>\n</function><｜b c｜>\nd"
+    for at in range(len(text) + 1):
+        parser = make_parser(spec)
+        events = [*parser.feed((), text[:at]), *parser.feed((), text[at:]), *parser.finish("stop")]
+        assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "<｜b c｜>\nd", at

@@ -91,6 +91,9 @@ FIELDS: dict[str, ForeignName] = {
     **_all("http_worker_ipc num_items_assigned", "it is between processes of the peer's own server"),
     "background": ForeignName("/generate answers on the connection; /v1/responses has background: true"),
     "require_reasoning": ForeignName("/generate gives the text as the model wrote it; use /v1/chat/completions"),
+    "max_thinking_tokens": ForeignName(
+        "/generate does not tell thinking apart; send thinking_budget to /v1/chat/completions"
+    ),
     "task": ForeignName("no chat template here has such tasks; say it in the prompt"),
     "beam_width": ForeignName(
         "beam search is not implemented; n with best_of samples several and ranks them", (*OFF, 1)

@@ -179,7 +179,7 @@ class MarkedCalls(ToolBody):
         """Give out text that belongs to no call, up to the mark of the next one; return where it stands."""
         found = self._begins
         if self.left is not None:
-            self.left = (self.left[0], text[pos:])
+            self.left = (self.left[0], self.left[1] + text[pos:])
             return len(text)
         if found is None:
             self._give_noise(text[pos:])

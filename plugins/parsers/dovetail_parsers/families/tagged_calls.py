@@ -121,16 +121,14 @@ class TaggedCalls(MarkedCalls):
         return self._at == "value" or (self._at == "confirm" and bool(self._held))
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
-        self._close_quotes()
+        events = self._close_quotes()
         held, self._held = self._held, ""
         if self._at == "confirm" and (
             held or (complete and self._meant.get(self._closer, self._closer) == self._tags.key[0])
         ):
             self._unconfirmed()
-        if held and self._at == "broken":
-            self._give_noise(held)
-        elif held:
-            self._text(held)
+        if held:
+            (self._give_noise if self._at == "broken" else self._text)(held)
         if self._at == "name" and complete and not self._tags.call[0]:
             name = self._tags.read_name("".join(self._head))
             if not self.is_unended or name in schemas_by_tool(self._tools):  # else a word behind a marker in prose
@@ -150,18 +148,18 @@ class TaggedCalls(MarkedCalls):
             elif self._at in ("key", "gap") and (raw := "".join(self._head)) and (complete or not is_half_a_head(raw)):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
             self._end_call(complete=complete)
-        return self._take_out()
+        return [*events, *self._take_out()]
 
-    def _close_quotes(self) -> None:
+    def _close_quotes(self) -> list[ToolEvent]:
         """Read on from the first tag within quotes that nothing closed: it counts then, and no quotes do any more."""
         at = self._quotes.first if self._at == "value" and self._quotes is not None and self._quotes.is_open else None
         self._trusts_quotes = self._trusts_quotes and at is None
         if at is None or self._is_held:
-            return
+            return []
         text, self._held = "".join(self._value) + self._newline + self._held, ""
         self._value, self._newline, self._quotes, self._is_blank = [], "", None, False
         self._value_text(text[:at])
-        self._out = self.feed(text[at:])
+        return self.feed(text[at:])  # not kept: a call in doubt behind it would take it along when it breaks
 
     def _begins_call(self) -> bool:
         """Whether what was read is the beginning of a call, of which nothing is worth showing."""

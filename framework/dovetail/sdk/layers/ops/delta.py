@@ -160,11 +160,12 @@ class Heads(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, num_keys: int, per_key: int, dim: int) -> Heads:
         """Make them of what is convolved, `[…, P]`."""
-        widths = [num_keys * dim, num_keys * dim, x.shape[-1] - 2 * num_keys * dim]
+        values, heads = x.shape[-1] - 2 * num_keys * dim, num_keys * per_key
+        widths = [num_keys * dim, num_keys * dim, values]
         q, k, v = torch.split(x.float(), widths, -1)
         tokens = x.shape[:-1]
         q, k = (_unit(one.reshape(*tokens, num_keys, dim)).repeat_interleave(per_key, -2) for one in (q, k))
-        return cls(q * dim**-0.5, k, v.reshape(*tokens, num_keys * per_key, -1))
+        return cls(q * dim**-0.5, k, v.reshape(*tokens, heads, values // heads))
 
 
 def _unit(x: Tensor) -> Tensor:
