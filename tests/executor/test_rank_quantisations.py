@@ -30,7 +30,7 @@ def tokens(folder: Path, way: str, num: int, **settings: Any) -> list[list[int]]
 FAMILY = ("qwen3", "qwen3_moe")
 SAMPLE = {METHODS[way].plugin: (way, FAMILY[number % 2]) for number, way in enumerate(WAYS)}.values()
 """Of both families, and of every plugin."""
-HYBRID = [(way, family) for way in WAYS for family in ("qwen3_next", "qwen3_5_text")]
+HYBRID = [(way, ("qwen3_next", "qwen3_5_text")[number % 2]) for number, way in enumerate(WAYS)]
 REST = [(way, family) for way in WAYS for family in FAMILY if (way, family) not in SAMPLE] + HYBRID
 
 
