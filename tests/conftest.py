@@ -145,6 +145,18 @@ def warm(pytestconfig: pytest.Config) -> WarmStarts:
     return pytestconfig.stash[WARM]
 
 
+@pytest.fixture(scope="session")
+def keeps_bits() -> bool:
+    """Whether a column of a product has the same bits wherever it stands; Triton's interpreter multiplies by NumPy.
+
+    NumPy's library takes columns at the end by other instructions on some processors (AMD with AVX-512 is one).
+    """
+    import numpy as np
+
+    left, right = (np.random.default_rng(seed).standard_normal((64, 64), dtype=np.float32) for seed in (0, 1))
+    return all(np.array_equal(left @ np.roll(right, by, 1), np.roll(left @ right, by, 1)) for by in range(1, 64))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def own_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Files and batches of one file's servers are not there for another's, which would open them at their start."""

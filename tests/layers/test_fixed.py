@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,17 +16,6 @@ SHAPES = [(70, 300), (130, 1100), (1, 64), (64, 700), (200, 63)]
 """Outputs and inputs off the tiles, of one span and of several."""
 
 
-def is_exact() -> bool:
-    """Whether a column of a product has the same bits wherever it stands; Triton's interpreter multiplies by NumPy.
-
-    NumPy's library takes columns at the end by other instructions on some processors (AMD with AVX-512 is one).
-    """
-    if DEVICE == "cuda":
-        return True
-    left, right = (np.random.default_rng(seed).standard_normal((64, 64), dtype=np.float32) for seed in (0, 1))
-    return all(np.array_equal(left @ np.roll(right, by, 1), np.roll(left @ right, by, 1)) for by in range(1, 64))
-
-
 def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     """Random numbers on the test device."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
@@ -36,7 +24,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 @pytest.mark.sampled
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_bits_that_it_has_alone(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_row_has_the_bits_that_it_has_alone(shape: tuple[int, int], dtype: torch.dtype, keeps_bits: bool) -> None:
     """With bias and residual, spans apart and one after the other: right, and equal for every number of rows."""
     n, k = shape
     x, weight = random(ROWS, k + 3, dtype=dtype, seed=0)[:, :k], random(n, k, dtype=dtype, seed=1) / k**0.5
@@ -51,7 +39,7 @@ def test_a_row_has_the_bits_that_it_has_alone(shape: tuple[int, int], dtype: tor
         at = slice(ROWS - num, ROWS)
         found = fixed.linear(x[at], weight, bias, residual[at])
         torch.testing.assert_close(found, whole[at], rtol=tolerance, atol=tolerance)
-        assert not is_exact() or torch.equal(found, whole[at]), num
+        assert (DEVICE == "cpu" and not keeps_bits) or torch.equal(found, whole[at]), num
 
 
 def test_both_ways_to_sum_are_tried() -> None:
