@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from phantoms import formats, parsed, phantoms
-from samples import CALLS, CONTENT_FIRST, M3
+from samples import CALLS, CONTENT_FIRST, M3, MACHINES
 
 from dovetail.sdk.formats.place import Place
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -29,6 +29,8 @@ NAMED = [
     # What is said of a section's marker is no tool's name.
     ("glm45", "Maybe <tool_call> fits."),
     ("iquest-q1", "Maybe <iquest_tool_call> fits."),
+    ("minimax-m3", f'Never write ({M3}<tool_call>{M3}<invoke name="NAME">{M3}</city>)!'),
+    ("minimax-m2", 'Never write (<minimax:tool_call><invoke name="NAME"></parameter>)!'),
     # Sections, in code and quoted.
     ("hermes", "Write `<tool_call>` first.\n\n```xml\n<tool_call>\n{\"name\": \"now\"}\n</tool_call>\n```\nSo."),
     ("hermes", 'It writes "<tool_call>{"name": "now"}</tool_call>".'),
@@ -102,6 +104,21 @@ NAMED = [
         "It begins with <ifm|tool_calls> and ends with <ifm|tool_call>.\n\n~~~text\n"
         f"{CALLS['k2-horizon']}\n~~~\nSo.",
     ),
+    # Behind noise, and between two tags, prose is no call.
+    ("minimax-m3", f'It is {M3}<tool_call>, then {M3}<invoke name="NAME">, {M3}</invoke> and so on.'),
+    ("minimax-m3", f'- {M3}<tool_call>: opens\n- {M3}<invoke name="get_weather">: closes'),
+    # Nothing follows a section's marker, or only what ends it.
+    ("hermes", "It begins with <tool_call>"),
+    ("qwen3-coder", "It is <tool_call>\n</tool_call> in all."),
+    ("granite", "- <|tool_call|>\n- <|tool_call|>"),
+    ("phi4-mini-json", "It begins with functools["),
+    ("k2-horizon", "It begins with <ifm|tool_calls> and stops with </ifm|tool_calls>."),
+    # Straight quotation marks within others, or within a call that is quoted, end no quotation.
+    *(
+        (name, f"So {one}{CALLS[name]}{two} it is.")
+        for one, two in (("„", "“"), ("„", "”"), ("„", '"'), ('"', '"'), ("“", "”"))
+        for name in ("hermes", "deepseek-v32", "minimax-m2", "glm45")
+    ),
     # The quotation marks of an attribute end no quotation.
     ("minimax-m3", f'So "{M3}<invoke name="x">{M3}<tool_call>" is first.\n\n```xml\n{CALLS["minimax-m3"]}\n```'),
 ]  # fmt: skip
@@ -119,6 +136,37 @@ def test_a_tag_that_is_named_is_text(name: str, text: str, tokenizer: Tokenizer)
     for closing, answer in ((f"{end}so", "so"), ("", None)):
         reply = parsed(spec, None, "<a>", [*f"{start}{text}{closing}"], "stop")
         assert (reply.reasoning, reply.content, reply.tool_calls) == (text, answer, [])
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "glm45"])
+def test_a_quoted_call_ends_no_thinking_without_tools(name: str, tokenizer: Tokenizer) -> None:
+    """Its second marker begins a line, within the quotation."""
+    (spec,) = (spec for each, _, spec in formats(tokenizer) if each == name)
+    for text in (f"So ``{CALLS[name]}`` it is.", f"So „{CALLS[name]}“ it is."):
+        reply = parsed(spec, None, "<a>", [*f"<think>{text}"], "stop")
+        assert (reply.reasoning, reply.content) == (text, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use >>>now\nto get it.",
+        "It is\n>>>now",
+        "It is >>>now\n",
+        "So:\n>>>now\nas `>>>now\n{}` says",
+        "So “>>>get_weather\n{}>>>now\n{}” it is.",
+    ],
+)
+def test_functionary_names_a_recipient(text: str, tokenizer: Tokenizer) -> None:
+    """Behind an answer a call has an object of arguments."""
+    (spec,) = (spec for name, spec, _ in formats(tokenizer) if name == "functionary")
+    tail = MACHINES["functionary"]
+    for chunks in ([f"all\n{text}"], [*f"all\n{text}"]):
+        reply = parsed(spec, None, tail, chunks, "stop")
+        assert (reply.content, reply.tool_calls) == (text, [])
+    reply = parsed(spec, None, tail, [*f"all\n{text}\n\n>>>now\n{{}}"], "stop")
+    assert [call.name for call in reply.tool_calls] == ["now"]
+    assert parsed(spec, None, tail, [*"all\nSo.>>>now\n"], "length").content == "So."
 
 
 @pytest.mark.parametrize("name", sorted(CONTENT_FIRST))

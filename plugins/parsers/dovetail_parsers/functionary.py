@@ -7,7 +7,8 @@ Let me look.>>>get_weather
 ```
 
 The prompt ends with `>>>`. What is sent to `all` is content, to a tool its arguments. Behind `>>>` stands `all` or the
-name of a tool that was offered, and a line break; else it is text, as in a listing of Python. So it is in code.
+name of a tool that was offered, and a line break; else it is text, as in a listing of Python. So it is in code, and
+behind an answer where no `{` follows.
 
 Defined by the `chat_template` of meetkai/functionary-medium-v3.2.
 """
@@ -17,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.contracts.output import FormatSpec, NewCall, ToolBody
+from dovetail.contracts.output import Event, FormatSpec, Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
-from dovetail_parsers.messages import Header, Mark, MessagesParser
+from dovetail_parsers.messages import Header, Mark, MessagesParser, Strings
 from dovetail_parsers.reasoning.declared import Declared
 
 MARKS: Mapping[str, Mark] = {">>>": Mark.START, "\n": Mark.BODY}
@@ -41,25 +42,95 @@ class FunctionNames:
         return (head.strip(), None) if head.strip() in self.names else None
 
 
+class BehindAnswer(ToolBody):
+    """Arguments of a call that follows an answer, which may only name it: without a `{` all of it is text.
+
+    Attributes:
+        lead: The header and what follows it, as long as it is not known to be a call.
+        is_text: It is none.
+    """
+
+    def __init__(self, new_call: NewCall, name: str, header: str) -> None:
+        """Prepare; `header` is what stands before the arguments."""
+        self._new_call, self._name, self._header_len = new_call, name, len(header)
+        self.lead, self.is_text = header, False
+        self._call: int | None = None
+        self._strings = Strings()
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text."""
+        if self._call is not None:
+            self._strings.take(text)
+            return [ToolArgs(self._call, text)]
+        self.lead += text
+        arguments = self.lead[self._header_len :].lstrip()
+        self.is_text = arguments[:1] not in ("", "{")
+        if self.is_text or not arguments:
+            return []
+        start = self._new_call(self._name)
+        self._call = start.index
+        self._strings.take(arguments)
+        return [start, ToolArgs(start.index, arguments)]
+
+    def close(self) -> list[ToolEvent]:
+        """End the message."""
+        return [Malformed("tool_call", self.lead)] if self._call is None else [ToolEnd(self._call)]
+
+    def cut(self) -> list[ToolEvent]:
+        """End the message, cut short."""
+        return [] if self._call is None else [ToolEnd(self._call)]
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether the text so far ends inside a string of the arguments."""
+        return self._strings.inside
+
+
 class FunctionaryParser(MessagesParser):
     """The `OutputParser` of Functionary."""
 
     marks = MARKS
     is_spelled = True
+    _has_answered = False
+    """Whether the message before was an answer."""
 
     def read(self, header: str, written: str, marker: str) -> Header:
         """Say what a message is."""
         name = header.removeprefix(">>>")
         if name == ALL:
             return Header(ReplyPhase.OUT)
+        if name in self._names and self._has_answered:
+            return Header(ReplyPhase.TOOL, body=lambda new_call: BehindAnswer(new_call, name, written + marker))
         if name in self._names:
             return Header(ReplyPhase.TOOL, name)
         return Header(ReplyPhase.OUT, stray=written + marker)
 
+    def finish(self, reason: str) -> list[Event]:
+        """As in any format of messages."""
+        self._is_cut = reason != "stop"
+        return super().finish(reason)
+
+    def _end_message(self, marker: str) -> None:
+        self._has_answered = self._phase is ReplyPhase.OUT and not self._priming
+        super()._end_message(marker)
+
+    def _begin_message(self, marker: str) -> None:
+        place = self.place
+        super()._begin_message(marker)
+        if isinstance(self._body, BehindAnswer):
+            self.place = place
+
+    def _sink_call(self, text: str) -> None:
+        super()._sink_call(text)
+        if isinstance(self._body, BehindAnswer) and self._body.is_text:
+            text, self._body, self._passing = self._body.lead, None, None
+            self._phase = ReplyPhase.OUT
+            self._sink(text)
+
     def explains(self, header: str, written: str) -> bool:
-        """Whether a header is the beginning of a recipient."""
+        """Whether a header is the beginning of a recipient, and not one that an answer only names at its end."""
         name = header.removeprefix(">>>")
-        return any(known.startswith(name) for known in (ALL, *self._names))
+        return (self._is_cut or not self._has_answered) and any(known.startswith(name) for known in (ALL, *self._names))
 
     @property
     def _names(self) -> frozenset[str]:

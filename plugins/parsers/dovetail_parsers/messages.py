@@ -170,6 +170,8 @@ class MessagesParser(IncrementalParser):
         """Act on a marker. False: it is literal text here."""
         if self._phase is not ReplyPhase.OPEN:
             if self.is_spelled and self._phase is ReplyPhase.OUT and self.place.is_quoted:
+                if role is Mark.START:
+                    self.place.hold_call()
                 return False
             if role in (Mark.BODY, Mark.INNER):
                 self._sink_closer()

@@ -101,7 +101,7 @@ class JsonCalls(ToolBody):
             return []
         if self._call is not None:
             self._end_cut_call(complete=complete)
-        elif (raw := "".join(self._raw)) and _BETWEEN.fullmatch(raw) is None:
+        elif (raw := "".join(self._raw)) and (_BETWEEN.fullmatch(raw) is None or not (self._num_calls or "]" in raw)):
             self._out.append(Malformed("tool_call", raw))
         return self._take_out()
 

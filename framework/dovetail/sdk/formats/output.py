@@ -102,7 +102,7 @@ class FormatParser(SectionParser):
 
     def _finish(self, *, cut: bool) -> None:
         while self._phase is ReplyPhase.TOOL:
-            self._close_section("".join(self._closer[:1]), cut=cut and not self._closer)
+            self._close_section("".join(self._closer[:1]), cut=cut and not self._closer, is_last=True)
             if self._unread:
                 self._push("")
                 self._release()
@@ -127,7 +127,7 @@ class FormatParser(SectionParser):
         if self._skip:
             return None
         if self._phase is ReplyPhase.TOOL:
-            if self._closer or not (self._explained or self._in_doubt or self.place.is_settled):
+            if self._closer or self._blank is not None or not (self._explained or self._in_doubt or self.place.is_settled):
                 return None
             return self._passing_table("" if self._explained or self._in_doubt else SIGNS)
         if self._lead is not None or self._tail or (self._phase is ReplyPhase.IN and not self._begun):
@@ -307,6 +307,7 @@ class FormatParser(SectionParser):
         if self._body is not None:
             if not (self._explained or self._in_doubt):
                 self.place.feed(text)
+                self._blank = self._blank + text if self._blank is not None and text.isspace() else None
             if not self._closer:
                 if events := self._body.feed(text):
                     self._tool_events(events)

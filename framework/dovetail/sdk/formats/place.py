@@ -114,7 +114,7 @@ class Place:
             self._quote = ""
             """What closes the quotation that is open in this line."""
         self._attribute = ""
-        """What closes the value of a tag's attribute that is open within the quotation."""
+        """What closes an attribute's value, or another quotation, that is open within the quotation."""
         self._tag: str | None = None
         """What stands from `<` or a backslash on, as long as it may begin or end code."""
         self._opens = ""
@@ -125,7 +125,7 @@ class Place:
     @property
     def is_settled(self) -> bool:
         """Whether text without `SIGNS` changes only `last`."""
-        is_open = self._run or self._closes or self._is_info or self._raw or self._may_be_apostrophe
+        is_open = self._run or self._closes or self._is_info or self._raw or (self._quote and self._may_be_apostrophe)
         return not (self._is_blank or is_open or self._tag is not None)
 
     @property
@@ -285,10 +285,10 @@ class Place:
 
     def _mark(self, mark: str) -> None:
         """Take a quotation mark."""
-        if self._attribute:
+        if self._attribute and (mark == self._attribute or mark not in self._quote):
             self._attribute = "" if mark == self._attribute else self._attribute
         elif self._quote and mark in self._quote:
-            if self.last[-1:] == "=":
+            if self.last[-1:] == "=" or self._opens_within(mark):
                 self._attribute = mark
             else:
                 self._quote, self._is_doubled = "", mark == self.last
@@ -298,6 +298,12 @@ class Place:
             self._open_raw(3 * mark, True, self._mark_begins)
         elif mark in _OPENERS or _BEHIND_WORD.match(self.last[-1:] + mark) is None:
             self._quote, self._is_doubled, self._mark_begins = _CLOSING.get(mark, ""), False, self._is_blank
+
+    def _opens_within(self, mark: str) -> bool:
+        """Whether a straight mark that may close the quotation opens another within, as none does before a call."""
+        is_other = len(self._quote) > 1 and mark == self._quote[-1]
+        may_open = is_other or (self._holds_call and mark in "\"'")
+        return may_open and _BEHIND_WORD.match(self.last[-1:] + mark) is None
 
     def _end_run(self) -> None:
         """A run of backticks or tildes is over: it opens or closes code, or is text."""

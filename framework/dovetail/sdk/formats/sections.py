@@ -46,6 +46,8 @@ class SectionParser(IncrementalParser):
         self._explained = self._broken = False
         self._noise: list[str] = []
         self._noise_len = 0
+        self._blank: str | None = None
+        """What stands in a section behind its marker, as long as that is only whitespace."""
         self._closer: list[str] = []
         self._in_doubt: tuple[ReplyPhase, Place, list[str] | None, str] | None = None
         """Of a section that may be none: phase and place before it, and what was held then, the lead and the tail."""
@@ -88,11 +90,11 @@ class SectionParser(IncrementalParser):
 
     def _is_named(self, role: enum.Enum, marker: str) -> bool:
         """Whether the marker of a call is only named here: in code, quoted, or without its section within a line."""
-        if role is Role.BREAK:
-            return not self.place.begins_line
         if self.place.is_quoted:
             self.place.hold_call()
             return True
+        if role is Role.BREAK:
+            return not self.place.begins_line
         if role is Role.TOOL_BARE or self._tools is None or marker not in self._tools.also:
             return False
         on_line = bool(self._tools.start or "\n" in self._tools.before_start)
@@ -125,6 +127,7 @@ class SectionParser(IncrementalParser):
         self._tail, self._lead, self._skip = "", None, ""
         self._explained = self._broken = False
         self._noise_len = 0
+        self._blank = "" if marker else None
         self._body = self._tools.body(self._new_call)
         if marker:
             self.place.feed(marker)
@@ -149,7 +152,7 @@ class SectionParser(IncrementalParser):
                 self._sink_content(mark)
         self._opening, self._unread = "", raw + left[1]
 
-    def _close_section(self, marker: str, *, cut: bool = False) -> None:
+    def _close_section(self, marker: str, *, cut: bool = False, is_last: bool = False) -> None:
         self._closer = []
         if self._body is not None:
             self._body.is_unended = not marker
@@ -157,17 +160,24 @@ class SectionParser(IncrementalParser):
             if self._in_doubt is not None and self._body.left is not None:
                 self._end_doubt(self._body.left)
                 return
-        if self._noise:
-            self._flush_noise(self._opening)
-        if marker and self._broken and not self._explained:
-            self._event(Malformed("tool_call", marker))
         if self._explained:
             self.place = Place(behind_call=True)
-        elif marker:
-            self.place.feed(marker)
+        else:
+            self._end_noise(marker, is_named=not cut and bool(marker or is_last))
         self._body = self._in_doubt = None
         self._phase = ReplyPhase.OUT
         self._lead = self._new_lead()
+
+    def _end_noise(self, marker: str, *, is_named: bool) -> None:
+        """Give out a section without a call, with its markers; one in which nothing stands if it is only `is_named`."""
+        if self._blank is not None and is_named and not self._broken:
+            self._noise, self._broken = [self._blank], True
+        if self._noise:
+            self._flush_noise(self._opening)
+        if marker and self._broken:
+            self._event(Malformed("tool_call", marker))
+        if marker:
+            self.place.feed(marker)
 
     def _tool_events(self, events: Iterable[ToolEvent]) -> None:
         for event in events:

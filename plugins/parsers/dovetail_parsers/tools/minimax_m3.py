@@ -76,7 +76,7 @@ class ElementCalls(ToolBody):
         self._schemas = schemas_by_tool(tools)
         self._names = frozenset(str(tool.get("function", tool).get("name")) for tool in tools)
         self._doubted: list[str] | None = None
-        """The text of a call behind noise that names no tool: it counts if it ends."""
+        """The text of a call in doubt, behind noise or of a name that is no tool's: it counts if it ends."""
         self._parts: list[str] = []
         self._tail = ""
         self._is_behind_mark = False
@@ -205,7 +205,7 @@ class ElementCalls(ToolBody):
     def _begin_call(self, name: str, piece: str, at: int) -> None:
         self._schema = self._schemas.get(name)
         self._stack = [Element(name, self._schema, texts=[piece[at:]])]
-        if self._raw and name not in self._names:
+        if self._raw or name not in self._names:
             self._call, self._doubted = -1, [MARK + piece]
             return
         start = self._new_call(name)
@@ -244,6 +244,9 @@ class ElementCalls(ToolBody):
         """Take a closing tag; one of nothing that is open closes what was opened last, and is shown."""
         behind = piece[len(tag) :]
         if name == "invoke":
+            if self._doubted is not None and self._stack[0].text.strip():  # prose between two tags
+                self._end_call()
+                return
             if self._doubted is not None:  # it is a call
                 self._doubted = None
                 start = self._new_call(self._stack[0].name)

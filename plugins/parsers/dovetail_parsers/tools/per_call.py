@@ -25,7 +25,7 @@ class PerCall(ToolBody):
         self._body: ToolBody | None = None
         self._ended: ToolBody | None = None
         """The reader that took text last."""
-        self._is_doubtful = self._is_named = False
+        self._is_doubtful = self._is_named = self._has_calls = False
         self._mark_of_it = ""
         self._place = Place(behind_call=True)
 
@@ -83,6 +83,8 @@ class PerCall(ToolBody):
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
         held, self._held = self._held, ""
         events = self._text(held)
+        if self._body is None and self._space and not self._has_calls:
+            events.append(Malformed("tool_call", self._space))
         self._closer = ""
         if self._body is not None:
             events += self._noted(self._body.close() if complete else self._body.cut())
@@ -118,6 +120,7 @@ class PerCall(ToolBody):
                 self._place.feed(self._mark_of_it + event.text)
                 self._mark_of_it = ""
             self._is_named |= isinstance(event, ToolStart)
+        self._has_calls |= self._is_named
         return events
 
     def _mark(self, mark: str) -> list[ToolEvent]:
