@@ -94,9 +94,20 @@ def conforms(schema: Any, text: str) -> bool | None:
     draft = validator_for(given, default=Draft202012Validator)
     normal = _for_python(plain(schema))
     found = {_holds(draft, given, value, is_strict=False), _holds(Draft202012Validator, normal, value)}
+    if None in found and _turns(given):
+        return None
     if draft is Draft7Validator and any(isinstance(n, dict) and n.keys() & _CONTENT for _, n in schemas.every(given)):
         found.add(None)
     return False if False in found else None if None in found else True
+
+
+_TURNING = frozenset(("not", "if", "oneOf", "maxContains", "unevaluatedItems", "unevaluatedProperties"))
+"""Keywords by which a text may be valid as a part of it is not."""
+
+
+def _turns(schema: Any) -> bool:
+    """Whether what nobody can tell of a part says nothing of the whole, even if the part is taken to be valid."""
+    return any(isinstance(node, dict) and node.keys() & _TURNING for _, node in schemas.every(schema))
 
 
 def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[ValidationError]:
@@ -124,7 +135,7 @@ def _holds(draft: Any, schema: Any, value: Any, *, is_strict: bool = True) -> bo
         return False
     except UnknownFormatError:
         rest = draft(schema, format_checker=LENIENT, registry=REGISTRY)
-        return None if rest.is_valid(value) else False
+        return None if _turns(schema) or rest.is_valid(value) else False
     except Unresolvable:
         return None
     except (AttributeError, KeyError, TypeError, ValueError):
