@@ -106,6 +106,8 @@ def test_thinking_that_only_the_prompt_shows(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(source)
     found = detect(REGISTRY, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert (found.name, found.scores[0].reads_back) == ("deepseek-r1", None)
+    (tmp_path / "chat_template.jinja").write_text(source.replace(".split('</think>')[-1]", ""))
+    assert detect(REGISTRY, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "deepseek-r1"
     (tmp_path / "chat_template.jinja").write_text(source + "{% if tools %}Calls: <TOOLCALL> </TOOLCALL>{% endif %}")
     both = detect(REGISTRY, TokenizerFiles.read(tmp_path))
     assert (both["reasoning_parser"].name, both["tool_parser"].name) == ("qwen3", "nemotron")

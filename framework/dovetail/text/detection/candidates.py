@@ -269,9 +269,11 @@ def _begins_in_prompt(plugin: Any, model: CandidateModel) -> bool:
     if not isinstance(plugin, ReasoningParser):
         return False
     markers = plugin.spec(model.vocabulary, model.template, ParserRequest()).reasoning
-    if markers is None or not markers.start or markers.end not in model.template.source:
+    if markers is None or not markers.start:
         return False
-    return any(markers.start in tail for tail in model.evidence.tails)
+    tails = [tail for tail in model.evidence.tails if markers.start in tail]
+    is_closed = markers.end in model.template.source
+    return any(is_closed or tail.rstrip().endswith(markers.start) for tail in tails)
 
 
 def _reads_back(plugin: Any, model: CandidateModel, base: FormatSpec) -> bool | None:
