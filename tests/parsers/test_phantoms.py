@@ -107,9 +107,8 @@ NAMED = [
     # Behind noise, and between two tags, prose is no call.
     ("minimax-m3", f'It is {M3}<tool_call>, then {M3}<invoke name="NAME">, {M3}</invoke> and so on.'),
     ("minimax-m3", f'- {M3}<tool_call>: opens\n- {M3}<invoke name="get_weather">: closes'),
-    # Nothing follows a section's marker, or only what ends it.
+    # Nothing follows a section's marker.
     ("hermes", "It begins with <tool_call>"),
-    ("qwen3-coder", "It is <tool_call>\n</tool_call> in all."),
     ("granite", "- <|tool_call|>\n- <|tool_call|>"),
     ("phi4-mini-json", "It begins with functools["),
     ("k2-horizon", "It begins with <ifm|tool_calls> and stops with </ifm|tool_calls>."),

@@ -127,9 +127,10 @@ class FormatParser(SectionParser):
         if self._skip:
             return None
         if self._phase is ReplyPhase.TOOL:
-            if self._closer or self._blank is not None or not (self._explained or self._in_doubt or self.place.is_settled):
+            holds = "" if self._explained or self._in_doubt else SIGNS
+            if self._closer or (holds and not (self._blank is None and self.place.is_settled)):
                 return None
-            return self._passing_table("" if self._explained or self._in_doubt else SIGNS)
+            return self._passing_table(holds)
         if self._lead is not None or self._tail or (self._phase is ReplyPhase.IN and not self._begun):
             return None
         if self._aside is not None or not (self.place.is_settled or not self._is_placed):

@@ -163,15 +163,15 @@ class SectionParser(IncrementalParser):
         if self._explained:
             self.place = Place(behind_call=True)
         else:
-            self._end_noise(marker, is_named=not cut and bool(marker or is_last))
+            self._end_noise(marker, is_named=is_last and not cut)
         self._body = self._in_doubt = None
         self._phase = ReplyPhase.OUT
         self._lead = self._new_lead()
 
     def _end_noise(self, marker: str, *, is_named: bool) -> None:
-        """Give out a section without a call, with its markers; one in which nothing stands if it is only `is_named`."""
-        if self._blank is not None and is_named and not self._broken:
-            self._noise, self._broken = [self._blank], True
+        """Give out a section without a call, with its markers; one in which nothing stands if it `is_named`."""
+        if self._blank is not None and is_named and not (marker or self._broken):
+            self._noise = [self._blank]
         if self._noise:
             self._flush_noise(self._opening)
         if marker and self._broken:
