@@ -39,8 +39,6 @@ ALLOWED = {
     "dovetail/grammar/compile/early.py": {"Thread": 1},
     # It waits for the end of the process that a further rank belongs to, and ends it.
     "dovetail/executor/rank_main.py": {"Thread": 1},
-    # Whoever closes the ranks waits for it for a while, and says that it did not end.
-    "dovetail/runtime/cuda_ranks.py": {"Thread": 1},
     # It waits for the end of the terminal that a conversation's server belongs to, and ends the server.
     "dovetail_server/cli/parent_bound.py": {"Thread": 1},
     # One waits for the end of the gateway that smg belongs to, and ends smg. The other closes its

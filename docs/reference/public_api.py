@@ -48,6 +48,7 @@ OWNERS = {
     "options": ALL_OWNER,
     "output": "reasoning_parser",
     "quantization": "quantization",
+    "ranks": "device",
     "reasoning": "reasoning_parser",
     "replies": "api",
     "requests": "api",

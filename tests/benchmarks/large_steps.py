@@ -29,7 +29,7 @@ from rich.table import Table
 
 SUM_WIDTH = 4096
 OWNERS_BYTES = 256 << 10
-"""From which on more than two ranks add a row once (`layers/ops/peer_sum.py`)."""
+"""From which on more than two ranks add a row once (`kernels/triton/peer_sum.py`)."""
 STREAMS = (1, 64)
 OTHER_LAUNCHES = 18
 """Of a step of one stream, beside its layers and all-reduces: the head, sampling, small copies."""

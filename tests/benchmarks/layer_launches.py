@@ -24,12 +24,12 @@ from triton.runtime.jit import JITFunction
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops import pdl
-from dovetail.sdk.layers.ops.peer_sum import PeerBuffers, peer_sum
+from dovetail.contracts.ranks import PeerMemory
 from dovetail.sdk.layers.routing import Routing
-from dovetail_backends.kernels.triton import products
+from dovetail_backends.kernels.triton import pdl, products
 from dovetail_backends.kernels.triton.packed_integers import Words
 from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, of_slots, slot_tiles
+from dovetail_backends.kernels.triton.peer_sum import PeerBuffers, peer_sum
 from dovetail_backends.kernels.triton.router import routed
 from dovetail_backends.triton.decode import DecodeScratch, decode_qkv
 
@@ -60,7 +60,8 @@ def steps(num: int, ranks: int, context: int) -> Iterator[Step]:
     """A layer on one of so many ranks, from the stream to the stream."""
     heads, kv_heads, inner, x = HEADS // ranks, KV_HEADS // ranks, INNER // ranks, empty(1, HIDDEN)
     width, norm = (heads + 2 * kv_heads) * DIM, empty(HIDDEN)
-    peers = PeerBuffers.alone(0, ranks, 64, HIDDEN, META)
+    memory = PeerMemory.alone(0, ranks, PeerBuffers.num_bytes(ranks, 64, HIDDEN), META)
+    peers = PeerBuffers.over(memory, 64, HIDDEN)
     summed: Step = ("sum over ranks, onto the stream", lambda: peer_sum(x, peers, x), 0)
     if ranks > 1:
         yield summed

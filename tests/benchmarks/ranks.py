@@ -62,11 +62,32 @@ def share_of(rank: int, rows: int, width: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, width, generator=generator).to(torch.bfloat16).cuda()
 
 
-def is_equal(links: Any, size: int) -> bool:
+def bound(links: Any, size: int, width: int) -> tuple[Any, Any]:
+    """Return the sums of a model on a rank, bound as an engine binds them, and the memory that its kernels read."""
+    from dovetail.contracts.layers import BuildContext, Parallel
+    from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
+    from dovetail.sdk.layers.plain import PLAIN
+    from dovetail_backends.devices.cuda import CudaDevice
+    from dovetail_backends.kernels.triton import TritonKernels
+
+    device, kernels = torch.device("cuda", links.rank), TritonKernels()
+    sets = [LoadedSet("triton", "kernels 'triton'", kernels, True)]
+    binder = KernelBinder(sets, CudaDevice(device).view, captured=True, peers=size)
+    parallel = Parallel(rank=links.rank, size=size, all_reduce=links.all_reduce, all_gather=links.all_gather)
+    ctx = BuildContext(device=device, dtype=torch.bfloat16, factory=PLAIN, parallel=parallel, kernels=binder)
+    sums = ctx.rank_sums(width)
+    binder.connect(links.share)
+    if "triton" not in {name for use in binder.table for _, _, name in use.served}:
+        raise SystemExit("these GPUs have no memory that all ranks see")
+    return sums, kernels._peers.buffers
+
+
+def is_equal(links: Any, sums: Any, peers: Any, size: int) -> bool:
     """Whether sums of all sizes have the bits of shares added in rank order, in graphs that take turns."""
     import torch.distributed as dist
 
-    from dovetail.sdk.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
+    from dovetail_backends.kernels.triton import MAX_SUM_ROWS
+    from dovetail_backends.kernels.triton.peer_sum import PUSHED_ROWS, peer_sum
 
     good, graphs = True, []
     for index, (rows, width) in enumerate(CHECKED):
@@ -79,11 +100,14 @@ def is_equal(links: Any, size: int) -> bool:
             if how == "pushed" and rows > PUSHED_ROWS:
                 continue
             mine = shares[links.rank]
-            found, _ = peer_sum(mine, links._peers, value, how=how)
+            if rows <= MAX_SUM_ROWS:
+                good &= bool(torch.equal(sums(mine), expected))
+                good &= bool(torch.equal(sums.add(mine, value, sums.ranks), value + expected))
+            found, _ = peer_sum(mine, peers, value, how=how)
             good &= bool(torch.equal(found, value + expected))
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                out, _ = peer_sum(mine, links._peers, value, how=how)
+                out, _ = peer_sum(mine, peers, value, how=how)
             graphs.append((graph, out, value + expected, (mine, value)))  # which the graph reads
     for step in range(200):
         graph, out, expected, _ = graphs[(step * step + 3 * step) % len(graphs)]
@@ -99,15 +123,15 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
     """Time the collectives on one rank; all do the same."""
     import torch.distributed as dist
 
-    from dovetail.runtime.cuda_ranks import CudaCommunicator
-    from dovetail.sdk.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
+    from dovetail_backends.devices.cuda import CudaDevice
+    from dovetail_backends.devices.cuda_ranks import CudaCommunicator
+    from dovetail_backends.kernels.triton.peer_sum import PUSHED_ROWS, peer_sum
 
     torch.cuda.set_device(rank)
-    links = CudaCommunicator(rank, size, torch.device("cuda", rank))
+    links = CudaCommunicator(rank, size, CudaDevice(torch.device("cuda", rank)))
     links.connect(meeting, 120, 60)
-    if links._peers is None:
-        raise SystemExit("these GPUs have no memory that all ranks see")
-    equal = is_equal(links, size)
+    added, peers = bound(links, size, SIZES[0][1])
+    equal = is_equal(links, added, peers, size)
     found = []
     for rows, width in SIZES[:2] if check else SIZES:
         share, value = share_of(rank, rows, width, 0), share_of(99, rows, width, 0)
@@ -121,14 +145,14 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
                 "rows": rows,
                 "KB": rows * width * 2 / 1024,
                 "equal": equal,
-                "sum_us": graph_us(lambda share=share: links.all_reduce(share)),
+                "sum_us": graph_us(lambda share=share: added(share)),
                 **{
-                    f"{how}_us": graph_us(lambda share=share, how=how: peer_sum(share, links._peers, how=how))
+                    f"{how}_us": graph_us(lambda share=share, how=how: peer_sum(share, peers, how=how))
                     for how in (("pushed", "read", "owners") if rows <= PUSHED_ROWS else ("read", "owners"))
                 },
-                "add_us": graph_us(lambda share=share, value=value: links.add(share, value)),
+                "add_us": graph_us(lambda share=share, value=value: added.add(share, value, added.ranks)),
                 "norm_us": graph_us(
-                    lambda share=share, value=value, weight=weight: links.add_norm(share, value, weight, 1e-6)
+                    lambda share=share, value=value, weight=weight: added.norm(share, value, weight, 1e-6, added.ranks)
                 ),
                 "nccl_us": graph_us(nccl),
                 "logits_us": graph_us(

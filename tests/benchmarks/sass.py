@@ -28,7 +28,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dovetail.sdk.layers.ops import pdl
+from dovetail_backends.kernels.triton import pdl
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops import pdl, reference
+from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.quantization.forms import Mxfp4
+from dovetail_backends.kernels.triton import pdl
 from dovetail_backends.kernels.triton.packed_integers import Words
 from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, of_slots, slot_tiles
 from dovetail_backends.kernels.triton.packed_weight import stacked, weight_of

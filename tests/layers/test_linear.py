@@ -275,7 +275,8 @@ def test_shares_join_until_somebody_reads() -> None:
 
     parallel = Parallel(rank=0, size=2, all_reduce=all_reduce)
     stream = Stream(torch.ones(2, 4))
-    stream.plus_share(torch.full((2, 4), 3.0), parallel).plus_share(torch.full((2, 4), 5.0), parallel)
+    summed = context(parallel=parallel).rank_sums(4)
+    stream.plus_share(torch.full((2, 4), 3.0), summed).plus_share(torch.full((2, 4), 5.0), summed)
     assert not sums
     norm = filled(RMSNorm(4, 1e-6, context()))
     normed = norm(stream)

@@ -13,12 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from dovetail.contracts.device import Device, DeviceView
 from dovetail.contracts.layers import BuildContext, Parallel, Stream
-from dovetail.runtime.cuda_ranks import CudaCommunicator
+from dovetail.contracts.ranks import PeerMemory
+from dovetail.runtime.kernels.binding import PLAIN as BY_MEANING
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.peer_sum import PUSHED_ROWS, PeerBuffers, Sums, peer_sum
 from dovetail.sdk.layers.plain import PLAIN
+from dovetail_backends.devices.cuda_ranks import CudaCommunicator
+from dovetail_backends.kernels.triton import TritonKernels
+from dovetail_backends.kernels.triton import peer_sum as sums
+from dovetail_backends.kernels.triton.peer_sum import PUSHED_ROWS, PeerBuffers, Sums, peer_sum
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 6, 112
@@ -32,7 +38,8 @@ class World:
         self.memory = [torch.zeros(PeerBuffers.num_bytes(size, ROWS, WIDTH), dtype=torch.uint8) for _ in range(size)]
         self.pointers = torch.tensor([memory.data_ptr() for memory in self.memory])
         self.peers = [
-            PeerBuffers.make(rank, size, ROWS, WIDTH, self.memory[rank], self.pointers, None) for rank in range(size)
+            PeerBuffers.over(PeerMemory(rank, size, self.memory[rank], self.pointers), ROWS, WIDTH)
+            for rank in range(size)
         ]
 
     def signals(self, rank: int) -> Tensor:
@@ -73,6 +80,10 @@ def check(found: Tensor, expected: Tensor) -> None:
         assert torch.equal(found, expected)
     else:
         torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
+
+
+def alone(size: int, rows: int, width: int) -> PeerBuffers:
+    return PeerBuffers.over(PeerMemory.alone(0, size, PeerBuffers.num_bytes(size, rows, width), CPU), rows, width)
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -165,7 +176,7 @@ def told(world: World, rank: int, counted: Tensor, how: Sums, share: Tensor) -> 
 
 def test_how_a_sum_is_made() -> None:
     """Few rows of pairs are pushed, others read, many of several ranks added by owners."""
-    peers = [PeerBuffers.alone(0, size, 256, 4096, CPU) for size in (2, 4)]
+    peers = [alone(size, 256, 4096) for size in (2, 4)]
     share = torch.zeros(64, 4096, dtype=torch.float16)
     assert [[one.usual(share[:rows]) for rows in (1, 16, 32, 33, 64)] for one in peers] == [
         ["pushed", "pushed", "pushed", "pushed", "pushed"],
@@ -190,43 +201,109 @@ def test_launches_may_overflow(how: Sums) -> None:
         assert int(world.peers[0].launches[0]) == launch
 
 
-def test_a_stream_is_added_up_and_normalised_by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A communicator that is not connected stands for all ranks: its kernels are those that will be launched."""
-    links = CudaCommunicator(0, 2, CPU)
-    launched: list[tuple[Any, ...]] = []
+class Doubled:
+    """What ranks of one's own kind exchange: each rank's share is this one's."""
+
+    def __init__(self) -> None:
+        self.summed: list[tuple[int, ...]] = []
+
+    def all_reduce(self, share: Tensor) -> Tensor:
+        self.summed.append(tuple(share.shape))
+        return (share.float() * 2).to(share.dtype)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Shapes of the sums that kernels made, with how many further operands each had."""
+    seen: list[tuple[Any, ...]] = []
 
     def noted(share: Tensor, peers: PeerBuffers, *given: Any) -> Any:
-        launched.append((share.shape, len([one for one in given if one is not None])))
+        seen.append((tuple(share.shape), len([one for one in given if one is not None])))
         return peer_sum(share, peers, *given)
 
-    monkeypatch.setattr("dovetail.runtime.cuda_ranks.peer_sum", noted)
-    parallel = Parallel(rank=0, size=2, all_reduce=links.all_reduce, all_gather=links.all_gather, fused=links.fused)
-    ctx = BuildContext(device=CPU, dtype=torch.float16, factory=PLAIN, parallel=parallel)
-    norm = RMSNorm(64, 1e-6, ctx)
+    monkeypatch.setattr(sums, "peer_sum", noted)
+    return seen
+
+
+def bound(peers: int, links: Doubled, dtype: torch.dtype = torch.float16) -> tuple[KernelBinder, BuildContext]:
+    """A model's context on the first of two ranks, whose kernels are ours."""
+    sets = [LoadedSet("triton", "kernels 'triton'", TritonKernels(), True)]
+    binder = KernelBinder(sets, DeviceView("cpu", is_interpreted=True), peers=peers)
+    parallel = Parallel(rank=0, size=2, all_reduce=links.all_reduce)
+    return binder, BuildContext(device=CPU, dtype=dtype, factory=PLAIN, parallel=parallel, kernels=binder)
+
+
+def lent(num_bytes: int) -> PeerMemory:
+    return PeerMemory.alone(0, 2, num_bytes, CPU)
+
+
+def served(binder: KernelBinder) -> dict[str, list[tuple[int, int, str]]]:
+    return {use.operation: list(use.served) for use in binder.table if use.operation.startswith("rank_sum")}
+
+
+def test_a_stream_is_added_up_and_normalised_by_one_kernel(launched: list[tuple[Any, ...]]) -> None:
+    """A rank that stands for all launches the kernels of connected ones; more rows go the device's own way."""
+    links = Doubled()
+    binder, ctx = bound(2, links)
+    norm, summed = RMSNorm(64, 1e-6, ctx), ctx.rank_sums(64)
+    binder.freeze()
+    binder.connect(lent)
+    many = 1 << 31
+    bands = [(0, 256, "triton"), (257, many - 1, "composed")]
+    assert served(binder) == {
+        "rank_sum H=64": [(0, 256, "triton"), (257, many - 1, BY_MEANING)],
+        "rank_sum_add H=64": bands,
+        "rank_sum_norm H=64": bands,
+    }
     norm.weight.fill_(1.0)
     value, share = (random(3, 64, seed=seed, dtype=torch.float16) for seed in (1, 2))
-    stream = Stream(value.clone()).plus_share(share, parallel)
     doubled = value + (share.float() * 2).to(torch.float16)
+    stream = Stream(value.clone()).plus_share(share, summed)
     torch.testing.assert_close(norm(stream), norm(doubled), rtol=2**-9, atol=2**-9)
     assert torch.equal(stream.total(), doubled)
-    stream = Stream(value.clone()).plus_share(share, parallel)
-    assert torch.equal(stream.total(), doubled)
-    assert torch.equal(parallel.sum(share), (share.float() * 2).to(torch.float16))
+    assert torch.equal(Stream(value.clone()).plus_share(share, summed).total(), doubled)
+    assert torch.equal(summed(share), (share.float() * 2).to(torch.float16))
     assert launched == [((3, 64), 3), ((3, 64), 1), ((3, 64), 0)]
-    assert parallel.join(share).shape == (3, 128)
-    wide = share.float()
-    assert parallel.sum(wide) is wide
-    assert links.add(wide, wide) is None
-    assert links.add_norm(wide, wide, norm.weight, 1e-6) is None
+    assert not links.summed
+    assert summed(share[:0]).shape == (0, 64)
+    many_shares = random(300, 64, seed=3, dtype=torch.float16)
+    stream = Stream(torch.zeros_like(many_shares)).plus_share(many_shares, summed)
+    assert norm(stream).shape == (300, 64)
+    assert torch.equal(stream.total(), many_shares * 2)
+    assert links.summed == [(300, 64)]
+    wide = value.float()
+    assert torch.equal(Stream(wide.clone()).plus_share(share, summed).total(), wide + share * 2)
+    assert norm(Stream(wide.clone()).plus_share(share, summed)).dtype == torch.float32
+
+
+def test_ranks_that_share_no_memory_add_up_plainly(launched: list[tuple[Any, ...]]) -> None:
+    """Where the ranks find none when they meet, where they say so before, and of numbers that no kernel adds up."""
+    links = Doubled()
+    binder, ctx = bound(2, links)
+    summed, share = ctx.rank_sums(64), random(3, 64, seed=2, dtype=torch.float16)
+    binder.freeze()
+    binder.connect(lent)
+    binder.connect(lambda num_bytes: None)
+    assert {name for bands in served(binder).values() for *_, name in bands} == {BY_MEANING, "composed"}
+    assert ("triton", "the ranks share no memory") in {why for use in binder.table for why in use.others}
+    assert torch.equal(Stream(share.clone()).plus_share(share, summed).total(), share * 3)
+    for peers, dtype in ((0, torch.float16), (2, torch.float32)):
+        binder, ctx = bound(peers, links, dtype)
+        given = share.to(dtype)
+        assert torch.equal(ctx.rank_sums(64)(given), given * 2)
+        binder.connect(lent)  # of no set
+        assert "triton" not in {name for bands in served(binder).values() for *_, name in bands}
+    assert not launched
+    assert links.summed == [(3, 64)] * 3
 
 
 def test_ranks_that_do_not_let_go_are_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The device of a lost rank's peers waits for ever; what ends an engine does not."""
     monkeypatch.setattr(logging.getLogger("dovetail"), "propagate", True)
-    monkeypatch.setattr("dovetail.runtime.cuda_ranks.CLOSE_S", 0.05)
+    monkeypatch.setattr("dovetail_backends.devices.cuda_ranks.CLOSE_S", 0.05)
     let_go = threading.Event()
-    monkeypatch.setattr("dovetail.runtime.cuda_ranks.dist.destroy_process_group", let_go.wait)
-    links = CudaCommunicator(0, 2, CPU)
+    monkeypatch.setattr("dovetail_backends.devices.cuda_ranks.dist.destroy_process_group", let_go.wait)
+    links = CudaCommunicator(0, 2, Device(CPU))
     links.close()  # was never connected
     assert not caplog.records
     links._group = cast("Any", "a group")
@@ -240,20 +317,20 @@ def test_ranks_that_do_not_let_go_are_left(monkeypatch: pytest.MonkeyPatch, capl
 def test_memory_of_lost_ranks_is_not_freed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Freeing it waits for the device, which waits for a lost rank: closing returns, and NCCL is not asked either."""
     monkeypatch.setattr(logging.getLogger("dovetail"), "propagate", True)
-    monkeypatch.setattr("dovetail.runtime.cuda_ranks._is_idle_within", lambda device, limit_s: False)
+    monkeypatch.setattr("dovetail_backends.devices.cuda_ranks._is_idle_within", lambda device, limit_s: False)
     freed, left = [], []
-    monkeypatch.setattr("dovetail.runtime.cuda_ranks.dist.destroy_process_group", lambda: left.append(1))
+    monkeypatch.setattr("dovetail_backends.devices.cuda_ranks.dist.destroy_process_group", lambda: left.append(1))
 
     class Shared:
         def __del__(self) -> None:
             freed.append(1)
 
-    links = CudaCommunicator(0, 2, CPU)
-    links._group, links._peers = cast("Any", "a group"), cast("Any", Shared())
+    links = CudaCommunicator(0, 2, Device(CPU))
+    links._group, links._shared = cast("Any", "a group"), cast("Any", [Shared()])
     links.close()
     assert (freed, left) == ([], [])
     assert "the device waits for it" in caplog.text
-    links._group, links._peers = cast("Any", "a group"), cast("Any", Shared())
-    monkeypatch.setattr("dovetail.runtime.cuda_ranks._is_idle_within", lambda device, limit_s: True)
+    links._group, links._shared = cast("Any", "a group"), cast("Any", [Shared()])
+    monkeypatch.setattr("dovetail_backends.devices.cuda_ranks._is_idle_within", lambda device, limit_s: True)
     links.close()
     assert (freed, left) == ([1], [1])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.cache import CacheTensor
+from dovetail.contracts.device import is_on_host
 
 
 def dtype_of(tensor: CacheTensor, served: torch.dtype) -> torch.dtype:
@@ -25,7 +26,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     Raises:
         OSError: The system refuses so large a mapping.
     """
-    if device.type != "cpu":
+    if not is_on_host(device):
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # lives as long as the tensor

@@ -9,11 +9,12 @@ may a plugin's module, which the HTTP process asks for `surely_absent`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 from dovetail.contracts.compiler import AheadCompiler
 from dovetail.contracts.options import Configurable
+from dovetail.contracts.ranks import Communicator
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,11 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
+def is_on_host(place: torch.device) -> bool:
+    """Whether tensors at a place of torch's are in the host's memory, and its processor computes with them."""
+    return place.type == "cpu"
+
+
 class DeviceEvent(Protocol):
     """A place in the queue of a device."""
 
@@ -70,10 +76,9 @@ class Device(Configurable):
         is_host: A call has been computed when it returns, in the host's memory, by its threads.
         captures: It records graphs.
         compiles: Its kernels are compiled at run time, so that a start prepares and tries them.
-        reads_peers: Its ranks exchange tensors on the device; else the host does it.
         by_rows: What chooses its kernels by the number of rows, so that results depend on the batch: of `experts`,
             `sums`.
-        activities: What a profile can record: `CPU`, `GPU`.
+        activities: What a profile can record: `CPU`, `GPU`, each with its name in torch's `ProfilerActivity`.
         hides: The environment variable that chooses which devices a process sees; "" where none does.
     """
 
@@ -82,9 +87,8 @@ class Device(Configurable):
     is_host: ClassVar[bool] = True
     captures: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
-    reads_peers: ClassVar[bool] = False
     by_rows: ClassVar[frozenset[str]] = frozenset()
-    activities: ClassVar[tuple[str, ...]] = ("CPU",)
+    activities: ClassVar[Mapping[str, str]] = {"CPU": "CPU"}
     hides: ClassVar[str] = ""
 
     @classmethod
@@ -194,6 +198,15 @@ class Device(Configurable):
     def seconds(self, run: Callable[[], object], *, is_captured: bool) -> float:
         """Return the median seconds of some runs, by the device's own clock, in a graph if `is_captured`."""
         self._lacks("a clock", "compiles")
+
+    def communicator(self, rank: int, size: int) -> Communicator | None:
+        """Return what ranks on devices of this kind exchange tensors by; None: the host does it.
+
+        Args:
+            rank: This one, from 0.
+            size: How many there are, on this host.
+        """
+        return None
 
     def _lacks(self, what: str, fact: str) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} has no {what}: whoever asks looks at `{fact}` first")

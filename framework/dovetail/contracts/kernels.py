@@ -36,6 +36,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.operations import OPS as OPS
 from dovetail.contracts.operations import PARTS, Part
 from dovetail.contracts.options import Configurable
+from dovetail.contracts.ranks import PeerMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +89,7 @@ class Ask(NamedTuple):
         rows: Fewest and most rows T of a call.
         invariant: A row's bits must not depend on the other rows, or on how many there are.
         captured: Steps may be recorded in a graph.
+        peers: Of an operation over ranks: how many ranks may see each other's memory; 0: they share none.
     """
 
     op: str
@@ -98,6 +100,7 @@ class Ask(NamedTuple):
     rows: tuple[int, int] = ANY_ROWS
     invariant: bool = False
     captured: bool = False
+    peers: int = 0
 
     def dim(self, letter: str) -> int:
         """Return one of `dims`."""
@@ -147,6 +150,17 @@ class KernelSet(Configurable, ABC):
 
         Called while the model is built, before its weights are read. The function is shared by all equal places of the
         model, and called for every step; it may be given tensors that are not contiguous.
+        """
+
+    def peer_bytes(self, ranks: int) -> int:
+        """Return how many bytes each of some ranks shares with the others, for its operations over ranks."""
+        return 0
+
+    def connect(self, memory: PeerMemory) -> None:
+        """Take the memory, of `peer_bytes`, that operations over ranks read and write from now on.
+
+        Called with memory of a rank that stands for all once the model is built, and again once the ranks have met. If
+        they find that they share none, it is not called again, and no operation over ranks either.
         """
 
 
@@ -202,6 +216,7 @@ def make_ask(
     *,
     invariant: bool = False,
     captured: bool = False,
+    peers: int = 0,
 ) -> Ask:
     """Return the question for an operation.
 
@@ -215,7 +230,8 @@ def make_ask(
         if sorted(given) != sorted(wanted):
             raise PluginError(f"operation {op!r}: {what} {sorted(given)} were given, it has {sorted(wanted)}")
     in_order = tuple((name, dims[name]) for name in row.dims), tuple((name, options[name]) for name in row.options)
-    return Ask(op, device, dtype, *in_order, invariant=invariant, captured=captured)
+    over = peers if row.over_ranks else 0
+    return Ask(op, device, dtype, *in_order, invariant=invariant, captured=captured, peers=over)
 
 
 def meaning(ask: Ask) -> Kernel:
@@ -251,7 +267,7 @@ def _part(ask: Ask, part: Part) -> Ask:
         letter: of if isinstance(of, int) else 2 * ask.dim(of[1:]) if of[0] == "2" else ask.dim(of)
         for letter, of in part.dims.items()
     }
-    found = make_ask(part.op, ask.device, ask.dtype, numbers, part.options, invariant=ask.invariant)
+    found = make_ask(part.op, ask.device, ask.dtype, numbers, part.options, invariant=ask.invariant, peers=ask.peers)
     return found._replace(rows=ask.rows, captured=ask.captured)
 
 

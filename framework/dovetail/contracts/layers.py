@@ -26,18 +26,6 @@ Act = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu
 """
 
 
-class FusedSums(Protocol):
-    """Sums over ranks with what is done to them anyway, in one kernel; None where there is none for such a tensor."""
-
-    def add(self, share: Tensor, value: Tensor) -> Tensor | None:
-        """Return `value` and the sum of all ranks' shares, both `[T, H]`."""
-        ...
-
-    def add_norm(self, share: Tensor, value: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
-        """Return the RMS norm of that, and that."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """This process among those that compute one model together.
@@ -49,7 +37,6 @@ class Parallel:
         all_gather: Returns the tensors of all ranks, which have one shape, as one, `[size, …]`; None: they are made to
             be that by `all_reduce`.
         expert_shard: How ranks divide experts unless a model says: by inner width, or whole experts.
-        fused: Sums that are fused with what follows; None: there are none.
     """
 
     rank: int = 0
@@ -57,7 +44,6 @@ class Parallel:
     all_reduce: Callable[[Tensor], Tensor] | None = None
     all_gather: Callable[[Tensor], Tensor] | None = None
     expert_shard: Literal["inner", "expert"] = "inner"
-    fused: FusedSums | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -71,7 +57,7 @@ class Parallel:
             raise ValueError(f"{self.size} ranks need an all_reduce")
 
     def sum(self, share: Tensor) -> Tensor:
-        """Add up a tensor of which every rank has a share."""
+        """Add up a tensor of which every rank has a share, as the ranks' device does; see `BuildContext.rank_sums`."""
         return share if self.all_reduce is None else self.all_reduce(share)
 
     def join(self, mine: Tensor) -> Tensor:
@@ -83,6 +69,27 @@ class Parallel:
         wide = mine.new_zeros(*mine.shape[:-1], self.size * mine.shape[-1])
         wide.narrow(-1, self.rank * mine.shape[-1], mine.shape[-1]).copy_(mine)
         return self.sum(wide)
+
+
+class RankSums(NamedTuple):
+    """Sums over ranks of tensors `[T, H]` in the model's dtype, bound for one H; see `BuildContext.rank_sums`.
+
+    Attributes:
+        ranks: Those that add up.
+        sum: Kernel of `rank_sum`.
+        add: Kernel of `rank_sum_add`.
+        norm: Kernel of `rank_sum_norm`.
+    """
+
+    ranks: Parallel
+    sum: Kernel
+    add: Kernel
+    norm: Kernel
+
+    def __call__(self, share: Tensor) -> Tensor:
+        """Return the sum of all ranks' shares `[T, H]`, the same bits on all."""
+        found: Tensor = self.sum(share, self.ranks)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,10 @@ class Part:
     unit: int = 1
     repeat: int = 1
     order: tuple[int, ...] | None = None
+
+
+RANK_SUMS = ("rank_sum", "rank_sum_add", "rank_sum_norm")
+"""Operations over ranks, as `RankSums` holds them."""
 
 
 class RMSScale(NamedTuple):
@@ -134,50 +145,41 @@ class Stream:
         partial: This rank's share of what is still to be added, or None.
     """
 
-    __slots__ = ("_parallel", "partial", "value")
+    __slots__ = ("_sums", "partial", "value")
 
     def __init__(self, value: Tensor) -> None:
         """The stream takes `value` over and may overwrite it."""
         self.value = value
         self.partial: Tensor | None = None
-        self._parallel = Parallel()
+        self._sums: RankSums | None = None
 
     def total(self) -> Tensor:
         """Return the stream; valid until something is added."""
-        if self.partial is not None:
-            fused, partial = self._parallel.fused, self.partial
-            total = None if fused is None else fused.add(partial, self.value)
-            self.value = self.value + self._parallel.sum(partial) if total is None else total
+        if self.partial is not None and self._sums is not None:
+            self.value = self._sums.add(self.partial, self.value, self._sums.ranks)
             self.partial = None
         return self.value
 
     def normed(self, weight: Tensor, eps: float) -> Tensor | None:
-        """Add the stream up and return its RMS norm, where one kernel does both."""
-        fused = self._parallel.fused
-        found = None if fused is None or self.partial is None else fused.add_norm(self.partial, self.value, weight, eps)
-        if found is None:
+        """Add the stream up and return its RMS norm; None where ranks have no shares of it that are to be added."""
+        if self.partial is None or self._sums is None:
             return None
-        self.partial, self.value = None, found[1]
-        return found[0]
-
-    def take_sum(self) -> tuple[Tensor, Tensor | None]:
-        """Return two tensors, or one, that the stream is the sum of; the caller sets `value` to that sum."""
-        if self.partial is None:
-            return self.value, None
-        partial, self.partial = self._parallel.sum(self.partial), None
-        return partial, self.value
+        normed: Tensor
+        normed, self.value = self._sums.norm(self.partial, self.value, weight, eps, self._sums.ranks)
+        self.partial = None
+        return normed
 
     def plus(self, value: Tensor) -> Stream:
         """Add what is the same on all ranks; returns the stream itself."""
         self.value = self.value + value
         return self
 
-    def plus_share(self, share: Tensor, parallel: Parallel) -> Stream:
-        """Add this rank's share of a sum; returns the stream itself."""
-        if parallel.size == 1:
+    def plus_share(self, share: Tensor, sums: RankSums) -> Stream:
+        """Add this rank's share of a sum, which `sums` adds up; returns the stream itself."""
+        if sums.ranks.size == 1:
             return self.plus(share)
         self.partial = share if self.partial is None else self.partial + share
-        self._parallel = parallel
+        self._sums = sums
         return self
 
 
@@ -304,6 +306,15 @@ class BuildContext:
         dims = {key: value for key, value in given.items() if key.isupper()}
         options = {key: value for key, value in given.items() if not key.isupper()}
         return self.kernels.bind(self.kernels.ask(op, dtype, dims, options, invariant=self.batch_invariant))
+
+    def rank_sums(self, width: int) -> RankSums:
+        """Bind the sums over ranks of tensors `[T, width]` in the model's dtype.
+
+        Raises:
+            PluginError: A kernel set claims one and cannot make it.
+        """
+        ctx = self if self.parallel.size > 1 else replace(self, kernels=PLAIN_KERNELS)  # one rank adds up nothing
+        return RankSums(self.parallel, *(ctx.operation(op, H=width) for op in RANK_SUMS))
 
     def at(self, path: str) -> BuildContext:
         """Return the context for the submodule at `path`, seen from this one's."""

@@ -50,6 +50,8 @@ class Operation(NamedTuple):
             torch computes the ends of its loops by other instructions. All its operands are by row.
         packs: Its kernel is a `PackedKernel`, which makes what it reads of a stored matrix; its meaning is a class that
             takes the options.
+        over_ranks: Each of several ranks calls it, all in one order; a kernel may read memory that ranks share
+            (`KernelSet.connect`). Its last operand is the model's `Parallel`, by which its meaning adds up.
         reads_host: Its meaning reads tensors on the host: no graph can record it. Prompts come through it, and where
             rows may not depend on one another, what decodes does, too.
     """
@@ -66,6 +68,7 @@ class Operation(NamedTuple):
     composition: str = ""
     is_row_by_row: bool = False
     packs: bool = False
+    over_ranks: bool = False
     reads_host: bool = False
 
 
@@ -287,6 +290,31 @@ OPS: Mapping[str, Operation] = {
             ("N", "D"),
             f"{_DELTA}:sigmoid_gate",
             is_row_by_row=True,
+        ),
+        Operation(
+            "rank_sum",
+            "share [T, H], ranks -> [T, H]",
+            ("H",),
+            f"{_PLAIN}:rank_sum",
+            over_ranks=True,
+        ),
+        Operation(
+            "rank_sum_add",
+            "share [T, H], value [T, H], ranks -> [T, H]",
+            ("H",),
+            f"{_PLAIN}:rank_sum_add",
+            composed_of=(Part("rank_sum", {"H": "H"}),),
+            composition=f"{_PLAIN}:added_rank_sum",
+            over_ranks=True,
+        ),
+        Operation(
+            "rank_sum_norm",
+            "share [T, H], value [T, H], weight [H], eps, ranks -> norm of the sum [T, H], sum [T, H]",
+            ("H",),
+            f"{_PLAIN}:rank_sum_norm",
+            composed_of=(Part("rank_sum", {"H": "H"}), Part("add_rms_norm", {"H": "H"})),
+            composition=f"{_PLAIN}:normed_rank_sum",
+            over_ranks=True,
         ),
         Operation(
             "mask_logits",

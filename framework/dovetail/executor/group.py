@@ -89,7 +89,7 @@ class GroupExecutor:
         self._ranks = RankFollowers(start, limit_s)
         self._links = communicator(settings, 0, find_device(settings, plugins))
         try:
-            self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, self._links), self))
+            self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, self._links), self, self._links))
             for rank in self._ranks.ranks:
                 self._ranks.done(rank, LOAD_S)
             self._prepare_some()

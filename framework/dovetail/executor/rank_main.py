@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dovetail import log
 from dovetail.contracts.errors import ConfigError, described, said
+from dovetail.contracts.ranks import Communicator
 from dovetail.executor.group import CONNECT_S, about
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
@@ -44,7 +45,7 @@ from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.runtime.device.devices import find_device
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
-from dovetail.runtime.ranks import Communicator, Rank, communicator, parallel_of
+from dovetail.runtime.ranks import Rank, communicator, parallel_of
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
@@ -124,7 +125,7 @@ def serve(pipe: Connection, start: StartRank) -> None:
             with naming_plugin(plugins):
                 links = communicator(settings, start.rank, find_device(settings, plugins, start.rank))
                 meeting = FollowerMeeting(pipe, plugins, links, start.attention)
-                executor = LocalExecutor(settings, plugins, Rank(parallel_of(settings, links), meeting))
+                executor = LocalExecutor(settings, plugins, Rank(parallel_of(settings, links), meeting, links))
             send(pipe, Done())
             try:
                 follow(pipe, executor, links)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,14 +27,13 @@ class TorchProfile:
             ProfileError: The device has no such activity, or somebody else's profile is being recorded.
         """
         self.path = Path(spec.folder) / f"{spec.name}-TP-{rank}.trace.json"
-        kinds = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
         found = device_of(device)
-        wanted = spec.activities or found.activities
+        wanted: Sequence[str] = spec.activities or tuple(found.activities)
         if not {*wanted} <= {*found.activities}:
             possible = ", ".join(found.activities)
             raise ProfileError(f"activities: this engine runs on {found.kind}; possible: {possible}")
         self._profile = profile(
-            activities=[kinds[name] for name in wanted],
+            activities=[getattr(ProfilerActivity, found.activities[name]) for name in wanted],
             record_shapes=spec.record_shapes,
             with_stack=spec.with_stack,
             acc_events=False,

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.contracts.layers import FusedSums, Parallel
+from dovetail.contracts.layers import Parallel
+from dovetail.contracts.ranks import Communicator, PeerMemory
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.settings import EngineSettings
@@ -56,61 +57,20 @@ class Meeting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which rank this is, and where it meets the others; None: it is the only one."""
+    """Which rank this is, where it meets the others, and by what they exchange tensors; None: it is the only one."""
 
     parallel: Parallel = field(default_factory=Parallel)
     meeting: Meeting | None = None
+    links: Communicator | None = None
+
+    @property
+    def peers(self) -> int:
+        """How many ranks may see each other's memory; 0: they share none."""
+        return self.parallel.size if self.links is not None and self.links.shares_memory else 0
 
 
 ALONE = Rank()
 """The only one."""
-
-
-class Communicator(Protocol):
-    """Collectives of the ranks.
-
-    Attributes:
-        rank: This one.
-        is_broken: A collective has failed: the ranks have come apart for good.
-        fused: Sums with what follows them, where there are kernels for that.
-    """
-
-    rank: int
-    is_broken: bool
-    fused: FusedSums | None
-
-    def connect(self, meeting: Path, connect_s: float, timeout_s: float) -> None:
-        """Meet the other ranks by a file that they all name.
-
-        Args:
-            meeting: The file.
-            connect_s: How long to wait for them.
-            timeout_s: How long one collective may take from now on, where the host waits for it.
-
-        Raises:
-            RuntimeError: They did not come.
-        """
-        ...
-
-    def all_reduce(self, share: Tensor) -> Tensor:
-        """Return the sum of all ranks' shares, the same bits on all; `share` may be written to.
-
-        Raises:
-            RuntimeError: A rank has ended, or hangs.
-        """
-        ...
-
-    def all_gather(self, mine: Tensor) -> Tensor:
-        """Return what all ranks have, `[size, …]`.
-
-        Raises:
-            RuntimeError: A rank has ended, or hangs.
-        """
-        ...
-
-    def close(self) -> None:
-        """Leave the others."""
-        ...
 
 
 class GlooCommunicator:
@@ -122,8 +82,7 @@ class GlooCommunicator:
 
     def __init__(self, rank: int, size: int) -> None:
         """Nothing is connected yet."""
-        self.rank, self._size, self.is_broken = rank, size, False
-        self.fused: FusedSums | None = None
+        self.rank, self._size, self.is_broken, self.shares_memory = rank, size, False, False
         self._group: Any = None
 
     def connect(self, meeting: Path, connect_s: float, timeout_s: float) -> None:
@@ -137,6 +96,10 @@ class GlooCommunicator:
         store = distributed.FileStore(str(meeting), self._size)
         store.set_timeout(timedelta(seconds=connect_s))
         self._group = gloo(store, self.rank, self._size, options)
+
+    def share(self, num_bytes: int) -> PeerMemory | None:
+        """See `Communicator`."""
+        return None
 
     def all_reduce(self, share: Tensor) -> Tensor:
         """See `Communicator`."""
@@ -167,11 +130,8 @@ class GlooCommunicator:
 
 def communicator(settings: EngineSettings, rank: int, device: torch.device) -> Communicator:
     """Return what ranks on devices of this kind exchange tensors by."""
-    if not device_of(device).reads_peers:
-        return GlooCommunicator(rank, settings.tensor_parallel_size)
-    from dovetail.runtime.cuda_ranks import CudaCommunicator  # imports Triton
-
-    return CudaCommunicator(rank, settings.tensor_parallel_size, device)
+    size = settings.tensor_parallel_size
+    return device_of(device).communicator(rank, size) or GlooCommunicator(rank, size)
 
 
 def parallel_of(settings: EngineSettings, links: Communicator) -> Parallel:
@@ -182,5 +142,4 @@ def parallel_of(settings: EngineSettings, links: Communicator) -> Parallel:
         all_reduce=links.all_reduce,
         all_gather=links.all_gather,
         expert_shard=settings.expert_shard,
-        fused=links.fused,
     )

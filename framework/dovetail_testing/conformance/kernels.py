@@ -16,6 +16,7 @@ from torch import Tensor
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, make_ask, meaning
+from dovetail.contracts.ranks import PeerMemory
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail_testing.checks import check, fail, raised
@@ -24,7 +25,7 @@ from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
 from dovetail_testing.conformance.host_sync import HostSyncs
-from dovetail_testing.conformance.kernels_samples import DIMS, OPTIONS, Operands, sample
+from dovetail_testing.conformance.kernels_samples import DIMS, NUM_RANKS, OPTIONS, Operands, sample
 from dovetail_testing.conformance.kernels_steps import read_back
 
 ROWS = (0, 1, 2, 7, 16, 17, 64, 65)
@@ -82,12 +83,12 @@ class KernelSetConformance(Conformance):
         for op, row in ((name, OPS[name]) for name in self.ops or OPS):
             for dtype in self.dtypes:
                 for dims_of, options_of in packed.places(op, dtype) or ():
-                    yield make_ask(op, self.view(), dtype, dims_of, options_of, invariant=invariant)
+                    yield self._ask(op, dtype, dims_of, options_of, invariant=invariant)
             if packed.places(op, "") is not None:
                 continue
             if (shapes := mixers.places(op)) is not None:
                 for dtype, shape in itertools.product(self.dtypes, shapes):
-                    yield make_ask(op, self.view(), dtype, shape, {}, invariant=invariant)
+                    yield self._ask(op, dtype, shape, {}, invariant=invariant)
                 continue
             widths = [(*self.dims.get(letter, ()), *DIMS[letter]) for letter in row.dims]
             options = [OPTIONS[name] for name in row.options if name != "dtype"]
@@ -97,7 +98,10 @@ class KernelSetConformance(Conformance):
                 named = dict(zip([name for name in row.options if name != "dtype"], given, strict=True))
                 named |= {"dtype": getattr(torch, dtype)} if "dtype" in row.options else {}
                 by_letter = dict(zip(row.dims, dims, strict=True))
-                yield make_ask(op, self.view(), dtype, by_letter, named, invariant=invariant)
+                yield self._ask(op, dtype, by_letter, named, invariant=invariant)
+
+    def _ask(self, op: str, dtype: str, dims: Mapping[str, int], options: Mapping[str, Any], *, invariant: bool) -> Ask:
+        return make_ask(op, self.view(), dtype, dims, options, invariant=invariant, peers=NUM_RANKS)
 
     def places(self) -> list[ClaimedOperation]:
         """Return every operation that the set claims, made as an engine makes it."""
@@ -115,6 +119,8 @@ class KernelSetConformance(Conformance):
             made = self.plugin()()
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"making the set raised {raised(error)}")
+        if num_bytes := made.peer_bytes(NUM_RANKS):
+            made.connect(PeerMemory.alone(0, NUM_RANKS, num_bytes, self.on()))
         for ask in self.asks():
             answer = self._answer(made, ask)
             if isinstance(answer, Claim):

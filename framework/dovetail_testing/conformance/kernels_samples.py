@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.kernels import Ask
-from dovetail.contracts.layers import Act
+from dovetail.contracts.layers import Act, Parallel
 from dovetail_testing.conformance import kernels_mixers as mixers
 from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.kernels_steps import STEP_OPERANDS, Draws
@@ -31,6 +31,8 @@ ACTS: Sequence[Act] = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "cla
 OPTIONS: Mapping[str, Sequence[Any]] = {"act": ACTS}
 """Values by option."""
 HEADS, NOPE, EPS = 5, 6, 1e-6
+NUM_RANKS = 2
+"""Of sums over ranks: one stands for all, so that every share is its own."""
 
 
 def sample(
@@ -130,6 +132,24 @@ def _norm_gate(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, dev
     return _norm_linear({"N": 2 * dims["F"], "K": dims["K"]}, by_row, draw, rows, device)
 
 
+def _doubled(share: Tensor) -> Tensor:
+    return (share.float() * NUM_RANKS).to(share.dtype)
+
+
+def _rank_sum(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    return [by_row(dims["H"]), Parallel(size=NUM_RANKS, all_reduce=_doubled)]
+
+
+def _rank_sum_add(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    share, ranks = _rank_sum(dims, by_row, draw, rows, device)
+    return [share, by_row(dims["H"]), ranks]
+
+
+def _rank_sum_norm(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
+    share, value, ranks = _rank_sum_add(dims, by_row, draw, rows, device)
+    return [share, value, draw(dims["H"]), EPS, ranks]
+
+
 _OPERANDS: Mapping[str, Callable[..., Operands]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -144,4 +164,7 @@ _OPERANDS: Mapping[str, Callable[..., Operands]] = {
     "linear_add": _linear_add,
     "norm_linear": _norm_linear,
     "norm_gate": _norm_gate,
+    "rank_sum": _rank_sum,
+    "rank_sum_add": _rank_sum_add,
+    "rank_sum_norm": _rank_sum_norm,
 }

@@ -208,7 +208,8 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
 def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
     """Say which kernel set would serve which operation at widths of the model; sets answer without a device.
 
-    What depends on forms of packed weights, on how tokens are routed, or on a mixer's heads, a running server says.
+    What depends on forms of packed weights, on routing, on a mixer's heads, or on several ranks, a running
+    server says.
     """
     from dovetail.contracts.device import DeviceView, is_interpreted
     from dovetail.contracts.kernels import OPS, Claim, make_ask
@@ -222,7 +223,7 @@ def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
     sets = [(planned.name, import_planned(planned)()) for planned in plan.of_kind("kernels")]
     served = {}
     for op, row in OPS.items():
-        if not options.keys() >= set(row.options) or not widths.keys() >= set(row.dims):
+        if row.over_ranks or not options.keys() >= set(row.options) or not widths.keys() >= set(row.dims):
             continue
         dims = {letter: widths[letter] for letter in row.dims} | ({"F": 1} if op == "rotations" else {})
         ask = make_ask(op, view, facts.dtype, dims, {name: options[name] for name in row.options})

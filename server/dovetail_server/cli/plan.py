@@ -131,13 +131,13 @@ def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:
     """
     from dovetail.runtime.memory.checks import gib
     from dovetail.runtime.memory.host import host_bytes
-    from dovetail.runtime.memory.plan import CUDA_CONTEXT_BYTES, DeviceBytes
+    from dovetail.runtime.memory.plan import CONTEXT_BYTES, DeviceBytes
 
     name = settings.device
     if memory is not None:
         total = size_of(memory)
         kind: Any = "cpu" if name == "cpu" else "cuda"
-        taken = 0 if kind == "cpu" else CUDA_CONTEXT_BYTES
+        taken = 0 if kind == "cpu" else CONTEXT_BYTES
         if total <= taken:
             raise ConfigError(f"--device-memory {memory!r}: less than the {gib(taken)} that a process takes by itself")
         return DeviceBytes(kind=kind, name=f"a {'host' if kind == 'cpu' else 'GPU'}", total=total, free=total - taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, composed, make_ask, meaning, parts_of
+from dovetail.contracts.ranks import PeerMemory
 from dovetail.messages.outputs import KernelUse
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -61,6 +62,28 @@ class Bands:
         return self.kernels[bisect_right(self.bounds, len(x))](x, *operands)
 
 
+class PeerKernel:
+    """A kernel over memory that ranks share.
+
+    Args:
+        kernel: It.
+        otherwise: What computes the same without.
+    """
+
+    __slots__ = ("_kernel", "_otherwise")
+
+    def __init__(self, kernel: Kernel, otherwise: Kernel) -> None:
+        self._kernel, self._otherwise = kernel, otherwise
+
+    def __call__(self, *operands: Any) -> Any:
+        """Compute."""
+        return self._kernel(*operands)
+
+    def go_without(self) -> None:
+        """Compute without from now on: the ranks have met, and share no memory."""
+        self._kernel = self._otherwise
+
+
 class KernelBinder:
     """Binds operations to kernels, in the order of the sets, then put together of others, then to their meanings.
 
@@ -68,19 +91,24 @@ class KernelBinder:
         sets: In the order in which they are asked.
         device: Where the model is.
         captured: Whether steps may be recorded in a graph.
+        peers: How many ranks may see each other's memory; 0: they share none.
     """
 
-    def __init__(self, sets: Sequence[LoadedSet], device: DeviceView, *, captured: bool = False) -> None:
+    def __init__(
+        self, sets: Sequence[LoadedSet], device: DeviceView, *, captured: bool = False, peers: int = 0
+    ) -> None:
         self.device = device
         self._sets = [one for one in sets if one.is_named or device.kind in one.kernels.devices]
-        self._captured, self._is_frozen = captured, False
+        self._captured, self._peers, self._is_frozen = captured, peers, False
         self._bound: dict[Ask, Kernel] = {}
         self._uses: dict[Ask, KernelUse] = {}
         self._uncapturable: list[str] = []
+        self._over_ranks: dict[Ask, tuple[PeerKernel, str]] = {}
 
     def ask(self, op: str, dtype: str, dims: Mapping[str, int], options: Mapping[str, Any], *, invariant: bool) -> Ask:
         """See `dovetail.contracts.kernels.Kernels.ask`."""
-        return make_ask(op, self.device, dtype, dims, options, invariant=invariant, captured=self._captured)
+        captured, peers = self._captured, self._peers
+        return make_ask(op, self.device, dtype, dims, options, invariant=invariant, captured=captured, peers=peers)
 
     def bind(self, ask: Ask) -> Kernel:
         """See `dovetail.contracts.kernels.Kernels.bind`.
@@ -114,6 +142,28 @@ class KernelBinder:
         for place in self._uncapturable:
             logger.warning("No step is recorded in a graph: %s cannot be.", place)
 
+    def connect(self, lend: Callable[[int], PeerMemory | None]) -> None:
+        """Give the sets that serve operations over ranks their memory; those that get none serve them no longer.
+
+        Args:
+            lend: Returns so many bytes of each rank, which all of them see, or None where they share none.
+        """
+        for one in self._sets:
+            mine = [ask for ask in self._over_ranks if any(name == one.name for *_, name in self._uses[ask].served)]
+            if not mine:
+                continue
+            memory = lend(one.kernels.peer_bytes(self._peers))
+            if memory is not None:
+                one.kernels.connect(memory)
+                continue
+            for ask in mine:
+                kernel, name = self._over_ranks.pop(ask)
+                kernel.go_without()
+                others = *self._uses[ask].others, (one.name, "the ranks share no memory")
+                self._uses[ask] = KernelUse(
+                    operation=ask.place, dtype=ask.dtype, served=((*ask.rows, name),), others=others
+                )
+
     @property
     def is_capturable(self) -> bool:
         """Whether a graph can record everything that was bound."""
@@ -144,17 +194,22 @@ class KernelBinder:
             free = [rest for rows in free for rest in _without(rows, claim.rows)]
             if self._captured and not claim.capturable:
                 self._uncapturable.append(f"{ask.place} by {one.name}")
+        is_shared = OPS[ask.op].over_ranks and bool(served)
+        rest = self._rest(ask) if free or is_shared else (PLAIN, meaning(ask))
         if free:
-            name, kernel = self._rest(ask) if not served else (PLAIN, meaning(ask))
+            name, kernel = rest
             served += [(*rows, name, kernel) for rows in free]
             if self._captured and name == PLAIN and OPS[ask.op].reads_host and ask.invariant:
                 self._uncapturable.append(f"{ask.place} by {PLAIN}")
         served.sort(key=lambda band: band[0])
         uses = tuple((first, last, name) for first, last, name, _ in served)
         self._uses[ask] = KernelUse(operation=ask.place, dtype=ask.dtype, served=uses, others=tuple(others))
-        if len(served) == 1:
-            return served[0][3]
-        return Bands([first for first, *_ in served[1:]], [kernel for *_, kernel in served])
+        found = served[0][3]
+        if len(served) > 1:
+            found = Bands([first for first, *_ in served[1:]], [kernel for *_, kernel in served])
+        if is_shared:
+            self._over_ranks[ask] = found, name = PeerKernel(found, rest[1]), rest[0]
+        return found
 
     def _refuse_conflicts(self, one: LoadedSet, ask: Ask, served: Sequence[tuple[int, int, str, Kernel]]) -> None:
         """Refuse two sets of which only the user can say which goes first."""

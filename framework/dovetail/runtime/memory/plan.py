@@ -66,8 +66,8 @@ BUCKET_SUM = 7
 NUM_DECODE_GRAPHS = 69
 """16 batch sizes, 7 of them again for common prefixes, with two ways to sample each."""
 GRAPH_ALLOWANCE = 4 << 20
-CUDA_CONTEXT_BYTES = 512 << 20
-"""What a process takes of a CUDA device before anything is loaded; for plans without the device."""
+CONTEXT_BYTES = 512 << 20
+"""What a process takes of a device before anything is loaded; for plans without the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

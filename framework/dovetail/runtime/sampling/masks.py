@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.kernels import Kernel
-from dovetail.runtime.device.upload import to_device
+from dovetail.runtime.device.upload import pinned, to_device
 from dovetail.runtime.step_kernels import PLAIN_STEP
 
 
@@ -100,7 +101,7 @@ class MaskBuffer:
         lent = lines[lines >= 0]
         first = int(lent[0]) if lent.size else 0
         words = self._words[first : first + lent.size]
-        if self._device.type != "cpu":
+        if not is_on_host(self._device):
             words = words.to(self._device, non_blocking=True)
         if lent.size < rows.size:
             words = self._among_kept(words, lines[rows])
@@ -120,4 +121,4 @@ class MaskBuffer:
             mask.apply(torch.zeros(1, vocab_size, device=self._device))
 
     def _allocate(self, num_rows: int) -> Tensor:
-        return torch.zeros(num_rows, self._num_words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return pinned(torch.zeros(num_rows, self._num_words, dtype=torch.int32), self._device)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.kernels import Kernel
 from dovetail.runtime.device.penalties import TokenCounts, penalize
 from dovetail.runtime.device.row_params import RowParams, SampleRow
@@ -121,7 +122,7 @@ class FloatScratch:
 
     def widen(self, logits: Tensor) -> Tensor:
         """Return float32 logits: a copy that the next call overwrites, or `logits` themselves if they are wide."""
-        if logits.dtype == torch.float32 or logits.device.type != "cpu":
+        if logits.dtype == torch.float32 or not is_on_host(logits.device):
             return logits.float()
         if self._kept.numel() < logits.numel():
             self._kept = torch.empty(logits.numel())
@@ -130,7 +131,7 @@ class FloatScratch:
 
 def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Largest value of each row, NaN above all, and its first place; by NumPy on the CPU, which is faster."""
-    if logits.device.type != "cpu":
+    if not is_on_host(logits.device):
         return torch.max(logits, dim=-1)
     ids = logits.numpy().argmax(axis=-1)
     found = torch.from_numpy(ids)

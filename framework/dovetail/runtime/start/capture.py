@@ -59,6 +59,8 @@ def compile_kernels(
             checked.compiled.compile([*rehearsals, lambda: made.masks.warm_up(checked.config.vocab_size)])
     if checked.rank.meeting is not None:
         checked.rank.meeting.connect()
+    if checked.rank.links is not None:
+        checked.kernels.connect(checked.rank.links.share)
     return Compiled(trials=trials, queue=CaptureQueue(tasks))
 
 

@@ -100,7 +100,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     local = config.of_rank(rank.parallel.size)
     check_model(plugin, config, device, settings, quantization)
     captured = device_of(device).captures and not settings.disable_cuda_graph
-    kernels = KernelBinder(load_sets(plugins), device_of(device).view, captured=captured)
+    kernels = KernelBinder(load_sets(plugins), device_of(device).view, captured=captured, peers=rank.peers)
     chosen = _choose_attention(plugins, local, device, dtype, settings, rank, kernels)
     _check_speculator(plugins, config)
     checkpoint = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM
+from dovetail.contracts.ranks import PeerMemory
 from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.start.check import Checked
@@ -56,6 +58,7 @@ def load(checked: Checked) -> LoadedModel:
         dtype = str(checked.dtype).removeprefix("torch.")
         step = bind_step(checked.kernels, checked.config, dtype, invariant=checked.settings.batch_invariant)
         checked.kernels.freeze()
+        checked.kernels.connect(partial(PeerMemory.alone, parallel.rank, parallel.size, device=checked.device))
         model.eval()
         checked.memory.built()
         size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.contracts.layers import BuildContext, Parallel
+from dovetail.contracts.device import is_on_host
+from dovetail.contracts.layers import BuildContext, Parallel, RankSums
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.linear import can_prepack, packed_linear, prepack
 from dovetail.sdk.layers.ops import invariant
@@ -38,7 +39,7 @@ class Embedding(Layer):
         super().__init__()
         self.rows = VocabRows(vocab_size, ctx.parallel if shard == "vocab" else Parallel())
         self.weight = self.empty(self.rows.num, hidden_size, device=ctx.device, dtype=ctx.dtype)
-        self.scale = scale
+        self.scale, self._sums = scale, ctx.rank_sums(hidden_size)
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         return self.rows.slots(self.weight)
@@ -51,7 +52,7 @@ class Embedding(Layer):
         return self.rows.place(self.weight, tensor)
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = self.rows.look_up(self.weight, ids)
+        rows = self.rows.look_up(self.weight, ids, self._sums)
         return rows if self.scale == 1.0 else rows * self.scale
 
 
@@ -78,14 +79,14 @@ class VocabRows:
         weight[there:].zero_()
         return weight[:there].copy_(tensor[self.first : self.first + there]) if there else None
 
-    def look_up(self, weight: Tensor, ids: Tensor) -> Tensor:
-        """Return the rows of tokens `[T]`, `[T, H]`, the same on all ranks."""
+    def look_up(self, weight: Tensor, ids: Tensor, sums: RankSums) -> Tensor:
+        """Return the rows of tokens `[T]`, `[T, H]`, the same on all ranks, which `sums` adds up."""
         if self.parallel.size == 1:
             return F.embedding(ids, weight)
         local = ids - self.first
         is_here = (local >= 0) & (local < self.num)
         rows = F.embedding(local.clamp(0, self.num - 1), weight)
-        return self.parallel.sum(rows.masked_fill(~is_here[:, None], 0))
+        return sums(rows.masked_fill(~is_here[:, None], 0))
 
     def join(self, logits: Tensor) -> Tensor:
         """Return the logits of all tokens `[R, V]`, given those of this rank's, `[R, num]`."""
@@ -151,7 +152,7 @@ class LMHead(Layer):
         logits = self._product(hidden)
         logits = logits if self.scale == 1.0 else logits * self.scale
         if (cap := self.soft_cap) is not None:
-            is_apart = self._is_invariant and not logits.is_cuda
+            is_apart = self._is_invariant and is_on_host(logits.device)
             apply = invariant.by_rows if is_apart else invariant.at_once
             logits = apply(logits, lambda rows: torch.tanh(rows / cap) * cap)
         return self.rows.join(logits)

@@ -82,7 +82,7 @@ class GatedExperts(nn.Module):
         )
         self.gate_up = self.matrix(ctx, f"{path}.gate_up", num, hidden, parts, bias=bias, shard=cut[0])
         self.down = self.matrix(ctx, f"{path}.down", num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
-        self._parallel, self._top_k = ctx.parallel, top_k
+        self._sums, self._top_k = ctx.rank_sums(hidden), top_k
         dims = {"E": self.gate_up.local_experts, "H": hidden, "I": self.down.local_in, "C": top_k}
         first = self.gate_up.first_expert
         self._place: dict[str, Any] = {**dims, "act": gated(path, act, parts) or act, "weigh": weigh, "first": first}
@@ -100,11 +100,11 @@ class GatedExperts(nn.Module):
     def added(self, add: Stream | None, *operands: Any) -> Tensor | Stream:
         """Call the kernel, which adds to the stream itself unless ranks have shares of it."""
         up, down = self.gate_up, self.down
-        residual = add.total() if add is not None and self._parallel.size == 1 else None
+        residual = add.total() if add is not None and self._sums.ranks.size == 1 else None
         out: Tensor = self._kernel(*operands, up.operand, up.bias, down.operand, down.bias, residual)
         if add is None:
-            return self._parallel.sum(out)
+            return self._sums(out)
         if residual is None:
-            return add.plus_share(out, self._parallel)
+            return add.plus_share(out, self._sums)
         add.value = out
         return add

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.ops import invariant
@@ -128,7 +129,7 @@ class Linear(Matrix):
 def can_prepack(weight: Tensor) -> bool:
     """Whether oneDNN's blocked layout exists for this weight here."""
     return (
-        weight.device.type == "cpu"
+        is_on_host(weight.device)
         and weight.dtype == torch.bfloat16
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -57,6 +57,8 @@ class Matrix(Layer):
         if shard == "expert":
             self.first_expert, self.local_experts = even_share(path, "experts", num_experts or 0, ctx.parallel)
         self.shard = shard_of(path, in_features, parts, None if shard == "expert" else shard, ctx.parallel)
+        adds_up = self.is_share and num_experts is None
+        self._sums = ctx.rank_sums(self.shard.num_rows) if adds_up else None
         self._device = ctx.device
         self._orders = {part.name: _checked_order(path, part) for part in parts}
         self._stored: dict[str, StoredSlice] = {}
@@ -159,8 +161,8 @@ class Matrix(Layer):
         """Return `y * scale` as a call of a matrix does: added to the stream, or added up over the ranks if need be."""
         y = y if scale == 1.0 else y * scale
         if add is not None:
-            return add.plus_share(y, self.parallel) if self.is_share else add.plus(y)
-        return self.parallel.sum(y) if self.is_share else y
+            return add.plus(y) if self._sums is None else add.plus_share(y, self._sums)
+        return y if self._sums is None else self._sums(y)
 
 
 def _checked_order(path: str, part: Part) -> list[int] | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.matrix import Matrix
-from dovetail.sdk.layers.ops.reference import AddNormKernel, LayerNormKernel, NormKernel, NormRotate
+from dovetail.sdk.layers.ops.reference import LayerNormKernel, NormKernel, NormRotate
 
 
 class BoundNorm(NamedTuple):
@@ -19,29 +19,21 @@ class BoundNorm(NamedTuple):
 
     Attributes:
         norm: Of a tensor.
-        add_norm: Of the sum of two, which it returns, too.
     """
 
     norm: NormKernel
-    add_norm: AddNormKernel
 
     @classmethod
     def of(cls, ctx: BuildContext, width: int) -> BoundNorm:
-        """Bind both."""
-        return cls(ctx.operation("rms_norm", H=width), ctx.operation("add_rms_norm", H=width))
+        """Bind it."""
+        return cls(ctx.operation("rms_norm", H=width))
 
     def __call__(self, x: Tensor | Stream, rms: RMSScale) -> Tensor:
         """Compute what a norm with this `rms` computes; a stream is added up first, as `RMSNorm` says."""
         if not isinstance(x, Stream):
             return self.norm(x, *rms)
-        if (fused := x.normed(*rms)) is not None:
-            return fused
-        total, residual = x.take_sum()
-        if residual is None:
-            x.value = total
-            return self.norm(total, *rms)
-        normed, x.value = self.add_norm(total, residual, *rms)
-        return normed
+        normed = x.normed(*rms)
+        return self.norm(x.value, *rms) if normed is None else normed
 
 
 class RMSNorm(Layer):

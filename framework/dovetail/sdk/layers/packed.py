@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kernels import PackedKernel
 from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Norm, Part, RMSScale, Stream
@@ -61,7 +62,7 @@ class PackedLinear(Matrix):
             kernel = ctx.operation("packed_norm_gate", F=out // 2, K=num_in, form=form, act=act)
         self._kernel: PackedKernel = kernel
         self._names = store(self, form)
-        if not self._kernel.keeps() and ctx.device.type == "cpu":
+        if not self._kernel.keeps() and is_on_host(ctx.device):
             self.gather(*self._names)
         self.bias = None
         if bias:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dovetail.contracts.device import is_on_host
 from dovetail.sdk.quantization.scratch import SCRATCH
 from dovetail.sdk.quantization.words import nibbles_of, words_of
 
@@ -243,7 +244,7 @@ def in_chunks(
     """
     step = max(1, chunk() // max(1, width)) | 1  # rows turned to columns: see `words.slices`
     num = like.shape[0]
-    if like.dim() != 2 or like.device.type != "cpu" or num <= step:
+    if like.dim() != 2 or not is_on_host(like.device) or num <= step:
         return tuple(each if dtype is None else each.to(dtype) for each in make(slice(None)))
     first = make(slice(step))
     out = tuple(SCRATCH.empty((num, *each.shape[1:]), dtype or each.dtype, each.device) for each in first)
@@ -275,7 +276,7 @@ def wide(numbers: Tensor) -> Tensor:
     On CPU torch converts e4m3 one by one. Its bits are those of a float16 that is 256 times smaller, subnormals too,
     which the processor converts; only NaN, which float16 has elsewhere, is not in it.
     """
-    if numbers.dtype != torch.float8_e4m3fn or numbers.device.type != "cpu":
+    if numbers.dtype != torch.float8_e4m3fn or not is_on_host(numbers.device):
         return numbers.float()
     signed = numbers.view(torch.int8)
     if numbers.numel() and int((signed & 127).amax()) == 127:

@@ -14,6 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from dovetail.contracts.device import is_on_host
+
 
 class Scratch(threading.local):
     """Reusable memory of one thread; it ends with its thread.
@@ -39,7 +41,7 @@ class Scratch(threading.local):
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a tensor with any numbers in it: where this is open, on the host, one that is valid until `reuse`."""
-        if not self._is_open or device.type != "cpu":
+        if not self._is_open or not is_on_host(device):
             return torch.empty(*shape, dtype=dtype, device=device)
         return self._borrowed(shape, dtype)
 

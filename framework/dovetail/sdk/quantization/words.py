@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dovetail.contracts.device import is_on_host
 from dovetail.sdk.quantization.scratch import SCRATCH
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -93,7 +94,7 @@ def slices(num: int, width: int, device: torch.device, unit: int = 1) -> Iterato
             what lies apart by a power of two has the same few places of a cache.
     """
     most = LONE_NUM if torch.get_num_threads() == 1 else NUM
-    step = max(1, most // max(1, width * unit)) if device.type == "cpu" else max(1, num)
+    step = max(1, most // max(1, width * unit)) if is_on_host(device) else max(1, num)
     step = step | 1 if unit == 1 else step * unit
     for start in range(0, num, step):
         yield slice(start, min(start + step, num))

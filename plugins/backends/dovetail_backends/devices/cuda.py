@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.contracts.compiler import AheadCompiler
 from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph, DeviceView, is_interpreted
+from dovetail.contracts.ranks import Communicator
 from dovetail_backends.devices import cuda_driver
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ class CudaDevice(Device):
     is_host = False
     captures = True
     compiles = True
-    reads_peers = True
     by_rows = frozenset({"experts", "sums"})
-    activities = ("CPU", "GPU")
+    activities = {"CPU": "CPU", "GPU": "CUDA"}  # noqa: RUF012 - as the base declares it
     hides = cuda_driver.HIDES
 
     @classmethod
@@ -134,6 +134,12 @@ class CudaDevice(Device):
         with self._torch.cuda.graph(graph, pool=pool):
             result = step()
         return graph, result, graph.pool()
+
+    def communicator(self, rank: int, size: int) -> Communicator:
+        """See `Device`."""
+        from dovetail_backends.devices.cuda_ranks import CudaCommunicator
+
+        return CudaCommunicator(rank, size, self)
 
     def seconds(self, run: Callable[[], object], *, is_captured: bool) -> float:
         """See `Device`."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.triton.kv import Pair, block_of_width
 
 LONG = 2048

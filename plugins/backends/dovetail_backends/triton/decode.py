@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.triton.eight_bits import by_unit, quantised, unpacked, unpacked_words
 from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments
 from dovetail_backends.triton.prefix import PrefixScratch, SharedPrefix, attend_prefix

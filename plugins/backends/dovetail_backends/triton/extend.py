@@ -21,8 +21,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.launch import shared_bytes
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.triton.contiguous import Contiguous, copies, is_worth_it
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments

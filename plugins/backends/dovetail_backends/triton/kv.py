@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import KVPool
-from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.triton.eight_bits import quantised
 
 Pair = tuple[Tensor, Tensor]

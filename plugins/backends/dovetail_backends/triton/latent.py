@@ -15,8 +15,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.launch import shared_bytes
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.triton.decode import LOG2E, DecodeScratch
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.extend import block_of

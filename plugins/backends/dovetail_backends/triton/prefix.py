@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.triton.eight_bits import by_unit, unpacked
 from dovetail_backends.triton.kv import Pair, Scales, block_of_width, scale_arguments
 from dovetail_backends.triton.tiles import capped, load_whole, of_values, rotated
@@ -192,7 +192,7 @@ class PrefixScratch:
         """Find what the decode rows of a batch share.
 
         An ordinary launch that is not followed early, and the lookup of the embeddings, another one, comes after it: so
-        the model's kernels may load the outcome before they wait (`layers/ops/pdl.py`), as they do lengths and rows.
+        the model's kernels may load the outcome before they wait (`triton/pdl.py`), as they do lengths and rows.
         """
         num = batch.num_decode
         group = min(self.group, triton.next_power_of_2(num))

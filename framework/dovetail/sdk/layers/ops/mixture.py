@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.kernels import Ask, PackedKernel
 from dovetail.contracts.operations import Part
 from dovetail.sdk.layers.ops import reference
@@ -123,7 +124,7 @@ def experts(
 
 def are_groupable(x: Tensor, gate_up: Tensor, down: Tensor, total: int) -> bool:
     """Whether torch's grouped product multiplies by these: all experts are here, and rows as it takes them."""
-    if x.device.type != "cpu" and x.dtype != torch.bfloat16:
+    if not is_on_host(x.device) and x.dtype != torch.bfloat16:
         return False  # torch's grouped product of other types cannot be recorded in a graph
     widths = (*gate_up.shape[1:], *down.shape[1:])
     return len(gate_up) == total and all(width * x.element_size() % ROW_BYTES == 0 for width in widths)
@@ -191,7 +192,7 @@ def _each(
     for one in range(num):
         chosen = ids == first + one
         weight, has_chosen = (shares * chosen).sum(-1, keepdim=True).to(x.dtype), chosen.any(-1)
-        if x.device.type == "cpu":  # nothing waits on the host there
+        if is_on_host(x.device):  # nothing waits on the host there
             rows = has_chosen.nonzero()[:, 0]
             if len(rows):
                 out[rows] += of_one(one, x[rows], weight[rows])

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.contracts.layers import Act
+from dovetail.contracts.layers import Act, Parallel
 from dovetail.sdk.layers.ops import invariant
 
 NormKernel = Callable[[Tensor, Tensor, float], Tensor]
@@ -212,3 +212,28 @@ def invariant_wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Ten
 def invariant_linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     """`linear_add` whose rows do not depend on how many there are."""
     return residual + invariant.linear(x, weight, bias)
+
+
+def rank_sum(share: Tensor, ranks: Parallel) -> Tensor:
+    """Sum of all ranks' shares `[T, H]`, the same bits on all; `share` may be overwritten."""
+    return ranks.sum(share)
+
+
+def rank_sum_add(share: Tensor, value: Tensor, ranks: Parallel) -> Tensor:
+    """`value` `[T, H]`, which all ranks have, and the sum of their shares."""
+    return value + ranks.sum(share)
+
+
+def added_rank_sum(total: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `rank_sum_add` put together of the kernel of a sum and an addition."""
+    return lambda share, value, ranks: value + total(share, ranks)
+
+
+def rank_sum_norm(share: Tensor, value: Tensor, weight: Tensor, eps: float, ranks: Parallel) -> tuple[Tensor, Tensor]:
+    """RMS norm of `rank_sum_add`, and that."""
+    return add_rms_norm(ranks.sum(share), value, weight, eps)
+
+
+def normed_rank_sum(total: Callable[..., Tensor], add_norm: AddNormKernel) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `rank_sum_norm` put together of the kernels of a sum and of a norm behind an addition."""
+    return lambda share, value, weight, eps, ranks: add_norm(total(share, ranks), value, weight, eps)

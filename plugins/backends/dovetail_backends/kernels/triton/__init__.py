@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet
+from dovetail.contracts.ranks import PeerMemory
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 _PACKAGE = "dovetail_backends.kernels.triton"
@@ -35,6 +37,9 @@ MADE = {
     "gdn_decode": "delta:gdn_decode",
     "gated_rms_norm": "delta:gated_rms_norm",
     "sigmoid_gate": "delta:sigmoid_gate",
+    "rank_sum": "peer_sum:rank_sum",
+    "rank_sum_add": "peer_sum:rank_sum_add",
+    "rank_sum_norm": "peer_sum:rank_sum_norm",
     "mask_logits": "mask:mask_logits",
     "draw": "draw:draw_rows",
     "draw_plainly": "adjust:draw_plainly",
@@ -57,7 +62,17 @@ DOTS = BY_FORM | {"experts"}
 """Those that multiply on tensor cores whatever the number of rows."""
 HOPPER = (9, 0)
 """Compute capability from which kernels of packed weights run: they are written in its instructions."""
+SUMS = frozenset(name for name in MADE if OPS[name].over_ranks)
+"""Operations over ranks, which need memory that all of them see."""
+MAX_SUM_ROWS, MAX_SUM_WIDTH = 256, 16384
+"""Largest sum over ranks. More rows are prompts, of which the device's own collectives make better use of the links."""
 DRAWS = frozenset({"draw", "draw_plainly", "draw_adjusted"})
+
+
+class Peers:
+    """Memory that ranks share, as kernels of sums over them divide it up; set by `connect`."""
+
+    buffers: Any = None
 
 
 class TritonKernels(KernelSet):
@@ -65,6 +80,9 @@ class TritonKernels(KernelSet):
 
     devices = frozenset({"cuda"})
     modules = tuple(f"{_PACKAGE}.{name}" for name in sorted({target.partition(":")[0] for target in MADE.values()}))
+
+    def __init__(self) -> None:
+        self._peers = Peers()
 
     def serves(self, ask: Ask) -> Claim | str:
         """See `KernelSet.serves`."""
@@ -82,6 +100,8 @@ class TritonKernels(KernelSet):
             return "its rows would depend on how many there are"
         if ask.op in DOTS and ask.device.is_interpreted and ask.dtype == "bfloat16":
             return "Triton's interpreter multiplies no matrices of bfloat16"
+        if ask.op in SUMS:
+            return _claimed_sum(ask)
         if ask.op in BY_FORM and (why_not := _why_not_packed(ask)):
             return why_not
         overwrites = frozenset({"residual"} if ask.op == "linear_add" and not ask.invariant else ())
@@ -100,7 +120,33 @@ class TritonKernels(KernelSet):
             return made(**options | {"dtype": getattr(torch, ask.dtype)})
         if ask.op in DRAWS:
             return partial(made, apart=ask.invariant)
+        if ask.op in SUMS:
+            return partial(made, peers=self._peers)
         return partial(made, **options) if options and ask.op != "act_and_mul" else made
+
+    def peer_bytes(self, ranks: int) -> int:
+        """See `KernelSet.peer_bytes`."""
+        from dovetail_backends.kernels.triton.peer_sum import PeerBuffers
+
+        return PeerBuffers.num_bytes(ranks)
+
+    def connect(self, memory: PeerMemory) -> None:
+        """See `KernelSet.connect`."""
+        from dovetail_backends.kernels.triton.peer_sum import PeerBuffers
+
+        self._peers.buffers = PeerBuffers.over(memory)
+
+
+def _claimed_sum(ask: Ask) -> Claim | str:
+    """Return what holds for a sum over ranks, or why there is no kernel."""
+    first, last = ask.rows[0], min(ask.rows[1], MAX_SUM_ROWS)
+    if not ask.peers:
+        return "the ranks share no memory"
+    if ask.dtype not in ("bfloat16", "float16"):
+        return f"no kernel for {ask.dtype}"
+    if ask.dim("H") > MAX_SUM_WIDTH or first > last:
+        return f"its sums have at most {MAX_SUM_ROWS} rows of {MAX_SUM_WIDTH}"
+    return Claim((first, last), capturable=True, row_independent=True)
 
 
 def _why_not_packed(ask: Ask) -> str:

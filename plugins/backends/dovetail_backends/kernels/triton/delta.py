@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 EPS: tl.constexpr = tl.constexpr(1e-6)
 """Of the norm of queries and keys."""

@@ -20,8 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.delta import PIECE
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.delta import EPS, gates, silu
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 SIZE: tl.constexpr = tl.constexpr(PIECE)
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")

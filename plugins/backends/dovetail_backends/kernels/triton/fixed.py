@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.launch import scratch
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 TILE_M, TILE_N, TILE_K, WARPS, STAGES = 64, 64, 64, 4, 4
 """Of every product. An instruction of Hopper's has 64 outputs at least; never 8 warps with them: see `skinny`."""

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.endings import ended_row
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 TILES: dict[tuple[int, int], tuple[int, int, int]] = {
     (1152, 896): (4, 1024, 8),

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
 from dovetail.sdk.layers.ops import reference
-from dovetail.sdk.layers.ops.pdl import launch_options
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.kernels.triton.silu import gated
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.experts import combine, sorted_down, sorted_gate_up, sorted_slots, sorted_tiles
 from dovetail_backends.kernels.triton.packed_slots import (
     PackedExpertWeights,
@@ -30,6 +29,7 @@ from dovetail_backends.kernels.triton.packed_slots import (
 from dovetail_backends.kernels.triton.packed_tiles import first_tile, walk
 from dovetail_backends.kernels.triton.packed_weight import as_one
 from dovetail_backends.kernels.triton.packed_write import written
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.kernels.triton.silu import act_gated
 
 WRITTEN_ROWS = 1024

@@ -14,11 +14,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.endings import ended_tile, summed_parts
 from dovetail_backends.kernels.triton.launch import Tile, scratch
 from dovetail_backends.kernels.triton.packed_tiles import first_tile, walk
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 
 @triton.jit(do_not_specialize=["M"])

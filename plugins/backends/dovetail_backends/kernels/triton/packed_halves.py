@@ -19,10 +19,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.endings import ended_tile, summed_parts
 from dovetail_backends.kernels.triton.launch import Tile, scratch
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 
 class Halves(NamedTuple):

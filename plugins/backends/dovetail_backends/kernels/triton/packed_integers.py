@@ -21,11 +21,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.nibbles import BLOCK, e2m1_bytes, e2m1_eighths
 from dovetail_backends.kernels.triton.packed_row import RowTile
 from dovetail_backends.kernels.triton.packed_tiles import block_scales
 from dovetail_backends.kernels.triton.packed_weight import PackedKind, PackedWeight
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.kernels.triton.silu import act_gated
 
 MOST_PROGRAM = 1024

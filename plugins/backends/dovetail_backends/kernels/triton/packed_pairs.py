@@ -18,12 +18,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.endings import ended_tile
 from dovetail_backends.kernels.triton.launch import Tile, scratch
 from dovetail_backends.kernels.triton.packed_halves import fits_halves, halves
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 from dovetail_backends.kernels.triton.packed_wide import FINISH_N, add_kernel, finish
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 
 @triton.jit

@@ -18,10 +18,10 @@ from torch.nn.functional import ScalingType, scaled_mm
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.norms import act_and_mul
 from dovetail_backends.kernels.triton.packed_stacked import ended, fits_stacked
 from dovetail_backends.kernels.triton.packed_weight import BLOCK_SCALES, PackedWeight
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 LEAST_ROWS = 65
 """Rows from which rounded ones are faster by more than a few percent: measured on an H200."""

@@ -20,7 +20,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.nibbles import BLOCK
 from dovetail_backends.kernels.triton.packed_integers import (
     Integers,
@@ -35,6 +34,7 @@ from dovetail_backends.kernels.triton.packed_integers import (
 )
 from dovetail_backends.kernels.triton.packed_row import RowTile, scaled_sum
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.kernels.triton.silu import act_gated
 
 MAX_SLOTS, MAX_WORD_SLOTS = 64, 32

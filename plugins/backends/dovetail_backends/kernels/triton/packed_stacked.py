@@ -16,11 +16,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import Act
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.endings import ended_tile
 from dovetail_backends.kernels.triton.packed_halves import fits_halves, halves
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 from dovetail_backends.kernels.triton.packed_wide import finish
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 BLOCK_M, BLOCK_N = 2, 512
 """Rows and outputs that a program of `_stacked_kernel` ends."""

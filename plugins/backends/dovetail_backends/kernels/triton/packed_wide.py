@@ -20,10 +20,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.launch import Tile, scratch
 from dovetail_backends.kernels.triton.packed_tiles import awaited, block_scales, in_order, planes_of
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 DEPTH = 64
 """BLOCK_K of the usual tiles: groups have to be multiples of it."""

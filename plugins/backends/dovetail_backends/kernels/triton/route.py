@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.routing import Routing
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 NONE: tl.constexpr = tl.constexpr(float("-inf"))
 

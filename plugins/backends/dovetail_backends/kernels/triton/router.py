@@ -18,7 +18,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.layers import RMSScale
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail.sdk.layers.routing import Routing
 from dovetail_backends.kernels.triton.endings import ended_row
 from dovetail_backends.kernels.triton.launch import counters
@@ -31,6 +30,7 @@ from dovetail_backends.kernels.triton.packed_integers import (
     room_for,
     write_integers,
 )
+from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.kernels.triton.route import choose, room_for_choice, ways_of
 
 PART = 8

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.sdk.layers.ops.pdl import launch_options
 from dovetail_backends.kernels.triton.endings import ended_tile, summed_parts
 from dovetail_backends.kernels.triton.launch import Tile, scratch
+from dovetail_backends.kernels.triton.pdl import launch_options
 
 ROWS = (16, 32, 64)
 """Rows that a tile has, of which a product may use fewer."""

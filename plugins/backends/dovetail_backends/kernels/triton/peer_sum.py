@@ -1,7 +1,7 @@
 """Sums over ranks on GPUs of one host, in memory that all of them see: one kernel, with what is done to the sum anyway.
 
 One program a row, which adds the ranks' shares in their order, in float32: so all have the same bits, and those of
-`Communicator.all_reduce` in plain torch. There are three ways to get at them (`Sums`):
+shares that the host adds up. There are three ways to get at them (`Sums`):
 
 * pushed: each rank writes its share into the others' memory (`peer_push.py`); the fewest trips, the most bytes;
 * read: each rank puts its share into its own memory and signals the others; one that has heard of all reads theirs;
@@ -16,7 +16,7 @@ T rows, H their width, N ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import triton
@@ -24,8 +24,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail.sdk.layers.ops.pdl import launch_options
-from dovetail.sdk.layers.ops.peer_push import PUSHED_BYTES, push_kernel
+from dovetail.contracts.layers import Parallel
+from dovetail.contracts.ranks import PeerMemory
+from dovetail_backends.kernels.triton import MAX_SUM_ROWS, MAX_SUM_WIDTH, Peers
+from dovetail_backends.kernels.triton.norms import rms_norm
+from dovetail_backends.kernels.triton.pdl import launch_options
+from dovetail_backends.kernels.triton.peer_push import PUSHED_BYTES, push_kernel
 
 Sums = Literal["pushed", "read", "owners"]
 PUSH_BYTES = 1 << 20
@@ -49,7 +53,6 @@ class PeerBuffers:
         own: `num_bytes` bytes: signals `[2, rows, N]` int32, then shares and sums `[2, 2, rows, width]`, then what
             others pushed, `[2, N, min(rows, PUSHED_ROWS), width / 2]` of eight bytes.
         pointers: `[N]` int64: where each rank's `own` is, as this device sees it.
-        handle: What keeps the others' memory in place.
         launches: `[rows]` int32: how often each program has run.
         is_alone: Whether this rank stands for all, as in rehearsals.
     """
@@ -60,33 +63,16 @@ class PeerBuffers:
     width: int
     own: Tensor
     pointers: Tensor
-    handle: Any
     launches: Tensor
     is_alone: bool = False
 
     @classmethod
-    def make(
-        cls,
-        rank: int,
-        size: int,
-        rows: int,
-        width: int,
-        own: Tensor,
-        pointers: Tensor,
-        handle: Any,
-        is_alone: bool = False,
-    ) -> PeerBuffers:
-        """Put them together; nothing was launched yet."""
-        launches = torch.zeros(rows, dtype=torch.int32, device=own.device)
-        return cls(rank, size, rows, width, own, pointers, handle, launches, is_alone)
-
-    @classmethod
-    def alone(cls, rank: int, size: int, rows: int, width: int, device: torch.device) -> PeerBuffers:
-        """Make buffers of a rank that stands for all: nobody waits for anybody."""
-        own = torch.zeros(cls.num_bytes(size, rows, width), dtype=torch.uint8, device=device)
-        own[: 8 * rows * size].view(torch.int32).fill_(FAR)
-        pointers = torch.full((size,), own.data_ptr(), dtype=torch.int64, device=device)
-        return cls.make(rank, size, rows, width, own, pointers, None, is_alone=True)
+    def over(cls, memory: PeerMemory, rows: int = MAX_SUM_ROWS, width: int = MAX_SUM_WIDTH) -> PeerBuffers:
+        """Divide up `num_bytes` of memory that ranks share; a rank that stands for all waits for nobody."""
+        if memory.is_alone:
+            memory.own[: 8 * rows * memory.size].view(torch.int32).fill_(FAR)
+        launches = torch.zeros(rows, dtype=torch.int32, device=memory.own.device)
+        return cls(memory.rank, memory.size, rows, width, memory.own, memory.pointers, launches, memory.is_alone)
 
     @staticmethod
     def pushed_at(size: int, rows: int, width: int) -> int:
@@ -94,7 +80,7 @@ class PeerBuffers:
         return -(-(2 * rows * size * 4 + 2 * 2 * rows * width * 2) // 8) * 8
 
     @classmethod
-    def num_bytes(cls, size: int, rows: int, width: int) -> int:
+    def num_bytes(cls, size: int, rows: int = MAX_SUM_ROWS, width: int = MAX_SUM_WIDTH) -> int:
         """Size of `own`."""
         return cls.pushed_at(size, rows, width) + 2 * size * min(rows, PUSHED_ROWS) * -(-width // 2) * PUSHED_BYTES
 
@@ -110,6 +96,31 @@ class PeerBuffers:
 def _is_of_pairs(rows: Tensor) -> bool:
     """Whether rows can be read two numbers at a time."""
     return not (rows.shape[-1] % 2 or rows.data_ptr() % 4 or (rows.dim() > 1 and rows.stride(0) % 2))
+
+
+def rank_sum(share: Tensor, ranks: Parallel, *, peers: Peers) -> Tensor:
+    """See `reference.rank_sum`."""
+    return peer_sum(share, peers.buffers)[0]
+
+
+def rank_sum_add(share: Tensor, value: Tensor, ranks: Parallel, *, peers: Peers) -> Tensor:
+    """See `reference.rank_sum_add`: one kernel, unless the stream has another dtype than what is added to it."""
+    if value.dtype != share.dtype:
+        return value + rank_sum(share, ranks, peers=peers)
+    return peer_sum(share, peers.buffers, value)[0]
+
+
+def rank_sum_norm(
+    share: Tensor, value: Tensor, weight: Tensor, eps: float, ranks: Parallel, *, peers: Peers
+) -> tuple[Tensor, Tensor]:
+    """See `reference.rank_sum_norm`: likewise."""
+    normed, total = None, share
+    if value.dtype == weight.dtype == share.dtype:
+        total, normed = peer_sum(share, peers.buffers, value, weight, eps)
+    if normed is None:
+        total = rank_sum_add(share, value, ranks, peers=peers)
+        normed = rms_norm(total, weight, eps)
+    return normed, total
 
 
 def peer_sum(
@@ -138,6 +149,8 @@ def peer_sum(
     share = share if share.stride(-1) == 1 else share.contiguous()
     value = value if value is None or value.stride(-1) == 1 else value.contiguous()
     num, width = share.shape
+    if not num:
+        return share.new_empty(num, width), None if weight is None else share.new_empty(num, width)
     how = how or peers.usual(share, value, weight)
     total = torch.empty(num, width, dtype=share.dtype, device=share.device)
     normed = None if weight is None else torch.empty_like(total)
