@@ -54,6 +54,7 @@ class RankedEngine:
             Registry.scan(), model=architecture(hf, folder), attention_backend="auto", device=settings.device,
             quantization=settings.quantization, quant_method=quant_method(hf),
             checkpoint="dummy" if settings.load_format == "dummy" else None,
+            kernels=settings.kernels,
         )  # fmt: skip
         restarts = Restarts(max_restarts=max_restarts, hang_s=120)
         self.client = ProcessClient(settings, plan, log_level="info", restarts=restarts)

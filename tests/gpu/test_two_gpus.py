@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ RANKS = [num for num in (2, 4, 8) if num <= torch.cuda.device_count()]
 PROMPTS = [[(7 * i + j * j) % 190 for j in range(5 + 23 * i)] for i in range(6)]
 NUM_KILLED = 380
 """Tokens of the streams that lose a rank: what the longest prompt leaves of the model's 512, nearly."""
+SETS = ("auto", "plain")
 SIZES = {"head_dim": 64, "hidden_size": 256, "num_attention_heads": 8}
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": SIZES,
@@ -85,3 +87,29 @@ def test_sums_have_the_reference_bits(num: int, tmp_path: Path) -> None:
     rows = json.loads(out.read_text())["sums"]
     assert rows
     assert all(row["equal"] for row in rows)
+
+
+@pytest.mark.parametrize("num", RANKS)
+def test_sums_are_bound_as_other_operations_are(num: int, engines: Any, tmp_path: Path) -> None:
+    """By the built-in set where few rows are added up, which the table shows; with `--kernels plain` by none."""
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
+    usual: dict[str, Any] = {"max_total_tokens": 8192, "context_length": 512}
+
+    async def sums_of(kernels: list[str]) -> dict[str, list[str]]:
+        engine = engines.RankedEngine(folder, num, kernels=kernels, **usual)
+        await engine.start()
+        await engine.close()
+        table = {use.operation.split()[0]: [name for *_, name in use.served] for use in engine.info.kernels}
+        return {op: names for op, names in table.items() if op.startswith("rank_sum")}
+
+    sums = asyncio.run(sums_of(["auto"]))
+    assert sums == {
+        "rank_sum": ["triton", "plain"],
+        "rank_sum_add": ["triton", "composed"],
+        "rank_sum_norm": ["triton", "composed"],
+    }
+    assert asyncio.run(sums_of(["plain"])) == {op: ["plain"] for op in sums}
+    replies = [engines.said(folder, num, PROMPTS, 8, dtype="bfloat16", kernels=[name], **usual)[0] for name in SETS]
+    off = engines.errors(*replies)
+    assert len(off) >= len(PROMPTS)
+    assert statistics.fmean(off) < 0.1
