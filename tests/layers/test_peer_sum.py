@@ -6,11 +6,17 @@ The interpreter runs one program at a time, so the other ranks' shares and signa
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any, cast
 
+import peer_process
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dovetail.contracts.device import Device, DeviceView
@@ -295,6 +301,33 @@ def test_ranks_that_share_no_memory_add_up_plainly(launched: list[tuple[Any, ...
         assert "triton" not in {name for bands in served(binder).values() for *_, name in bands}
     assert not launched
     assert links.summed == [(3, 64)] * 3
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_processes_add_up_in_memory_that_they_share(size: int, tmp_path: Path) -> None:
+    """Each rank pushes into the others' memory and waits for theirs; what the kernels return is the shares' sum."""
+    command = [sys.executable, peer_process.__file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ranks = [subprocess.Popen([*command, str(rank), str(size), tmp_path], env=environment) for rank in range(size)]
+    try:
+        assert [rank.wait(120) for rank in ranks] == [0] * size
+    finally:
+        for rank in ranks:
+            rank.kill()
+    found = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(size)]
+    for at in range(peer_process.ROUNDS):
+        rows = len(found[0][f"sum{at}"])
+        total = sum(peer_process.share_of(rank, at, rows).float() for rank in range(size)).half()
+        stream = peer_process.share_of(99, at, rows) + total
+        for each in found:
+            assert torch.equal(each[f"sum{at}"], total)
+            assert torch.equal(each[f"total{at}"], stream)
+            torch.testing.assert_close(
+                each[f"norm{at}"],
+                reference.rms_norm(stream, torch.ones(stream.shape[1]).half(), 1e-6),
+                rtol=2**-9,
+                atol=2**-9,
+            )
 
 
 def test_ranks_that_do_not_let_go_are_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ class PeerMemory(NamedTuple):
         own: This rank's, `[bytes]` uint8, zeros at first.
         pointers: Address of each rank's, as this device sees it, `[N]` int64.
         is_alone: This rank stands for all: every pointer is that of `own`. So kernels are rehearsed before ranks meet.
-        handle: What keeps the others' memory in place.
+        handle: What keeps the others' memory in place, for the communicator.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class Communicator(Protocol):
     def share(self, num_bytes: int) -> PeerMemory | None:
         """Return memory that all ranks see, zeros on all of them; None on all ranks where one of them has none.
 
-        All ranks call it, with the same number, once they are connected.
+        All ranks call it, with the same number, once they are connected. It stays in place until `close`.
         """
         ...
 
