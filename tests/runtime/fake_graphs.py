@@ -168,10 +168,17 @@ def triton_step(*, apart: bool = False) -> StepKernels:
     )
 
 
-def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **settings: Any) -> EngineCore:
+def make_captured(
+    folder: Path,
+    *,
+    prefill: bool = True,
+    decode: bool = True,
+    sizes: Sequence[PrefillGraph] = SIZES,
+    **settings: Any,
+) -> EngineCore:
     """Make an engine on CPU whose steps are replays; `use_triton` comes first. What is not captured runs eagerly.
 
-    Every graph is captured: decode buckets up to `max_running_requests`, prefills of `SIZES`.
+    Every graph is captured: decode buckets up to `max_running_requests`, prefills of `sizes`.
     """
     settings, plan = make_plans(folder, **settings)
     plugins = load(plan, "engine")
@@ -180,7 +187,7 @@ def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **
     backends = [PlainAttention] * len(runner.pool.pools)
     runner.attention = make_attention(backends, runner.config, runner.pool, runner.state.page_tables, runner.device)
     executor.stepper._attention = runner.attention
-    add_graphs(executor, prefill=prefill, decode=decode)
+    add_graphs(executor, sizes=sizes, prefill=prefill, decode=decode)
     return EngineCore(settings, plugins, executor, eos_ids=end_ids(TokenizerFiles.read(folder, folder)))
 
 

@@ -45,15 +45,18 @@ def test_what_a_graph_reads() -> None:
         start=np.array([start for _, start, _ in chunks]),
         num_new=np.array([num for _, _, num in chunks]),
         ids=np.array([103, 104, 105, 106, 100, 101]),
+        saves=np.array([[2, 2], [5, 7], [1, 6], [30, 31]]),
     )
-    packed = pack(tokens_of(step, state, page_size=4), step.rows, PrefillGraph(8, 3), padding_row=9)
+    packed = pack(tokens_of(step, state, page_size=4), step.rows, PrefillGraph(8, 3), padding_row=9, num_saves=4)
     ids, positions, slots = packed[:24].reshape(3, 8).tolist()
     rows, lens, last = packed[24:33].reshape(3, 3).tolist()
     assert ids == [103, 104, 105, 106, 100, 101, 0, 0]
     assert positions == [3, 4, 5, 6, 0, 1, 0, 0]
     assert slots == [83, 84, 85, 86, 80, 81, -1, -1]
     assert (rows, lens, last) == ([7, 5, 9], [7, 2, 0], [3, 5, 0])
-    assert packed[33:].tolist() == [0, 4, 6, 6]
+    assert packed[33:37].tolist() == [0, 4, 6, 6]
+    # The copies of states name chunks, not device rows.
+    assert packed[37:].reshape(4, 4).tolist() == [[2, 1, 1, 30], [2, 0, 6, 31], [0, 0, 0, -1], [0, 0, 0, -1]]
 
 
 def test_sizes_follow_the_model_and_the_limits() -> None:

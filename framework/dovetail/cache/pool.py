@@ -140,6 +140,11 @@ class StateCache:
         self._pools = cache.states
         self._group_of = {index: g for index, g in cache.groups_of_layers.items() if g in self._pools}
 
+    @property
+    def num_groups(self) -> int:
+        """Recurrent groups."""
+        return len(self._pools)
+
     def rows(self, index: int) -> Mapping[str, Tensor]:
         """See `StateStore`."""
         return self._pools[self._group_of[index]].rows(index)

@@ -179,7 +179,7 @@ class ForwardBatch:
         segments: `[T]` int64, 0 for tokens of the first of two texts and 1 for those of the second; None where no
             request of the step has two.
         saves: Which copies of them to take in this step's chunks, at places in or at the end of a chunk. Empty in a
-            graph.
+            graph, which reads `save_table` alone.
         save_table: `[N, 4]` int64, the same on the device: group, request, length and copy, a copy of -1 where it is
             padded. None where the step has none.
     """

@@ -28,6 +28,8 @@ AT_DEVICE = -1
 """In place of a start: behind what the device has of the row, from the token sampled there last."""
 NONE, SAMPLE, POOL = 0, 1, 2
 """Tasks of a row: only its keys and values are computed, or a token is sampled too, or hidden states are returned."""
+MAX_SAVES = 3
+"""Copies that a step takes at most of a row's states of a group."""
 
 
 def no_ints() -> Ints:
@@ -98,7 +100,8 @@ class StepInput:
         admit: Who takes rows, then.
         tables: `[4, n]` group, row, column and page: page table entries that have changed.
         loads: `[3, n]` group, copy and row: recurrent states that come into rows before the step, copy 0 for zeros.
-        saves: `[4, n]` group, row, length and copy: states to be copied in this step's chunks, after that length.
+        saves: `[4, n]` group, row, length and copy: states to be copied in this step's chunks, after that length;
+            at most `MAX_SAVES` of a row and group.
         rows: `[B]` device rows.
         start: `[B]` place of the row's first new token, over whatever a step in flight wrote; or `AT_DEVICE`.
         num_new: `[B]` new tokens; with `AT_DEVICE` one.

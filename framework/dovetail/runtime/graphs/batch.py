@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, StateSave
-from dovetail.messages.step import StepInput
+from dovetail.messages.step import Ints, StepInput
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.upload import to_device
 
@@ -28,6 +27,7 @@ class StepTokens:
         slots: `[T]` where their keys and values go.
         lens: `[B]` KV lengths once these are written.
         starts: `[B + 1]` first token of each row; the end of the last.
+        saves: `[N, 4]` states that are copied, as `ForwardBatch.save_table` has them; requests count from these rows.
     """
 
     ids: npt.NDArray[np.integer]
@@ -35,10 +35,12 @@ class StepTokens:
     slots: Longs
     lens: Longs
     starts: Longs
+    saves: Longs
 
 
 _NONE: Longs = np.empty(0, dtype=np.int64)
-NO_TOKENS = StepTokens(_NONE, _NONE, _NONE, _NONE, np.zeros(1, dtype=np.int64))
+NO_SAVES: Longs = np.empty((0, 4), dtype=np.int64)
+NO_TOKENS = StepTokens(_NONE, _NONE, _NONE, _NONE, np.zeros(1, dtype=np.int64), NO_SAVES)
 
 
 def tokens_of(step: StepInput, state: DeviceState, page_size: int, first: int = 0) -> StepTokens:
@@ -50,7 +52,8 @@ def tokens_of(step: StepInput, state: DeviceState, page_size: int, first: int = 
     positions = np.arange(starts[-1]) + np.repeat(begin - starts[:-1], num_new)
     pages = state.pages[0, np.repeat(rows, num_new), positions // page_size].astype(np.int64)
     lens: Longs = begin + num_new
-    return StepTokens(step.ids, positions, pages * page_size + positions % page_size, lens, starts)
+    slots = pages * page_size + positions % page_size
+    return StepTokens(step.ids, positions, slots, lens, starts, _saves(step.saves, rows))
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +84,8 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         attention=attention,
         last_tokens=_to(_last_tokens(step, tokens.starts), device),
         states=state.states,
-        saves=(saves := _saves(step)),
-        save_table=_save_table(saves, device),
+        saves=tuple(StateSave(*one) for one in tokens.saves.tolist()),
+        save_table=_to(tokens.saves, device) if len(tokens.saves) else None,
         segments=_segments(step, state, tokens),
     )
     return PreparedBatch(_input_ids(step, state, rows[:n]), batch)
@@ -101,19 +104,13 @@ def place_in_row(rows: Longs) -> Longs:
     return np.arange(len(rows)) - np.searchsorted(rows, rows)
 
 
-def _saves(step: StepInput) -> tuple[StateSave, ...]:
-    """Say of which of the step's requests states are copied."""
-    if not step.saves.size:
-        return ()
-    place = {row: i for i, row in enumerate(step.rows.tolist())}
-    return tuple(StateSave(group, place[row], length, copy) for group, row, length, copy in step.saves.T.tolist())
-
-
-def _save_table(saves: Sequence[StateSave], device: torch.device) -> Tensor | None:
-    """As `_saves`, for those who copy on the device."""
-    if not saves:
-        return None
-    return _to(np.array([(one.group, one.request, one.length, one.copy) for one in saves]), device)
+def _saves(saves: Ints, rows: Ints) -> Longs:
+    """Name the places of device rows among those of a step in what is copied, `[4, N]`: `[N, 4]`."""
+    if not saves.size:
+        return NO_SAVES
+    groups, wanted, lens, copies = saves
+    order = np.argsort(rows)
+    return np.stack((groups, order[np.searchsorted(rows, wanted, sorter=order)], lens, copies), 1).astype(np.int64)
 
 
 def _segments(step: StepInput, state: DeviceState, tokens: StepTokens) -> Tensor | None:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
-from dovetail.messages.step import Ints, PrefillGraph, no_ints
+from dovetail.messages.step import MAX_SAVES, Ints, PrefillGraph, no_ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.upload import pinned
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class CapturedPrefill:
     """The graph of a size of T tokens and C chunks.
 
-    `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. Of its outputs,
+    `inputs` `[3 T + 4 C + 1 + 4 N]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. Of its outputs,
     `logits` `[C, V]` and `ids` `[C]` are of the chunks' last tokens, `non_finite` `[C]` of all tokens.
     """
 
@@ -43,18 +43,29 @@ class CapturedPrefill:
     rows: Tensor
 
 
-def pack(tokens: StepTokens, rows: Ints, key: PrefillGraph, padding_row: int) -> npt.NDArray[np.int64]:
-    """Write what a graph reads of the chunks of some device rows.
+def _ends(key: PrefillGraph, num_saves: int) -> list[int]:
+    """Where the parts end that `pack` names."""
+    ends: list[int] = np.cumsum((3 * key.tokens, 3 * key.chunks, key.chunks + 1, 4 * num_saves)).tolist()
+    return ends
+
+
+def pack(
+    tokens: StepTokens, rows: Ints, key: PrefillGraph, padding_row: int, num_saves: int = 0
+) -> npt.NDArray[np.int64]:
+    """Write what a graph reads of the chunks of some device rows; N states are copied at most.
 
     Returns:
-        `[3 T + 4 C + 1]`: ids, positions and slots by token; device rows, KV lengths and last tokens by chunk; and
-        where each chunk starts, the end of the last one included.
+        `[3 T + 4 C + 1 + 4 N]`: ids, positions and slots by token; device rows, KV lengths and last tokens by chunk;
+        where each chunk starts, the end of the last one included; and of each copy group, chunk, length and where it
+        goes, -1 for none.
     """
-    packed = np.zeros(3 * key.tokens + 4 * key.chunks + 1, dtype=np.int64)
-    ids, positions, slots = packed[: 3 * key.tokens].reshape(3, -1)
-    row, lens, last = packed[3 * key.tokens : -(key.chunks + 1)].reshape(3, -1)
-    starts = packed[-(key.chunks + 1) :]
-    slots[:], row[:] = -1, padding_row
+    first, second, third, end = _ends(key, num_saves)
+    packed = np.zeros(end, dtype=np.int64)
+    ids, positions, slots = packed[:first].reshape(3, -1)
+    row, lens, last = packed[first:second].reshape(3, -1)
+    starts, saves = packed[second:third], packed[third:].reshape(-1, 4)
+    slots[:], row[:], saves[:, 3] = -1, padding_row, -1
+    saves[: len(tokens.saves)] = tokens.saves
     num_tokens, num = len(tokens.positions), len(rows)
     ids[:num_tokens], positions[:num_tokens], slots[:num_tokens] = tokens.ids, tokens.positions, tokens.slots
     row[:num], lens[:num], last[:num], starts[:num] = rows, tokens.lens, tokens.starts[1:] - 1, tokens.starts[:-1]
@@ -131,7 +142,7 @@ class PrefillGraphs:
             The device rows `[C]`, and outputs that are borrowed until the next replay.
         """
         captured = self._captured[key]
-        packed = torch.from_numpy(pack(tokens, rows, key, self._state.padding_row))
+        packed = torch.from_numpy(pack(tokens, rows, key, self._state.padding_row, self._num_saves(key)))
         captured.inputs.copy_(pinned(packed, self._state.device), non_blocking=True)
         return captured.rows, captured.graph.replay().read()
 
@@ -143,14 +154,20 @@ class PrefillGraphs:
 
     def _inputs(self, size: PrefillGraph) -> Tensor:
         """What a graph reads, all of it padding."""
-        packed = torch.from_numpy(pack(NO_TOKENS, no_ints(), size, self._state.padding_row))
+        packed = torch.from_numpy(pack(NO_TOKENS, no_ints(), size, self._state.padding_row, self._num_saves(size)))
         return packed.to(self._state.device)
+
+    def _num_saves(self, size: PrefillGraph) -> int:
+        """Copies of states that a step takes at most."""
+        states = self._state.states
+        return 0 if states is None else size.chunks * states.num_groups * MAX_SAVES
 
     def _step(self, inputs: Tensor, size: PrefillGraph) -> StepOutputs:
         """The chunks of one step, on the static inputs and device state alone."""
-        ids, positions, slots = inputs[: 3 * size.tokens].view(3, -1)
-        rows, lens, last = inputs[3 * size.tokens : -(size.chunks + 1)].view(3, -1)
-        starts = inputs[-(size.chunks + 1) :].to(torch.int32)
+        first, second, third, _ = _ends(size, self._num_saves(size))
+        ids, positions, slots = inputs[:first].view(3, -1)
+        rows, lens, last = inputs[first:second].view(3, -1)
+        starts = inputs[second:third].to(torch.int32)
         batch = ForwardBatch(
             num_decode=0,
             positions=positions,
@@ -163,6 +180,8 @@ class PrefillGraphs:
             q_lens_cpu=[size.tokens] * size.chunks,
             attention=self._attention,
             last_tokens=last,
+            states=self._state.states,
+            save_table=None if self._state.states is None else inputs[third:].view(-1, 4),
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)

@@ -23,8 +23,9 @@ States = Mapping[str, Tensor]
 class Mixer(nn.Module, ABC):
     """Hands a step to kernels that read and write the states of device rows where these stand.
 
-    A subclass says what its kernels do with tokens that decode, and with whole requests. With `--batch-invariant`
-    requests that decode are whole requests too, so that a token has the same bits whichever way it came.
+    A subclass says what its kernels do with tokens that decode, and with whole requests. Graphs record
+    both, so neither reads anything on the host. With `--batch-invariant` requests that decode are whole requests too,
+    so that a token has the same bits whichever way it came.
 
     Args:
         index: Number of the layer.
