@@ -47,6 +47,11 @@ def cache_word(value: object) -> object:
     return {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}.get(value, value) if isinstance(value, str) else value
 
 
+def state_word(value: object) -> object:
+    """Accept vLLM's name for the default."""
+    return "float32" if value == "auto" else value
+
+
 def task_word(value: object) -> object:
     """Accept `auto` for no task, and SGLang's name for `embed`."""
     return {"auto": None, "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
@@ -193,6 +198,19 @@ class EngineSettings(BaseModel):
         description="Dtype of cached keys and values. `auto`: the model's; `fp8` (e4m3) or `int8` with a scale per "
         "token and head: twice the tokens in the same memory, with a loss that the page on quantization "
         "shows.",
+        json_schema_extra=flag(),
+    )
+    state_dtype: Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(state_word)] = Field(
+        "float32",
+        description="Dtype of the states of recurrent layers. The others take half the memory; float16 loses less "
+        "than bfloat16, and the page on memory says how much.",
+        json_schema_extra=flag("mamba-ssm-dtype", "mamba-ssm-cache-dtype"),
+    )
+    state_copies: int | None = Field(
+        None,
+        ge=0,
+        description="Copies of recurrent layers' states that the prefix cache keeps; 0: none. Default: two for every "
+        "4,096 tokens of the KV cache, or one for every four running requests.",
         json_schema_extra=flag(),
     )
     max_total_tokens: Tokens | None = Field(

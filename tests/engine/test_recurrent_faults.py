@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.cache import CacheTensor
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import EngineRequest
 from dovetail.messages import Finish, SamplingParams, Submit
@@ -268,9 +270,10 @@ def test_loading_states_takes_no_memory(folder: Path) -> None:
 
 
 def test_the_plan_counts_what_folding_takes(folder: Path) -> None:
-    """A recurrent layer gathers the states of all rows that decode, or has two pieces of each beside whole ones."""
+    """A layer without kernels gathers the states of rows that decode; one with kernels has pieces of prompts alone."""
     config = start(folder, False).executor.runner.config  # type: ignore[attr-defined]
-    state = next(spec.state for spec in config.layers if spec.state)
-    numbers = sum(math.prod(tensor.shape) for tensor in state)
-    heads = max((tensor.shape[0] for tensor in state if len(tensor.shape) == 3), default=0)
-    assert fold_bytes(config, 4, 64) == 64 * max(STATE_COPIES * 4 * numbers, 2 * PIECE_BYTES * heads)
+    numbers = sum(math.prod(tensor.shape) for tensor in next(spec.state for spec in config.layers if spec.state))
+    assert fold_bytes(config, 4, 64, 7) == 64 * STATE_COPIES * 4 * numbers
+    heads = (CacheTensor("state", (6, 8, 8), "float32"), CacheTensor("conv", (4, 96)))
+    specs = [replace(spec, state=heads, in_place=True) if spec.state else spec for spec in config.layers]
+    assert fold_bytes(replace(config, layers=tuple(specs)), 4, 64, 7) == 7 * 2 * PIECE_BYTES * 6

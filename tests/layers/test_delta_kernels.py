@@ -48,6 +48,34 @@ def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_st
         assert changed >= (op != "gated_rms_norm"), "no state was written"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(("op", "invariant"), [("gdn_prefill", False), ("gdn_prefill", True), ("gdn_decode", False)])
+def test_states_in_fewer_bits_are_rounded_where_the_meaning_rounds(
+    op: str, invariant: bool, dtype: torch.dtype
+) -> None:
+    """States and copies in another dtype: what is read and kept is the meaning's but for last bits."""
+    pytest.importorskip("triton")
+    from dovetail_backends.kernels.triton import TritonKernels
+
+    dims = places(op)
+    assert dims is not None
+    ask = make_ask(op, device_of(CPU).view, "float32", dims[0], {}, invariant=invariant)
+    kept = range(10, 12) if op == "gdn_prefill" else range(14, 15)
+    operands = list(sample(ask, 100 if op == "gdn_prefill" else 9, CPU, 3, is_strided=False))
+    wide = copied(operands)
+    for i in kept:
+        operands[i] = operands[i].to(dtype)
+    mine, right = copied(operands), copied(operands)
+    got, want, without = TritonKernels().make(ask)(*mine), meaning(ask)(*right), meaning(ask)(*wide)
+    last = (16 if invariant else 2) * torch.finfo(dtype).eps  # what is rounded otherwise once is read by later tokens
+    torch.testing.assert_close(got, want, rtol=last, atol=last)
+    assert not torch.equal(want, without), "nothing was rounded"
+    for i in kept:
+        assert mine[i].dtype == dtype
+        torch.testing.assert_close(mine[i].float(), right[i].float(), rtol=last, atol=last)
+        assert not torch.equal(right[i], operands[i])
+
+
 @pytest.mark.parametrize("op", ["conv_qkv", "gdn_prefill", "gdn_decode", "gated_rms_norm", "sigmoid_gate"])
 def test_nothing_comes_of_no_rows(op: str) -> None:
     """A kernel and its meaning take a step without tokens, and write to no state."""

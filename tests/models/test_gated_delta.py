@@ -70,6 +70,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_states_in_fewer_bits_lose_a_little_and_no_hit(dtype: str, folder: Path) -> None:
+    """Log probabilities differ from those with float32 by little; behind a cached state, and cut, by nothing."""
+    rng = random.Random(9)
+    prompt = [rng.randrange(5, 130) for _ in range(900)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
+    settings = {**ON, "max_total_tokens": 16384, "state_dtype": dtype}
+    [cold] = generate(folder, [prompt], params, **settings)
+    first = Submit(rid="a", prompt_ids=[*prompt[:800], 7], params=params)
+    again = Submit(rid="b", prompt_ids=prompt, params=params)
+    hit = serve(folder, [first, again], max_running_requests=1, **settings)[1]
+    assert hit[-1].cached_tokens == 768
+    [cut] = generate(folder, [prompt], params, **settings, chunked_prefill_size=192)
+    assert seen(hit) == seen(cold) == seen(cut)
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    mine, wide = (
+        [
+            one.logprob or 0
+            for delta in generate(folder, [prompt], asked, **way)[0]
+            for one in delta.prompt_logprobs or ()
+        ]
+        for way in (settings, {**settings, "state_dtype": "float32"})
+    )
+    assert 0 < sum(abs(a - b) for a, b in zip(mine, wide, strict=True)) / len(mine) < 0.05
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) -> None:
     """Cold, behind a cached state, in other chunks, and beside others."""

@@ -22,12 +22,14 @@ from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime import device_memory
+from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint import weight_size as weight_size_module
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_files import WeightFiles
 from dovetail.runtime.checkpoint.weight_size import MAX_HEADER_BYTES, headers, headers_of, weight_size
 from dovetail.runtime.graphs import decode as graphs
 from dovetail.runtime.memory import host as host_memory
+from dovetail.runtime.memory.checks import gib
 from dovetail.runtime.memory.plan import (
     BUCKET_SUM,
     GRAPH_ROWS,
@@ -414,7 +416,37 @@ def test_states_are_planned_by_row_and_not_by_token() -> None:
     few = planned(max_total_tokens=512, max_running_requests=4, config=HYBRID_8B)
     assert (few.groups[1].num_pages, few.notes) == (2, small.notes)
     lines = {what: rest for what, _, rest in rows_of(plan)}
-    assert f"states of {states.num_rows} rows and {states.num_pages} copies for the prefix" in lines["  recurrent"]
+    rows, copies = (gib(num * states.page_bytes) for num in (states.num_rows, states.num_pages + 1))
+    assert lines["  recurrent"] == (
+        f"states of {states.num_rows} rows, {rows}, and {states.num_pages} copies for the prefix cache, {copies}; "
+        f"{gib(states.page_bytes)} each"
+    )
+
+
+def test_copies_of_states_are_as_many_as_were_asked_for() -> None:
+    """Any number, and none where nothing is looked for in the cache; the tokens get what is left."""
+    usual, few, many = (
+        planned(config=HYBRID_8B, **asked) for asked in ({}, {"state_copies": 7}, {"state_copies": 900})
+    )
+    assert (few.groups[1].num_pages, many.groups[1].num_pages) == (7, 900)
+    assert many.num_pages < usual.num_pages < few.num_pages
+    assert planned(config=HYBRID_8B, disable_radix_cache=True).groups[1].num_pages == 0
+    assert planned(config=HYBRID_8B, max_total_tokens=512, state_copies=3).groups[1].num_pages == 3
+    with pytest.raises(ConfigError, match=r"lower --max-running-requests \(256\) or --state-copies \(9000\)"):
+        planned(config=HYBRID_8B, state_copies=9000)
+    assert refused(state_copies=7).startswith("--state-copies 7: LlamaForCausalLM keeps no states")
+
+
+def test_states_in_fewer_bits_take_half() -> None:
+    """Where every layer that has some knows how; refused, with why, where one does not."""
+    settings = EngineSettings(state_dtype="bfloat16")
+    able = [replace(tensor, dtypes=("bfloat16",)) if tensor.dtype else tensor for tensor in STATE]
+    layers = [replace(spec, state=tuple(able)) if spec.state else spec for spec in HYBRID_8B.layers]
+    config = with_cache_dtype(replace(HYBRID_8B, layers=tuple(layers)), settings)
+    assert planned(config=config).groups[1].page_bytes == 24 * (STATE_BYTES - 16 * 128 * 128 * 2)
+    for other, why in ((HYBRID_8B, "keeps its states in float32 only"), (LLAMA_8B, "keeps no states in float32")):
+        with pytest.raises(ConfigError, match=f"--state-dtype bfloat16: LlamaForCausalLM {why}; leave it out"):
+            with_cache_dtype(other, settings)
 
 
 def test_states_that_do_not_fit_are_one_line() -> None:

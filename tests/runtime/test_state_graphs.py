@@ -16,14 +16,12 @@ import pytest
 import torch
 from fake_graphs import make_captured, use_triton
 
-from dovetail.contracts.cache import CacheTensor, Recurrent
-from dovetail.contracts.config import LayerSpec
+from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import PrefillGraph, no_ints
 from dovetail.runtime.graphs.batch import NO_TOKENS
-from dovetail.runtime.start.allocate import _copies_on_device
-from dovetail.sdk.layers.mixer import Mixer
+from dovetail.sdk.layers.recurrent import recur
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # the checkpoints with weak decays
 from delta_models import make_delta
@@ -114,7 +112,7 @@ def test_padding_changes_no_state(make: Callable[..., EngineCore]) -> None:
     serve(core, prompts()[:4])
     runner: Any = core.executor.runner  # type: ignore[attr-defined]
     states = runner.state.states
-    index = next(spec.index for spec in runner.config.layers if isinstance(spec.reach, Recurrent))
+    index = next(spec.index for spec in runner.config.layers if spec.state)
 
     def held() -> list[torch.Tensor]:
         own = [rows[: runner.state.padding_row] for rows in states.rows(index).values()]
@@ -128,22 +126,8 @@ def test_padding_changes_no_state(make: Callable[..., EngineCore]) -> None:
     assert all(map(torch.equal, before, held()))
 
 
-class OwnMixer(Mixer):
-    """One that is never called."""
-
-    def __init__(self) -> None:
-        torch.nn.Module.__init__(self)
-        self.index = 1
-
-    def fold_tokens(self, *args: Any) -> torch.Tensor:
-        raise NotImplementedError
-
-    fold_requests = fold_tokens
-
-
-@pytest.mark.parametrize(("layer", "found"), [(OwnMixer(), True), (torch.nn.Linear(1, 1), False)])
-def test_only_mixers_copy_states_in_graphs(layer: torch.nn.Module, found: bool) -> None:
-    """`recur` copies where the host says: its prompts run eagerly."""
-    spec = LayerSpec(index=1, reach=Recurrent(4), state=(CacheTensor("s", (2,)),))
-    model: Any = torch.nn.Sequential(layer)
-    assert _copies_on_device(model, SimpleNamespace(layers=[spec])) is found  # type: ignore[arg-type]
+def test_what_copies_where_the_host_says_is_not_recorded() -> None:
+    """A layer that calls `recur` and says that it is `in_place`: a graph would take no copies."""
+    batch: Any = SimpleNamespace(states=object(), num_decode=0, saves=(), save_table=torch.full((3, 4), -1))
+    with pytest.raises(DovetailError, match="layer 7 is `in_place` by its spec"):
+        recur(7, torch.ones(2, 3), batch, lambda inputs, state: (inputs, state))

@@ -98,6 +98,7 @@ class CacheTensor:
 
     `dtype` is the name of one, or None for that in which the model is served. Of a latent row the whole is the key, and
     the first `values` numbers are the value. `shard` is the axis that ranks divide; None: each keeps all.
+    `dtypes` are others that a state in float32 may have, if `--state-dtype` names one.
     """
 
     name: str
@@ -105,6 +106,7 @@ class CacheTensor:
     dtype: str | None = None
     values: int = 0
     shard: int | None = None
+    dtypes: tuple[str, ...] = ()
 
     def of_rank(self, num_ranks: int) -> CacheTensor:
         """Return what one of several ranks keeps.

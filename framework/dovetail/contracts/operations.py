@@ -4,6 +4,7 @@ Importing this module does not import torch. Letters: T rows of a step (tokens),
 inputs, D head dim, R rank, V vocabulary size, S device rows, E experts, I width between of an expert, C experts chosen
 for each token. Where tokens are folded into states: B requests, C pieces of them, M copies of states, G key heads with
 J value heads each, N of these in all, D and W widths of a key and of a value, K taps and P channels of a convolution.
+"kept" is the dtype of states, float32 where `--state-dtype` does not say otherwise.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ OPS: Mapping[str, Operation] = {
         Operation(
             "gdn_prefill",
             "x [T, P], b [T, G, J], a [T, G, J], a_log [N] float32, dt_bias [N] float32, "
-            f"{_PIECES}, state [S, N, D, W] float32, copies [M, N, D, W] float32 -> [T, N, W]",
+            f"{_PIECES}, state [S, N, D, W] kept, copies [M, N, D, W] kept -> [T, N, W]",
             ("G", "J", "D", "W"),
             f"{_DELTA}:gdn_prefill",
             changes=frozenset({"state", "copies"}),
@@ -272,7 +273,7 @@ OPS: Mapping[str, Operation] = {
             "gdn_decode",
             "q [T, G, D], k [T, G, D], v [T, G, J W], z [T, G, J W], b [T, G, J], a [T, G, J], rows [T], "
             "positions [T], weight [P, K], a_log [N] float32, dt_bias [N] float32, norm [W], eps, conv [S, K, P], "
-            "state [S, N, D, W] float32 -> [T, N W]",
+            "state [S, N, D, W] kept -> [T, N W]",
             ("G", "J", "D", "W", "K"),
             f"{_DELTA}:gdn_decode",
             changes=frozenset({"conv", "state"}),

@@ -87,11 +87,13 @@ class DeltaShape(NamedTuple):
 
     def spec(self, index: int) -> LayerSpec:
         """Return the layer as data."""
-        state = CacheTensor("state", (self.values, self.dim, self.width), "float32", shard=0)
+        shape = self.values, self.dim, self.width
+        state = CacheTensor("state", shape, "float32", shard=0, dtypes=("bfloat16", "float16"))
         return LayerSpec(
             index=index,
             reach=Recurrent(PIECE),
             state=(CacheTensor("conv", (self.taps, self.channels), shard=1), state),
+            in_place=True,
         )
 
     def numel(self, hidden: int) -> int:

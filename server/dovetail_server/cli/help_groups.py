@@ -5,7 +5,8 @@ from __future__ import annotations
 GROUPS: dict[str, str] = {
     "model": "model_path revision download_dir tokenizer_path load_format model_impl task dtype quantization "
     "context_length chat_template default_chat_template_kwargs sampling_defaults preferred_sampling_params random_seed",
-    "memory": "mem_fraction_static gpu_memory_utilization max_total_tokens kv_cache_dtype page_size "
+    "memory": "mem_fraction_static gpu_memory_utilization max_total_tokens kv_cache_dtype state_dtype "
+    "state_copies page_size "
     "disable_radix_cache isolate_prefix_cache grammar_cache_bytes",
     "devices and parallelism": "device devices tensor_parallel_size expert_parallel expert_parallel_size "
     "data_parallel_size num_threads",
@@ -40,7 +41,7 @@ METAVARS: dict[str, str] = {
     "TOKENS": "context_length page_size max_total_tokens chunked_prefill_size max_prefill_tokens max_queued_tokens "
     "stream_interval",
     "FRACTION": "mem_fraction_static gpu_memory_utilization",
-    "N": "tensor_parallel_size expert_parallel_size data_parallel_size num_threads max_running_requests "
+    "N": "tensor_parallel_size expert_parallel_size data_parallel_size num_threads state_copies max_running_requests "
     "max_queued_requests max_logprobs body_processes max_connections max_connections_per_address max_engine_restarts "
     "max_batch_lines max_batch_requests max_stored_responses random_seed port",
     "STEPS": "decode_log_interval",

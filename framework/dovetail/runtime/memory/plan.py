@@ -6,12 +6,13 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
   and either gate and up, the activated gate, the product and the output `T (4 I + H)` (3 I where that is fused), or the
   projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
   plus one token per row. A recurrent layer that folds a chunk holds more: eight times in float32 what of each token
-  goes into a state of Hs heads, each K by V: `8 Hs (K + V)`. Gated DeltaNet of transformers holds 7.1 times that.
+  goes into a state of Hs heads, each K by V: `8 Hs (K + V)`. Gated DeltaNet of transformers holds 7.1 times that. One
+  with kernels of its own (`layers/mixer.py`) holds its inputs before and behind a convolution over P channels, and
+  gates, what is read and what is made of it, `2 P + 3 Hs V`; and of each piece of 64 tokens and each head two squares
+  `[64, 64]` and four numbers a token in float32. R prompts have up to 2 R pieces beside those of whole ones.
 - *States*: of a recurrent layer, those of the R rows that decode, six times (`layers/recurrent.py`): gathered, four
   while the layer makes their successors (measured), and what the next layer gathers while they are written. A layer
-  with kernels of its own (`layers/mixer.py`) gathers none, and holds of each piece of 64 tokens and each head two
-  squares `[64, 64]` and four numbers a token in float32. `8 Hs (K + V)` a token is more than that of whole pieces; R
-  prompts have up to 2 R others beside these, which may be more than six states where those are small.
+  with kernels of its own gathers none.
 - *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
   (`runtime/sampling/sampler.py`, `sdk/draws.py`: the logits, their adjusted copy, scores, the race, its
   noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
@@ -120,6 +121,7 @@ class MemoryPlan:
     `measured_bytes` is what buffers and graphs took until the engine was ready, None before that.
     `process_bytes` is what the engine's process takes without the model, on a CPU, whose memory both take.
     `notes` are sentences that the user should read; `weight_notes` say what a quantisation makes of the weights.
+    `state_copies` is how many copies of recurrent states were asked for, None for as many as the cache's size suggests.
     """
 
     device: DeviceBytes
@@ -136,6 +138,7 @@ class MemoryPlan:
     measured_bytes: int | None = None
     process_bytes: int | None = None
     weight_notes: tuple[str, ...] = ()
+    state_copies: int | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -218,8 +221,11 @@ def context_len(settings: EngineSettings, config: ModelConfig) -> int:
 
 def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
     """Bytes that the layers of a group keep of one token, or of one request where they are recurrent."""
-    sizes = (math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in group.tensors)
-    return len(group.writers) * sum(sizes)
+    return len(group.writers) * _state_bytes(group.tensors, item_bytes)
+
+
+def _state_bytes(tensors: Sequence[CacheTensor], item_bytes: int) -> int:
+    return sum(math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in tensors)
 
 
 def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
@@ -229,23 +235,31 @@ def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
 def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
     """Estimate what a step of so many tokens needs at its peak; see the top of this file."""
     attention = max((_attention_width(spec) for spec in config.layers), default=0)
-    folded = max((_fold_width(spec) for spec in config.layers), default=0)
-    half = max(item_bytes * max(4 * config.intermediate_size, attention), 4 * FOLD_COPIES * folded)
+    folded = max((_token_fold_bytes(spec, item_bytes) for spec in config.layers), default=0)
+    half = max(item_bytes * max(4 * config.intermediate_size, attention), folded)
     return tokens * (3 * item_bytes * config.hidden_size + half)
 
 
-def fold_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
-    """Estimate what a recurrent layer needs beside its states while so many rows decode; see the top of this file."""
-    groups = [group for group in config.cache_groups if isinstance(group.reach, Recurrent)]
-    largest = max((group_token_bytes(group, item_bytes) // len(group.writers) for group in groups), default=0)
-    heads = max((tensor.shape[0] for group in groups for tensor in group.tensors if len(tensor.shape) == 3), default=0)
-    return rows * max(STATE_COPIES * largest, 2 * PIECE_BYTES * heads)
+def fold_bytes(config: ModelConfig, item_bytes: int, rows: int, prompts: int) -> int:
+    """Estimate what a recurrent layer needs beside its states, for rows that decode and prompts: see the top."""
+    gathered = (spec.state for spec in config.layers if not spec.in_place)
+    largest = max((_state_bytes(state, item_bytes) for state in gathered), default=0)
+    heads = max((_num_heads(spec) for spec in config.layers if spec.in_place), default=0)
+    return max(rows * STATE_COPIES * largest, prompts * 2 * PIECE_BYTES * heads)
 
 
-def _fold_width(spec: LayerSpec) -> int:
-    """Numbers of a token that go into a layer's state, `[Hs, K, V]`; see the top of this file."""
-    shapes = (tensor.shape for tensor in spec.state if len(tensor.shape) == 3)
-    return sum(heads * (keys + values) for heads, keys, values in shapes)
+def _num_heads(spec: LayerSpec) -> int:
+    return sum(tensor.shape[0] for tensor in spec.state if len(tensor.shape) == 3)
+
+
+def _token_fold_bytes(spec: LayerSpec, item_bytes: int) -> int:
+    """What a recurrent layer holds of a token, with a state `[Hs, K, V]`; see the top of this file."""
+    shapes = [tensor.shape for tensor in spec.state if len(tensor.shape) == 3]
+    if not spec.in_place:
+        return 4 * FOLD_COPIES * sum(heads * (keys + values) for heads, keys, values in shapes)
+    channels = sum(tensor.shape[-1] for tensor in spec.state if len(tensor.shape) == 2)
+    wide = 2 * channels + 3 * sum(heads * values for heads, _, values in shapes)
+    return item_bytes * wide + PIECE_BYTES * _num_heads(spec) // 64
 
 
 def _attention_width(spec: LayerSpec) -> int:
@@ -272,7 +286,7 @@ def graph_bytes(
     kept = (BUCKET_SUM * rows + max(size.chunks for size in prefills)) * config.vocab_size * item_bytes
     longest = max(size.tokens for size in prefills)
     pool = activation_bytes(config, item_bytes, longest) + sampling_bytes(config, item_bytes, rows)
-    pool += fold_bytes(config, item_bytes, rows)
+    pool += fold_bytes(config, item_bytes, rows, max(size.chunks for size in prefills))
     return kept + pool + (NUM_DECODE_GRAPHS + len(prefills)) * GRAPH_ALLOWANCE
 
 
@@ -319,6 +333,7 @@ def plan_memory(
         context_len=context,
         step_tokens=tokens,
         max_running_requests=rows,
+        state_copies=_state_copies(settings, config),
     )
     if device.left is None and weight_bytes > device.free:
         raise ConfigError(_does_not_fit(plan))
@@ -327,6 +342,18 @@ def plan_memory(
     num, notes = _num_pages(settings, plan)
     plan = _with_copies(dataclasses.replace(plan, groups=groups_for(plan, num), notes=tuple(notes)))
     return _with_context(settings, plan)
+
+
+def _state_copies(settings: EngineSettings, config: ModelConfig) -> int | None:
+    """Return how many copies of states were asked for; none are of use where nothing is looked for in the cache.
+
+    Raises:
+        ConfigError: There are no states.
+    """
+    asked = settings.state_copies
+    if asked is not None and not any(spec.state for spec in config.layers):
+        raise ConfigError(f"--state-copies {asked}: {config.architecture} keeps no states; leave it out")
+    return 0 if asked is None and settings.disable_radix_cache else asked
 
 
 def _empty_groups(config: ModelConfig, page_size: int, item_bytes: int, rows: int) -> tuple[GroupPlan, ...]:
@@ -358,7 +385,8 @@ def floor_pages(seen: int, rows: int, prefill_tokens: int, page_size: int) -> in
 def groups_for(plan: MemoryPlan, num: int) -> tuple[GroupPlan, ...]:
     """Return the groups of a cache that holds `num` pages of tokens.
 
-    Recurrent groups have a state in each device row, and copies for requests of a typical length beside them.
+    Recurrent groups have a state in each device row, and beside them as many copies as were asked for, or copies for
+    requests of a typical length.
     What does not see everything has room for what all running requests see and two steps compute, or more, so that
     prefixes of requests of a typical length can be gone on from; but no more than there are tokens for.
     """
@@ -367,7 +395,9 @@ def groups_for(plan: MemoryPlan, num: int) -> tuple[GroupPlan, ...]:
     groups = []
     for group in plan.groups:
         seen, wanted = group.seen_pages, num
-        if group.num_rows:
+        if group.num_rows and plan.state_copies is not None:
+            wanted = plan.state_copies
+        elif group.num_rows:
             wanted = max(MIN_COPIES, -(-num * COPIES_EACH // typical))
         elif seen is not None:
             least = floor_pages(seen, rows, plan.step_tokens - rows, size)
@@ -383,7 +413,11 @@ def _with_copies(plan: MemoryPlan) -> MemoryPlan:
     """
     states = [group for group in plan.groups if group.num_rows]
     wanted = min(plan.max_running_requests // ROWS_EACH, plan.num_pages)
-    if not states or (lacking := wanted - min(group.num_pages for group in states)) <= 0:
+    if (
+        not states
+        or plan.state_copies is not None
+        or (lacking := wanted - min(group.num_pages for group in states)) <= 0
+    ):
         return plan
     more = max(0, min(lacking, plan.free_bytes // sum(group.page_bytes for group in states)))
     groups = [
@@ -408,7 +442,7 @@ def _bytes_for(plan: MemoryPlan, num: int) -> int:
 
 def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
     sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
-    return activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows) + sampling
+    return activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows, rows) + sampling
 
 
 def _uncached_notes(settings: EngineSettings, plan: MemoryPlan) -> tuple[str, ...]:
@@ -468,7 +502,9 @@ def _check_states(plan: MemoryPlan, budget: int, left: int) -> None:
     num = sum(group.num_bytes for group in states)
     if states and num > budget:
         what = f"states of {states[0].num_rows} rows and {states[0].num_pages} copies take {gib(num)}"
-        raise ConfigError(_no_room(plan, left, f"{what}; lower --max-running-requests ({plan.max_running_requests})"))
+        lower = f"lower --max-running-requests ({plan.max_running_requests})"
+        lower += "" if not plan.state_copies else f" or --state-copies ({plan.state_copies})"
+        raise ConfigError(_no_room(plan, left, f"{what}; {lower}"))
 
 
 def _budget(settings: EngineSettings, device: DeviceBytes, left: int, working: int) -> tuple[int, str]:

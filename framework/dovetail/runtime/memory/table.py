@@ -25,8 +25,9 @@ def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
         seen = "" if group.seen_pages is None else f", at most {group.seen_pages} of a decoding request"
         what = f"{group.num_pages:,} pages of {plan.page_size} tokens{seen}"
         if group.num_rows:
-            size = gib(group.page_bytes)
-            what = f"states of {group.num_rows} rows and {group.num_pages:,} copies for the prefix cache, {size} each"
+            rows, copies = (gib(num * group.page_bytes) for num in (group.num_rows, group.num_pages + 1))
+            what = f"states of {group.num_rows} rows, {rows}, and {group.num_pages:,} copies for the prefix cache, "
+            what += f"{copies}; {gib(group.page_bytes)} each"
         yield f"  {group.name}", gib(group.num_bytes), what
     yield "activations", gib(plan.activation_bytes), f"estimated for steps of {plan.step_tokens:,} tokens"
     if has_graphs:

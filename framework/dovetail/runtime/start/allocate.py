@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from dovetail.cache.pool import KVCache, StateCache
 from dovetail.contracts.attention import AttentionBackend
-from dovetail.contracts.cache import Recurrent
-from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.model import CausalLM
 from dovetail.runtime.attention.grouped import make_attention
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.devices import device_of
@@ -28,7 +24,6 @@ from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.start.load import LoadedModel
 from dovetail.runtime.stepper import StepGraphs, Stepper
-from dovetail.sdk.layers.mixer import Mixer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +116,10 @@ def _graphs(
     decode = DecodeGraphs(
         loaded.model, *parts, pool.page_size, settings.max_running_requests, memory, tables, loaded.step
     )
-    is_mixed = attention.caps.graph == "mixed" and _copies_on_device(loaded.model, checked.config)
+    # Without a `Mixer` a chunk's states are copied at places that the host names: that cannot be recorded.
+    is_mixed = attention.caps.graph == "mixed" and all(spec.in_place for spec in checked.config.layers if spec.state)
     prefill = PrefillGraphs(loaded.model, *parts, sizes, memory, loaded.step) if is_mixed else None
     with torch.inference_mode():
         max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
         attention.init_graph_state(decode.max_batch, max_tokens)
     return StepGraphs(decode=decode, prefill=prefill)
-
-
-def _copies_on_device(model: CausalLM, config: ModelConfig) -> bool:
-    """Whether each recurrent layer copies states at places that the device has: those of `recur` are the host's."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    own = {module.index for module in modules if isinstance(module, Mixer)}
-    return all(spec.index in own for spec in config.layers if isinstance(spec.reach, Recurrent))

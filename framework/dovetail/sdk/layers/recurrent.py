@@ -35,10 +35,12 @@ def recur(index: int, inputs: Tensor, batch: ForwardBatch, fold: Fold) -> Tensor
         `[T, …]`.
 
     Raises:
-        DovetailError: The step has no states: the layer's spec declares none.
+        DovetailError: The step has no states, as the layer's spec declares none; or it is recorded with a prompt.
     """
     if batch.states is None:
         raise DovetailError(f"layer {index} folds tokens into a state, and no layer's spec declares one")
+    if batch.save_table is not None and not batch.saves:
+        raise DovetailError(f"layer {index} is `in_place` by its spec, and `recur` cannot be recorded in a graph")
     store, num = batch.states, batch.num_decode
     rows = store.rows(index)
     outputs = []

@@ -1,12 +1,13 @@
 """Gated DeltaNet in plain torch: what its kernels must equal.
 
-A head keeps a state `S` `[D, W]` in float32. A token with query q, key k, value v, decay g (log space, at most 0) and
-rate b makes of it `S e^g + k (b (v - k S e^g))`, and reads `q S`. Source: arXiv:2412.06464. Queries, keys and values
-come through a short convolution over time, which keeps its last K inputs as a ring: that of the token at position p
-stands at p mod K. So one program may write the newest input while others still read those before it.
+A head keeps a state `S` `[D, W]`, computed in float32. A token with query q, key k, value v, decay g (log space, at
+most 0) and rate b makes of it `S e^g + k (b (v - k S e^g))`, and reads `q S`. Source: arXiv:2412.06464. Queries, keys
+and values come through a short convolution over time, which keeps its last K inputs as a ring: that of the token at
+position p stands at p mod K. So one program may write the newest input while others still read those before it.
 
 Prompts are folded in pieces of 64 tokens, counted from the beginning of a request. A piece is one fixed computation,
-whatever stands beside it, so a state at the end of a piece does not tell where a prompt was cut.
+whatever stands beside it, so a state at the end of a piece does not tell where a prompt was cut. Where states are kept
+in fewer bits, they are rounded there, or by the functions that go token by token behind each token.
 
 T tokens, G key heads, each with J value heads, N = G J; D and W widths of a key and of a value head; P = 2 G D + N W
 channels, those of queries, of keys, of values; K taps; B requests, C pieces, S device rows, M copies.
@@ -225,8 +226,8 @@ def gdn_prefill(
         pieces: See there.
         table: See there.
         saves: See there.
-        state: `[S, N, D, W]` float32.
-        copies: `[M, N, D, W]` float32.
+        state: `[S, N, D, W]` float32, bfloat16 or float16.
+        copies: `[M, N, D, W]`, in its dtype.
 
     Returns:
         What tokens read, `[T, N, W]` in the dtype of `x`; zeros for tokens that are no request's.
@@ -239,7 +240,7 @@ def gdn_prefill(
         gates = Gates.of(b[own], a[own], a_log, dt_bias)
         still = Gates(*(F.pad(one, (0, 0, 0, PIECE - num)).t() for one in gates))
         by_head = Heads(*(one.transpose(0, 1).contiguous() for one in heads))
-        read, after = _fold_piece(by_head, still, state[at[request]])
+        read, after = _fold_piece(by_head, still, state[at[request]].float())
         out[own] = read[:, :num].transpose(0, 1).to(x.dtype)
         state[at[request]] = after
         if copy >= 0:
@@ -269,7 +270,8 @@ def gdn_prefill_by_token(
         for token in range(first, first + num):
             heads = Heads.of(x[token : token + 1], num_keys, per_key, state.shape[2])
             gates = Gates.of(b[token : token + 1], a[token : token + 1], a_log, dt_bias)
-            read, own = _fold_token(heads, gates, own)
+            read, after = _fold_token(heads, gates, own.float())
+            own = after.to(state.dtype)
             out[token] = read[0].to(x.dtype)
         state[at[request]] = own[0]
         if copy >= 0:
@@ -311,7 +313,7 @@ def gdn_decode(
         norm: `[W]`.
         eps: Of the norm.
         conv: `[S, K, P]`.
-        state: `[S, N, D, W]` float32.
+        state: As for `gdn_prefill`.
 
     Returns:
         `[T, N W]`.
@@ -322,8 +324,8 @@ def gdn_decode(
     window = conv.index_select(0, rows).gather(1, order[:, :, None].expand(-1, -1, x.shape[1]))
     num_keys, per_key = b.shape[1:]
     heads = Heads.of(_taps(window, weight), num_keys, per_key, state.shape[2])
-    read, after = _fold_token(heads, Gates.of(b, a, a_log, dt_bias), state.index_select(0, rows))
-    state.index_copy_(0, rows, after)
+    read, after = _fold_token(heads, Gates.of(b, a, a_log, dt_bias), state.index_select(0, rows).float())
+    state.index_copy_(0, rows, after.to(state.dtype))
     return gated_rms_norm(read.to(x.dtype), z.reshape(read.shape), norm, eps)
 
 

@@ -1,6 +1,7 @@
 """Gated DeltaNet token by token in Triton: the decode step in one kernel, requests in order, gated norm, sigmoid gate.
 
-The state of a head, `[D, W]` float32, stands in registers: it is read once and written once. Sums are in float32.
+The state of a head, `[D, W]` float32, stands in registers: it is read once and written once. Sums are in float32. Where
+states are kept in fewer bits, they are rounded behind each token.
 
 T tokens, G key heads, each with J value heads, N = G J; D and W widths of a key and of a value; P channels, K taps.
 """
@@ -121,7 +122,7 @@ def _decode_kernel(
             following = in_d[:, None] & ((number + 1) * BLOCK_W + w < W)[None, :]
             ahead = tl.load(own + (number + 1) * BLOCK_W, mask=following, other=0.0)
         value = tl.sum(tl.where(block == number, values, 0.0), 0)
-        read, now = fold_token(now, q_now, k_now, value, decay, rate)
+        read, now = fold_token(now.to(tl.float32), q_now, k_now, value, decay, rate)
         tl.store(own + number * BLOCK_W, now, mask=inside)
         reads = tl.where(block == number, read[None, :], reads)
     read = tl.reshape(reads, [ALL_W])
@@ -182,7 +183,7 @@ def _by_token_kernel(
     first, last = tl.load(pieces + request), tl.load(pieces + request + 1)
     if first < last:
         own = state + tl.load(rows + request) * (G * J * D * W) + at
-        now = tl.load(own, mask=inside, other=0.0)
+        now = tl.load(own, mask=inside, other=0.0).to(tl.float32)
         a_own, bias = tl.load(a_log + head), tl.load(dt_bias + head)
         dim, one = tl.full([], D, tl.float32), tl.full([], 1, tl.float32)
         for piece in range(first, last):
@@ -198,6 +199,7 @@ def _by_token_kernel(
                     tl.load(a + token * a_token + key * a_head + which).to(tl.float32), a_own, bias,
                 )  # fmt: skip
                 read, now = fold_token(now, unit(q, dim), unit(k, one), v, decay, rate)
+                now = now.to(state.dtype.element_ty).to(tl.float32)
                 tl.store(out + (token * (G * J) + head) * W + w, read.to(out.dtype.element_ty), mask=in_w)
             copy = tl.load(saves + piece)
             if copy >= 0:

@@ -284,7 +284,7 @@ def _fold_kernel(
     first, last = tl.load(pieces + request), tl.load(pieces + request + 1)
     if first < last:
         own = state + tl.load(rows + request) * (G * J * D * W) + at
-        now = tl.load(own, mask=inside, other=0.0)
+        now = tl.load(own, mask=inside, other=0.0).to(tl.float32)
         for piece in tl.range(first, last, num_stages=STAGES):
             token, live = tl.load(table + piece * 3 + 1) + i, i < tl.load(table + piece * 3 + 2)
             in_key, in_value = live[:, None] & in_d[None, :], live[:, None] & in_w[None, :]
@@ -304,6 +304,7 @@ def _fold_kernel(
             late = change * tl.load(scale + 2 * SIZE)[:, None]
             kept = tl.load(scales + place * (4 * SIZE) + 3 * SIZE)
             now = now * kept + _with(tl.trans(keys), late, 3, NARROW, EMULATED)
+            now = now.to(state.dtype.element_ty).to(tl.float32)
             copy = tl.load(saves + piece)
             if copy >= 0:
                 tl.store(copies + copy * (G * J * D * W) + at, now, mask=inside)
