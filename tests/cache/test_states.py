@@ -10,6 +10,7 @@ from dovetail.contracts.attention import StateSave
 from dovetail.contracts.cache import FULL, CacheTensor, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, cache_groups
 from dovetail.engine.states import StateGrid
+from dovetail.messages.step import MAX_SAVES
 from dovetail.runtime.memory.plan import group_token_bytes
 
 CPU = torch.device("cpu")
@@ -79,24 +80,33 @@ def test_a_copy_that_is_scrubbed_is_zeros(cache: KVCache) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "known", "branch", "want"),
+    ("start", "end", "known", "branch", "want", "spare"),
     [
-        (0, 150, 150, 0, [144]),
-        (0, 144, 144, 0, [120, 144]),
-        (0, 48, 150, 0, [48]),
-        (0, 50, 150, 0, []),
-        (48, 150, 150, 100, [96, 144]),
-        (96, 150, 150, 100, [144]),
-        (0, 24, 24, 24, [24]),
-        (0, 23, 23, 23, []),
-        (0, 25, 25, 25, [24]),
+        (0, 150, 150, 0, [144], [120, 96, 48]),
+        (0, 144, 144, 0, [120], [96, 72, 24, 144]),
+        (0, 48, 150, 0, [], [48]),
+        (0, 72, 150, 0, [], [48, 72]),
+        (0, 50, 150, 0, [], [48]),
+        (48, 150, 150, 100, [144, 96], [120]),
+        (96, 150, 150, 100, [144], [120]),
+        (0, 24, 24, 24, [24], []),
+        (0, 23, 23, 23, [], []),
+        (0, 25, 25, 25, [24], []),
     ],
 )
-def test_where_copies_stand(start: int, end: int, known: int, branch: int, want: list[int]) -> None:
-    """At multiples of a page and of what is folded at once: where a chunk or a prompt ends, and where it parted."""
+def test_where_copies_stand(start: int, end: int, known: int, branch: int, want: list[int], spare: list[int]) -> None:
+    """At multiples of a page and of what is folded at once: where a prompt ends, and where it parted; then others."""
     grid = StateGrid((FULL, Recurrent(8)), 12)
     assert grid.grid == 24
-    assert list(grid.places(start, end, known, branch)) == want
+    found = grid.places(start, end, known, branch)
+    assert found == [(at, False) for at in want] + [(at, True) for at in spare]
+
+
+def test_a_step_takes_no_more_copies_than_graphs_have_places_for() -> None:
+    """However long the chunk is."""
+    grid = StateGrid((FULL, Recurrent(1)), 1)
+    assert len(grid.places(0, 99_999, 100_000, 50_000)) == MAX_SAVES - 1
+    assert len(grid.places(0, 100_000, 100_000, 50_000)) == MAX_SAVES
 
 
 def test_chunks_end_where_tokens_are_folded_at_once() -> None:

@@ -163,11 +163,12 @@ def told(deltas: Sequence[TokenDelta]) -> list[float]:
 def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, Path]) -> None:
     """In float32, graphs and cached states: the tokens of plain torch, and its log probabilities to 1e-3."""
     prompts, params = prompts_of(12), SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
-    folder, ways = folders[kind], [{}, {"chunked_prefill_size": 128, "max_running_requests": 3}]
+    ahead: dict[str, Any] = {"device": "cuda", "disable_compile_ahead": False}  # one by one takes minutes
+    folder, ways = folders[kind], [ahead, {**ahead, "chunked_prefill_size": 128, "max_running_requests": 3}]
     want = generate(folder, prompts, params, model_impl="dovetail")
     # Experts on CUDA choose their kernels by rows: with them, the flag is refused.
-    for more in (*ways, *([{"batch_invariant": True}] if kind == DENSE else [])):
-        got = generate(folder, prompts, params, device="cuda", model_impl="dovetail", **more)
+    for more in (*ways, *([{**ahead, "batch_invariant": True}] if kind == DENSE else [])):
+        got = generate(folder, prompts, params, model_impl="dovetail", **more)
         for mine, other in zip(got, want, strict=True):
             same = next((i for i, (a, b) in enumerate(zip(tokens(mine), tokens(other), strict=True)) if a != b), 24)
             assert same > 12, more  # a near tie may be decided otherwise, not soon
@@ -186,6 +187,7 @@ def test_a_reply_has_the_same_bits_in_any_company(kernels: str, folders: dict[st
     settings: dict[str, Any] = {
         "device": "cuda",
         "dtype": "bfloat16",
+        "disable_compile_ahead": False,
         "batch_invariant": True,
         "kernels": kernels,
         "model_impl": "dovetail",

@@ -39,6 +39,11 @@ class PartialGroup:
         self._tie = itertools.count()
         self._loose: OrderedDict[Node, None] = OrderedDict()  # may have pages that are neither pinned nor claimed
 
+    @property
+    def num_spare(self) -> int:
+        """Pages that nobody sees or claims, or so many less as are pinned."""
+        return max(0, self.num_pages - self.num_pinned - len(self._num_claims))
+
     def first(self, num: int) -> int:
         """Return the first page that a request sees that continues behind `num` pages; the last one holds a state."""
         if isinstance(self._reach, Recurrent):
@@ -73,9 +78,19 @@ class PartialGroup:
                 found.append(own[i] if mine else 0)
             start = at.end
         if is_changed:
-            for at in path:
-                self.claim(at)
+            self._claim_path(path)
         return found, is_changed
+
+    def _claim_path(self, path: Sequence[Node]) -> None:
+        """Let nodes keep what is seen from their ends; of states, not where the only way on has a later one."""
+        is_passed = False
+        for at in reversed(path):
+            is_passed = is_passed and len(at.children) == 1
+            if is_passed and at in self._claims:
+                self._unclaim(at)
+            elif not is_passed:
+                self.claim(at)
+            is_passed = is_passed or (isinstance(self._reach, Recurrent) and any(at.pages[self._group]))
 
     def claim(self, node: Node) -> None:
         """Let a node keep what is seen from its end, if that is there: of states, the last one that it has."""
@@ -129,8 +144,11 @@ class PartialGroup:
         while len(gone) < num:
             if self._loose:
                 node = next(iter(self._loose))
-                gone += self._punch(node, num - len(gone))
+                # Of states, each node loses its first one in turn: what stands near an end is of most use.
+                gone += self._punch(node, 1 if isinstance(self._reach, Recurrent) else num - len(gone))
                 losers.append(node)
+                if node in self._loose:
+                    self._loose.move_to_end(node)
             else:
                 least = self._least_recent()
                 if least is None:

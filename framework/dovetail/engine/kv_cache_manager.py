@@ -385,13 +385,19 @@ class KVCacheManager:
         if request.node is None:
             return
         need = [int(g in self.states.groups) for g in range(len(self.allocators))]
-        for length in self.states.places(start, end, len(request.ids), request.branch):
+        for length, is_spare in self.states.places(start, end, len(request.ids), request.branch):
+            if is_spare and not all(self._has_spare(g) for g in self.states.groups):
+                continue
             if not self.make_room(need):
                 return
             for g in self.states.groups:
                 [copy] = self._take(g, 1)
                 request.pages[g][length // self.page_size - 1] = copy
                 self.rows.save(request.row, length, copy, g)
+
+    def _has_spare(self, group: int) -> bool:
+        """Whether a spare copy takes the place of none but spare ones."""
+        return self.allocators[group].num_free > 0 or self.tree.partial[group].num_spare > 0
 
     def _without_copies(self, request: EngineRequest, pages: Pages) -> Pages:
         """Return lists without the tree's copies of states: no running request sees them, so they may be evicted.

@@ -3,19 +3,36 @@
 A copy is the page at whose end it stands, so the tree finds, keeps and evicts it like the pages of a window. It belongs
 to the request from the step that takes it until its pages go to the tree, and is nobody's need: where there is no room
 for one, a step does without.
+
+Some copies are sure to be of use: where a prompt ends, since a conversation goes on there, and where it left what
+others had. Where a first prompt will be left by others is not known: it may be left by a short question, so it has
+copies ever farther before its end, and whoever shares all but n tokens of it computes 2 n of its own. Such copies,
+those at the ends of chunks, and those that a later one of the same conversation stands behind give way to others first
+(`is_spare`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import lcm
+from typing import NamedTuple
 
 from dovetail.contracts.cache import Reach, Recurrent
+from dovetail.messages.step import MAX_SAVES
 
 ZEROS = 0
 """The copy that a request without a cached prefix begins with."""
 NEVER = 1 << 30
 """In place of the first page that is seen: a running request sees no copy, but the one that it begins with."""
+BACK = tuple(1 << k for k in range(MAX_SAVES - 3))
+"""Grid steps before the last copy of a prompt, at which there are spare ones."""
+
+
+class Place(NamedTuple):
+    """Where a copy is taken: behind so many tokens, and whether it is spare."""
+
+    length: int
+    is_spare: bool
 
 
 class StateGrid:
@@ -42,12 +59,13 @@ class StateGrid:
             return num
         return max(0, (start + num) // self.interval * self.interval - start)
 
-    def places(self, start: int, end: int, num_known: int, branch: int) -> Iterator[int]:
-        """Yield behind how many tokens to copy the states in a chunk from `start` to `end`.
+    def places(self, start: int, end: int, num_known: int, branch: int) -> list[Place]:
+        """Return behind how many tokens to copy the states in a chunk from `start` to `end`, what is not spare first.
 
-        That is at its own end; where the prompt is left, so that whoever has the same one can go on; and where it left
-        what others had before it (`branch`), for whoever begins like them.
+        That is where the prompt is left, so that whoever has the same one can go on; where it left what others had
+        before it (`branch`), for whoever begins like them; before its end; and at the end of the chunk.
         """
         last, parted = ((num // self.grid) * self.grid for num in (num_known - 1, branch))
-        wanted = {last, parted} | ({end} if end % self.grid == 0 else set())
-        yield from sorted(place for place in wanted if start < place <= end)
+        spare = [last - steps * self.grid for steps in BACK] + ([end] if end % self.grid == 0 else [])
+        each = dict.fromkeys([last, parted, *spare])
+        return [Place(at, at not in (last, parted)) for at in each if start < at <= end]

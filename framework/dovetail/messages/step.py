@@ -28,7 +28,7 @@ AT_DEVICE = -1
 """In place of a start: behind what the device has of the row, from the token sampled there last."""
 NONE, SAMPLE, POOL = 0, 1, 2
 """Tasks of a row: only its keys and values are computed, or a token is sampled too, or hidden states are returned."""
-MAX_SAVES = 3
+MAX_SAVES = 10
 """Copies that a step takes at most of a row's states of a group."""
 
 
