@@ -213,6 +213,12 @@ class EngineSettings(BaseModel):
         "4,096 tokens of the KV cache, or one for every four running requests.",
         json_schema_extra=flag(),
     )
+    fold_replies: bool = Field(
+        False,
+        description="Compute each reply again, as a prompt, when it ends. The next turn of a conversation then "
+        "finds it in the prefix cache. For models with recurrent layers: others cache replies anyway.",
+        json_schema_extra=flag(),
+    )
     max_total_tokens: Tokens | None = Field(
         None,
         ge=1,

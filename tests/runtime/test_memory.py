@@ -434,6 +434,10 @@ def test_copies_of_states_are_as_many_as_were_asked_for() -> None:
     assert planned(config=HYBRID_8B, max_total_tokens=512, state_copies=3).groups[1].num_pages == 3
     with pytest.raises(ConfigError, match=r"lower --max-running-requests \(256\) or --state-copies \(9000\)"):
         planned(config=HYBRID_8B, state_copies=9000)
+    assert refused(fold_replies=True).startswith("--fold-replies: LlamaForCausalLM keeps no states")
+    for more in ({"state_copies": 0}, {"disable_radix_cache": True}):
+        with pytest.raises(ConfigError, match=r"with --.* nothing of a reply is kept"):
+            planned(config=HYBRID_8B, fold_replies=True, **more)
     assert refused(state_copies=7).startswith("--state-copies 7: LlamaForCausalLM keeps no states")
 
 

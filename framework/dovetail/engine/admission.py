@@ -205,9 +205,8 @@ class Admission:
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None
-            chunk = PromptChunk(
-                request, request.computed_len, num, samples=is_last and not pools, pools=is_last and pools
-            )
+            samples = is_last and not pools and not request.is_reply
+            chunk = PromptChunk(request, request.computed_len, num, samples=samples, pools=is_last and pools)
             self._plan.chunks.append(chunk)
             if self._is_shared:
                 self._owners.charge(request, num + is_last)

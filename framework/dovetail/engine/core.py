@@ -20,6 +20,7 @@ from dovetail.engine.policy import make_policy
 from dovetail.engine.profiling import Profiling
 from dovetail.engine.recovery import Recovery, finish_of
 from dovetail.engine.replies import Replies, ending
+from dovetail.engine.reply_folds import ReplyFolds
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.engine.speculation import make_speculation
@@ -98,7 +99,8 @@ class EngineCore:
         self.stats_log = StatsLog(settings.decode_log_interval)
         self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, self._eos_ids, tokenizer)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
-        self._replies = Replies(self.scheduler, self.pages, self.grammars)
+        folds = ReplyFolds(self.scheduler) if settings.fold_replies else None
+        self._replies = Replies(self.scheduler, self.pages, self.grammars, folds)
         self.step_count = 0
         self.tell: Callable[[FromEngine], None] = lambda message: None
         """Sends what cannot wait for the end of the step; set by whoever drives the engine."""
@@ -205,7 +207,8 @@ class EngineCore:
         if self.profiling.is_on:
             self.profiling.stepped(self.step_count)
         self._report_cache()
-        return StepDeltas(step=self.step_count, deltas=deltas)
+        # What is computed for the cache alone has no client, however it ends.
+        return StepDeltas(step=self.step_count, deltas=[delta for delta in deltas if delta.handle >= 0])
 
     def _report_cache(self) -> None:
         """Tell what has come into the prefix cache and gone since the last time, if somebody wants to know."""
@@ -234,10 +237,10 @@ class EngineCore:
 
     def _announce(self, requests: list[EngineRequest]) -> None:
         """Tell the client which requests take part from now on: should the engine die, one of those may be why."""
-        if requests:
-            for request in requests:
-                request.is_announced = True
-            self.tell(Admitted([request.handle for request in requests]))
+        for request in requests:
+            request.is_announced = True
+        if known := [request.handle for request in requests if not request.is_reply]:
+            self.tell(Admitted(known))
 
     def _recover(self, plan: StepPlan, failure: StepError) -> list[TokenDelta]:
         """Undo a step that has failed; end its request if there is no other way to go on."""

@@ -385,7 +385,10 @@ class KVCacheManager:
         if request.node is None:
             return
         need = [int(g in self.states.groups) for g in range(len(self.allocators))]
-        for length, is_spare in self.states.places(start, end, len(request.ids), request.branch):
+        # The next turn has one more token at least.
+        num_known = len(request.ids) + request.is_reply
+        branch = 0 if request.is_reply else request.branch
+        for length, is_spare in self.states.places(start, end, num_known, branch):
             if is_spare and not all(self._has_spare(g) for g in self.states.groups):
                 continue
             if not self.make_room(need):

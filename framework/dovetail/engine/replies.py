@@ -7,6 +7,7 @@ import logging
 from dovetail.engine.grammar_manager import GrammarManager
 from dovetail.engine.jump_forward import forced_tokens, jump
 from dovetail.engine.kv_cache_manager import KVCacheManager
+from dovetail.engine.reply_folds import ReplyFolds
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import Finish, TokenDelta, TokenLogprob
@@ -22,11 +23,18 @@ NOT_FINITE = Finish("abort", None, "the model's output is not finite (NaN or inf
 class Replies:
     """Moves requests on by what was computed for them, and ends them."""
 
-    def __init__(self, scheduler: Scheduler, pages: KVCacheManager, grammars: GrammarManager | None) -> None:
-        self.scheduler, self.pages, self.grammars = scheduler, pages, grammars
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pages: KVCacheManager,
+        grammars: GrammarManager | None,
+        folds: ReplyFolds | None = None,
+    ) -> None:
+        """`folds` has replies computed again when they have ended; None: nobody wants that."""
+        self.scheduler, self.pages, self.grammars, self._folds = scheduler, pages, grammars, folds
 
     def of(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
-        """Account for a step that was read, and return what it brought."""
+        """Account for a step that was read, and return what it brought clients."""
         deltas = [] if output.finite.all() else self._end_non_finite(plan, output)
         self.scheduler.counted(plan)
         self._take_prompt_logprobs(plan, output)
@@ -43,7 +51,15 @@ class Replies:
                 if self._fell_back(request):
                     continue  # these tokens were not sampled with a mask
                 deltas.append(self._take_tokens(request, ids, logprobs))
+        for chunk in plan.chunks:
+            if chunk.request.is_reply and chunk.start + chunk.num_new == len(chunk.request.ids):
+                self._end_fold(chunk.request, plan)
         return deltas
+
+    def _end_fold(self, request: EngineRequest, plan: StepPlan) -> None:
+        """End what nobody waits for, unless it has ended or what was computed is void."""
+        if request.finish is None and plan.number > request.void_step:
+            self.last(request, Finish("stop"))
 
     def last(self, request: EngineRequest, finish: Finish) -> TokenDelta:
         """End a live request, and say so."""
@@ -124,6 +140,8 @@ class Replies:
                 delta.prompt_logprobs = request.prompt_logprobs
         if request.finish is not None:
             self.scheduler.end(request)
+            if self._folds is not None and request.finish.reason != "abort":
+                self._folds.ended(request)
         return delta
 
 

@@ -6,7 +6,7 @@ GROUPS: dict[str, str] = {
     "model": "model_path revision download_dir tokenizer_path load_format model_impl task dtype quantization "
     "context_length chat_template default_chat_template_kwargs sampling_defaults preferred_sampling_params random_seed",
     "memory": "mem_fraction_static gpu_memory_utilization max_total_tokens kv_cache_dtype state_dtype "
-    "state_copies page_size "
+    "state_copies fold_replies page_size "
     "disable_radix_cache isolate_prefix_cache grammar_cache_bytes",
     "devices and parallelism": "device devices tensor_parallel_size expert_parallel expert_parallel_size "
     "data_parallel_size num_threads",

@@ -348,11 +348,16 @@ def _state_copies(settings: EngineSettings, config: ModelConfig) -> int | None:
     """Return how many copies of states were asked for; none are of use where nothing is looked for in the cache.
 
     Raises:
-        ConfigError: There are no states.
+        ConfigError: There are no states, or replies are to be in a cache that there is not.
     """
-    asked = settings.state_copies
-    if asked is not None and not any(spec.state for spec in config.layers):
+    asked, has_states = settings.state_copies, any(spec.state for spec in config.layers)
+    if asked is not None and not has_states:
         raise ConfigError(f"--state-copies {asked}: {config.architecture} keeps no states; leave it out")
+    if settings.fold_replies and not has_states:
+        raise ConfigError(f"--fold-replies: {config.architecture} keeps no states, and its replies are cached anyway")
+    if settings.fold_replies and (asked == 0 or settings.disable_radix_cache):
+        other = "--state-copies 0" if asked == 0 else "--disable-radix-cache"
+        raise ConfigError(f"--fold-replies: with {other} nothing of a reply is kept; leave one of them out")
     return 0 if asked is None and settings.disable_radix_cache else asked
 
 
