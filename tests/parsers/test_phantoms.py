@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -243,3 +244,16 @@ def test_a_place_does_not_depend_on_chunks() -> None:
 def test_talk_makes_no_call() -> None:
     """Random talk about every format; `tests/benchmarks/phantoms.py` reads thousands."""
     assert list(phantoms(270, seed=3)) == []
+
+
+@pytest.mark.parametrize("name", ["k2-horizon", "glm45", "qwen3-coder"])
+def test_a_section_in_a_value_behind_a_keys_tag_is_text(name: str, tokenizer: Tokenizer) -> None:
+    """Whitespace stands between the two, of which the second would begin a call elsewhere."""
+    (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == name)
+    assert spec.tools is not None
+    key = {"k2-horizon": "<ifm|arg_key>", "glm45": "<arg_key>", "qwen3-coder": "<parameter="}[name]
+    value = f"a {key}\n{spec.tools.start} b"
+    for chunks in ([CALLS[name].replace('Rom, "die" Stadt', value)], [*CALLS[name].replace('Rom, "die" Stadt', value)]):
+        reply = parsed(spec, None, "<a>", chunks, "stop")
+        assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]
+        assert json.loads(reply.tool_calls[0].arguments) == {"city": value, "days": 3}

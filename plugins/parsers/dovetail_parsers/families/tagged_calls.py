@@ -118,14 +118,17 @@ class TaggedCalls(MarkedCalls):
     @property
     def inside_value(self) -> bool:
         """Whether the text so far ends inside a value."""
-        return self._at == "value" or (self._at == "confirm" and bool(self._held))
+        return self._at == "value" or (self._at == "confirm" and (bool(self._held) or self._awaits_key))
+
+    @property
+    def _awaits_key(self) -> bool:
+        """Whether what is to be confirmed is the tag of another key."""
+        return self._meant.get(self._closer, self._closer) == self._tags.key[0]
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
         events = self._close_quotes()
         held, self._held = self._held, ""
-        if self._at == "confirm" and (
-            held or (complete and self._meant.get(self._closer, self._closer) == self._tags.key[0])
-        ):
+        if self._at == "confirm" and (held or (complete and self._awaits_key)):
             self._unconfirmed()
         if held:
             (self._give_noise if self._at == "broken" else self._text)(held)
@@ -327,7 +330,7 @@ class TaggedCalls(MarkedCalls):
             if after == len(text):
                 return after
         tags = self._tags
-        if self._meant.get(self._closer, self._closer) == tags.key[0]:
+        if self._awaits_key:
             return self._confirm_key(text, pos, after)
         followers = self._followers[self._closer == tags.value_end]
         if text.startswith(followers.tags, after):
