@@ -6,10 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.llm import LLM
-    from dovetail.llm_types import Classification, Embedding, Ranked, Reply, SamplingParams, Score
+    from dovetail.llm_types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Classification", "Embedding", "Ranked", "Reply", "SamplingParams", "Score", "__version__"]
+__all__ = [
+    "LLM",
+    "Classification",
+    "GeneratedReply",
+    "PromptEmbedding",
+    "Ranked",
+    "SamplingParams",
+    "Score",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
 from dovetail.llm_prompts import Prompt, prompt_ids
 from dovetail.llm_requests import OfflineRequest, OfflineRequests
-from dovetail.llm_types import Classification, Embedding, Ranked, Reply, SamplingParams, Score
+from dovetail.llm_types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
@@ -146,7 +146,7 @@ class LLM(OutlinesModel):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-    ) -> list[Reply]: ...
+    ) -> list[GeneratedReply]: ...
 
     @overload
     def generate(self, prompts: Any, params: Any, *, use_tqdm: bool = True, **typed: Any) -> Any: ...
@@ -171,7 +171,7 @@ class LLM(OutlinesModel):
             typed: Beside an output type.
 
         Returns:
-            Replies (`list[Reply]`) in the order of the prompts, `n` in a row for each.
+            Replies (`list[GeneratedReply]`) in the order of the prompts, `n` in a row for each.
 
         Raises:
             RequestError: A prompt or a parameter is wrong.
@@ -199,7 +199,7 @@ class LLM(OutlinesModel):
         dimensions: int | None = None,
         normalize: bool | None = None,
         use_tqdm: bool = True,
-    ) -> list[Embedding]:
+    ) -> list[PromptEmbedding]:
         """Give the embedding of each prompt: its final hidden states, pooled as the checkpoint says.
 
         Args:
@@ -217,7 +217,7 @@ class LLM(OutlinesModel):
         ids = prompt_ids(prompts, lambda text: self._encode(self._processor.rules.applied(text)))
         many = [self._requests.pooled(index, one, pool).submit for index, one in enumerate(ids)]
         return [
-            Embedding(
+            PromptEmbedding(
                 embedding=self._processor.embedder.finish(pooled_of(delta), dimensions, normalize=normalize).tolist(),
                 prompt_token_ids=tuple(submit.prompt_ids),
                 cached_tokens=delta.cached_tokens,
@@ -368,7 +368,7 @@ class LLM(OutlinesModel):
         separate_reasoning: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
-    ) -> list[Reply]:
+    ) -> list[GeneratedReply]:
         """Answer conversations through the chat template.
 
         Args:
@@ -415,10 +415,10 @@ class LLM(OutlinesModel):
         replies = self._call(self._run(jobs, use_tqdm=use_tqdm))
         return replies if parallel_tool_calls else [replace(r, tool_calls=r.tool_calls[:1]) for r in replies]
 
-    def _continued(self, prompts: Sequence[str], params: SamplingParams) -> list[Reply]:
+    def _continued(self, prompts: Sequence[str], params: SamplingParams) -> list[GeneratedReply]:
         return list(self.generate(prompts, params, use_tqdm=False))
 
-    def _answered(self, conversations: Sequence[Sequence[Message]], params: SamplingParams) -> list[Reply]:
+    def _answered(self, conversations: Sequence[Sequence[Message]], params: SamplingParams) -> list[GeneratedReply]:
         return self.chat(conversations, params, use_tqdm=False)
 
     def _pieces(self, prompt: str | Sequence[Message], params: SamplingParams) -> Iterator[str]:
@@ -475,7 +475,7 @@ class LLM(OutlinesModel):
                 ended.wait(CANCEL_S)
             raise
 
-    async def _run(self, jobs: list[OfflineRequest], *, use_tqdm: bool) -> list[Reply]:
+    async def _run(self, jobs: list[OfflineRequest], *, use_tqdm: bool) -> list[GeneratedReply]:
         return await _together([self._one(job) for job in jobs], "Generating", use_tqdm=use_tqdm)
 
     async def _deltas(self, submit: messages.Submit) -> AsyncGenerator[messages.TokenDelta, None]:
@@ -490,7 +490,7 @@ class LLM(OutlinesModel):
                     return
             await asyncio.sleep(RETRY_S)
 
-    async def _one(self, job: OfflineRequest) -> Reply:
+    async def _one(self, job: OfflineRequest) -> GeneratedReply:
         logprobs: list[messages.TokenLogprob] = []
         prompt_logprobs: list[messages.TokenLogprob] | None = None
         cached, step = 0, None
@@ -516,7 +516,7 @@ class LLM(OutlinesModel):
         message = finish.message if finish is not None else None
         if message is not None:
             message = await asyncio.to_thread(explained, job.route, code, message)
-        return Reply(
+        return GeneratedReply(
             prompt_index=job.prompt_index,
             text=output.text,
             reasoning=output.reasoning,

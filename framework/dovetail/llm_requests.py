@@ -134,7 +134,7 @@ class OfflineRequests:
         return self.compared(index, TextIds(ids), pool, POOLING)
 
     def compared(
-        self, index: int, text: TextIds, pool: messages.Pool | None, params: messages.SamplingParams
+        self, index: int, text: TextIds, pool: messages.Pool | None, params: messages.SamplerParams
     ) -> OfflineRequest:
         """Make the job of a prompt that `read_pairs` has made and checked."""
         submit = messages.Submit(rid=self._rid(), prompt_ids=text.ids, params=params, pool=pool, second=text.second)

@@ -83,7 +83,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class GeneratedReply:
     """One reply.
 
     Attributes:
@@ -116,7 +116,7 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedding:
+class PromptEmbedding:
     """What `LLM.embed` gives for one prompt."""
 
     embedding: Sequence[float]

@@ -18,18 +18,20 @@ from dovetail.messages import TokenDelta
 from dovetail.text.parsing.stream import OutputStream
 
 if TYPE_CHECKING:
-    from dovetail.llm_types import Reply, SamplingParams
+    from dovetail.llm_types import GeneratedReply, SamplingParams
 
 
 class OutlinesModel:
     """The methods that Outlines calls. A prompt is a text, or an `outlines.inputs.Chat`."""
 
     @abstractmethod
-    def _continued(self, prompts: Sequence[str], params: SamplingParams) -> list[Reply]:
+    def _continued(self, prompts: Sequence[str], params: SamplingParams) -> list[GeneratedReply]:
         """Continue prompts."""
 
     @abstractmethod
-    def _answered(self, conversations: Sequence[Sequence[Mapping[str, Any]]], params: SamplingParams) -> list[Reply]:
+    def _answered(
+        self, conversations: Sequence[Sequence[Mapping[str, Any]]], params: SamplingParams
+    ) -> list[GeneratedReply]:
         """Answer conversations."""
 
     @abstractmethod

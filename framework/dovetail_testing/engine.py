@@ -14,7 +14,7 @@ from dovetail.client.launch import make_engine
 from dovetail.contracts.scheduling import SchedulePolicy
 from dovetail.engine.core import EngineCore
 from dovetail.engine.policy import Policy, policy_of
-from dovetail.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
 from dovetail.processing.plan import NAMED
 from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -79,7 +79,7 @@ async def collect(client: InProcessClient, request: Submit) -> list[TokenDelta]:
 
 
 def generate(
-    folder: Path, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams], **changes: Any
+    folder: Path, prompts: Sequence[list[int]], params: SamplerParams | Sequence[SamplerParams], **changes: Any
 ) -> list[list[TokenDelta]]:
     """Run all prompts at once through a fresh engine.
 
@@ -95,7 +95,7 @@ def generate(
     Raises:
         RuntimeError: The engine still holds pages or requests when all have ended.
     """
-    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    each = [params] * len(prompts) if isinstance(params, SamplerParams) else params
     submits = [Submit(rid=str(i), prompt_ids=p, params=q) for i, (p, q) in enumerate(zip(prompts, each, strict=True))]
     return serve(folder, submits, **changes)
 

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
 from dovetail.contracts.replies import Reply, TokenLogprob, TopLogprob
 from dovetail.contracts.requests import Ids, Request
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail_testing.parsers import BytesTokenizer
 
 BEGAN = 1000.0
@@ -63,9 +63,9 @@ class FakeChoice:
     tool_calls: list[ReplyCall] = field(default_factory=list)
 
     @property
-    def sampling(self) -> SamplingParams:
+    def sampling(self) -> SamplerParams:
         """What its tokens are sampled with."""
-        return SamplingParams(max_tokens=self.max_tokens)
+        return SamplerParams(max_tokens=self.max_tokens)
 
     @property
     def num_top(self) -> int:

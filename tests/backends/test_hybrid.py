@@ -14,7 +14,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, PluginError
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.plugins import Registry, make_plan
 from dovetail.runtime.attention.hybrid import common_caps, hybrid
 from dovetail.runtime.device.devices import choose, installed
@@ -30,7 +30,7 @@ from dovetail_testing.engine import generate, tokens
 from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
-GREEDY = SamplingParams(max_tokens=3, temperature=0)
+GREEDY = SamplerParams(max_tokens=3, temperature=0)
 
 
 class Interpreted(TritonBackend):

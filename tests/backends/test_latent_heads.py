@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_backends import latent_heads
 from dovetail_backends.latent_heads import PrefillChunk, is_less_work
 from dovetail_backends.torch_native import TorchNativeBackend
@@ -94,7 +94,7 @@ def test_models_are_served_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(TorchNativeBackend, "forward_extend_latent", noted)
     core = make_core(latent_model(tmp_path), page_size=4, chunked_prefill_size=48)
     served.clear()  # what the start tries is shorter
-    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     core.handle(Submit(rid="", handle=1, prompt_ids=[3 + i % 100 for i in range(96)], params=params))
     while core.has_work:
         core.step()

@@ -14,7 +14,7 @@ from dovetail.contracts.cache import CacheTensor, Chunk, Full, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import AttentionCaps, Needs, needs_of, unmet, unserved
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.runtime.attention.hybrid import common_caps
 from dovetail.sdk.config import dense_config
 from dovetail_backends.fa3 import FlashAttention3Backend
@@ -257,7 +257,7 @@ def test_an_unmet_need_ends_the_start_before_a_weight_is_read(
     monkeypatch.setattr(TorchNativeBackend, "why_not", Boastful.why_not)
     monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError, match=message):
-        generate(folder, [[1]], SamplingParams(max_tokens=1))
+        generate(folder, [[1]], SamplerParams(max_tokens=1))
 
 
 class Interpreted(TritonBackend):

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import collect, make_client, tokens
 
 PROMPT, NEW = 200, 128
@@ -27,7 +27,7 @@ async def rates(args: argparse.Namespace, *, invariant: bool) -> dict[int, float
         load_format=args.load_format, mem_fraction_static=0.4, disable_compile_ahead=False, disable_radix_cache=True,
     )  # fmt: skip
     await client.start()
-    params, found = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True), {}
+    params, found = SamplerParams(temperature=0, max_tokens=NEW, ignore_eos=True), {}
     try:
         for num in (min(args.streams), *args.streams):  # the first time is for warming up
             submits = [

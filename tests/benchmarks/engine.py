@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail_server.bench.engine import BareEngine
@@ -94,7 +94,7 @@ class Engine:
 
     def run(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
         """Generate for all prompts at once; returns seconds to the first token (median) and in all."""
-        params = SamplingParams(max_tokens=num_new, temperature=0, ignore_eos=True)
+        params = SamplerParams(max_tokens=num_new, temperature=0, ignore_eos=True)
         done = self._loop.run_until_complete(self._engine.run(prompts, params))
         return statistics.median(done.firsts), done.total_s
 

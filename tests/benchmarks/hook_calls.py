@@ -22,7 +22,7 @@ import pluggy
 from dovetail.client.inprocess import InProcessClient
 from dovetail.contracts import RequestObserver, RequestStart
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import hookspecs
 from dovetail.processing.plan import plan_plugins
 from dovetail_server.hooks import ApiHooks
@@ -50,7 +50,7 @@ async def generate(client: InProcessClient, requests: int, tokens: int) -> int:
     """Run requests side by side and return the number of tokens."""
 
     async def one(index: int) -> int:
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
+        params = SamplerParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
         submit = Submit(rid=str(index), prompt_ids=[5, 6, 7, 8 + index], params=params)
         return sum([len(delta.ids) async for delta in client.submit(submit)])
 

@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail_server.bench.engine import BareEngine
 from dovetail_testing.engine import make_plans
 from engine import CONFIG_05B
@@ -141,7 +141,7 @@ class Ours:
 
     def step_s(self, prompts: list[list[int]], num_new: int) -> float:
         """Return the seconds of a step in which all prompts' requests decode."""
-        params = SamplingParams(max_tokens=num_new, temperature=0, ignore_eos=True)
+        params = SamplerParams(max_tokens=num_new, temperature=0, ignore_eos=True)
         found = self._loop.run_until_complete(self._engine.run(prompts, params)).decode_step_s
         if found is None:
             raise SystemExit("no step in which all requests decoded: ask for more tokens")

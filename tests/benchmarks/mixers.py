@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 
 from dovetail_backends.kernels.triton import delta, delta_pieces
-from dovetail_testing.conformance.kernels_mixers import Requests, Weights
+from dovetail_testing.conformance.kernels_mixers import MixerRequests, Weights
 
 KEYS, PER_KEY, DIM, WIDTH, TAPS = 16, 2, 128, 128, 4
 HEADS, CHANNELS = KEYS * PER_KEY, 2 * KEYS * DIM + KEYS * PER_KEY * WIDTH
@@ -95,7 +95,7 @@ def prompt(num: int, requests: int) -> dict[str, Callable[[], float]]:
     (q, k, v, z), (b, a) = inputs(num)
     weight, norm, x = draw(CHANNELS, TAPS), draw(WIDTH), draw(num, CHANNELS)
     weights = Weights.draw(HEADS, torch.Generator().manual_seed(1), CUDA)
-    given = Requests([num // requests] * requests, [0] * requests, CUDA, requests + 2, saves=False)
+    given = MixerRequests([num // requests] * requests, [0] * requests, CUDA, requests + 2, saves=False)
     rings = [draw(size, TAPS, CHANNELS) for size in (requests + 2, 2)]
     states = [draw(size, HEADS, DIM, WIDTH, dtype=torch.float32) for size in (requests + 2, 2)]
     read, gate = draw(num, HEADS, WIDTH), z.reshape(num, HEADS, WIDTH)

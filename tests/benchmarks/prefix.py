@@ -22,7 +22,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does
 
 from dovetail.engine.process import ProcessClient
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 
@@ -74,7 +74,7 @@ async def measure(folder: Path, prefix_len: int, rounds: int, device: str) -> li
         nonlocal count
         count += 1
         started, seconds, cached = time.perf_counter(), 0.0, 0
-        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+        params = SamplerParams(max_tokens=2, temperature=0, ignore_eos=True)
         async for delta in client.submit(Submit(rid=str(count), prompt_ids=prompt, params=params)):
             seconds, cached = seconds or time.perf_counter() - started, delta.cached_tokens
         return seconds, cached

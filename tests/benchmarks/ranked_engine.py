@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.messages import ProfileSpec, SamplingParams, Submit, TokenDelta
+from dovetail.messages import ProfileSpec, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
 from dovetail.settings import EngineSettings
@@ -74,7 +74,7 @@ class RankedEngine:
         await self.client.close()
 
     async def streams(
-        self, prompts: Sequence[list[int]], params: SamplingParams, begun: Callable[[], Awaitable[None]] | None = None
+        self, prompts: Sequence[list[int]], params: SamplerParams, begun: Callable[[], Awaitable[None]] | None = None
     ) -> list[Run]:
         """Send prompts at once; returns what came of each. `begun` is called when all have their first token."""
         runs: list[Run] = [[] for _ in prompts]
@@ -149,9 +149,9 @@ class RankedEngine:
         }  # fmt: skip
 
 
-def greedy(num_new: int, **more: Any) -> SamplingParams:
+def greedy(num_new: int, **more: Any) -> SamplerParams:
     """Ask for so many of the likeliest tokens."""
-    return SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True, **more)
+    return SamplerParams(max_tokens=num_new, temperature=0.0, ignore_eos=True, **more)
 
 
 Said = list[list[tuple[int, float]]]

@@ -19,7 +19,7 @@ from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import Scheduler, StepLimits
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import make_policy
 
 NUM_RUNNING, PAGE_SIZE, NUM_STEPS = 256, 16, 200
@@ -41,7 +41,7 @@ class Bench:
         """Queue a request behind one of eight prefixes."""
         self.num += 1
         prompt = self.rng.choice(self.shared) + [self.rng.randrange(1000) for _ in range(own)]
-        submit = Submit(rid="", handle=self.num, prompt_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
+        submit = Submit(rid="", handle=self.num, prompt_ids=prompt, params=SamplerParams(max_tokens=max_tokens))
         request = EngineRequest.from_submit(submit, arrival=self.num, eos_ids=())
         self.scheduler.add(request)
 

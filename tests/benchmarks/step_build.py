@@ -20,7 +20,7 @@ from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.grammar.matching.bitmask import fill_masks
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.step import ExecutorInfo, PrepareResult
 from dovetail.runtime.sampling.masks import MaskBuffer
 
@@ -56,7 +56,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def main() -> int:
     """Measure and print."""
-    params = SamplingParams(max_tokens=9)
+    params = SamplerParams(max_tokens=9)
     requests = []
     for row in range(NUM_ROWS):
         submit = Submit(rid="", handle=row, prompt_ids=[1] * 40, params=params)

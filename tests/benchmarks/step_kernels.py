@@ -25,7 +25,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import make_core
 
 NUM_TIMED, NUM_PROFILED = 60, 5
@@ -44,7 +44,7 @@ def submit(core: EngineCore, batch: int, length: int, common: int, round_: int) 
     """Requests that stay for all steps of a measurement."""
     rng = random.Random(f"{batch}/{length}/{common}/{round_}")
     shared = [rng.randrange(1000) for _ in range(common)]
-    params = SamplingParams(max_tokens=NUM_TIMED + 4 * NUM_PROFILED + 20, temperature=0, ignore_eos=True)
+    params = SamplerParams(max_tokens=NUM_TIMED + 4 * NUM_PROFILED + 20, temperature=0, ignore_eos=True)
     for i in range(batch):
         own = [rng.randrange(1000) for _ in range(length - common)]
         core.handle(Submit(rid="", handle=i, prompt_ids=shared + own, params=params))

@@ -39,7 +39,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.loop import run_loop
 from dovetail.engine.wire import SocketTransport
 from dovetail.grammar.matching.bitmask import FREE
-from dovetail.messages import Control, GrammarOption, SamplingParams, Submit, ToEngine
+from dovetail.messages import Control, GrammarOption, SamplerParams, Submit, ToEngine
 from dovetail.messages.frames import frame
 from dovetail.messages.step import (
     AT_DEVICE,
@@ -284,7 +284,7 @@ def run(
     submits = [
         Submit(
             rid="", handle=at, prompt_ids=[at % 1000 + 5] * PROMPT, grammar=grammar,
-            params=SamplingParams(max_tokens=MAX_TOKENS, temperature=0.7, top_p=0.9, seed=at, ignore_eos=True),
+            params=SamplerParams(max_tokens=MAX_TOKENS, temperature=0.7, top_p=0.9, seed=at, ignore_eos=True),
         )
         for at in range(rounds * streams)
     ]  # fmt: skip

@@ -95,7 +95,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.engine.scheduler import Scheduler
     from dovetail.engine.step_builder import StepBuilder
     from dovetail.engine.submit_delta import SubmitDecoder, SubmitEncoder
-    from dovetail.messages import SamplingParams, Submit
+    from dovetail.messages import SamplerParams, Submit
     from dovetail.messages.step import ExecutorInfo, PrepareResult
     from dovetail.processing.sampling import check_token_ids
     from dovetail.text.tokenizer.cuts import pieces
@@ -133,7 +133,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
         given = timed("ids: JSON", lambda: decoded(as_ids))  # noqa: B023
         timed("ids: model", lambda: validated(given, CompletionRequest))  # noqa: B023
         timed("ids: checks", lambda: check_token_ids(ids, vocab_size, "prompt"))  # noqa: B023
-        submit = Submit(rid="", handle=1, prompt_ids=ids, params=SamplingParams(max_tokens=9))
+        submit = Submit(rid="", handle=1, prompt_ids=ids, params=SamplerParams(max_tokens=9))
         raw = timed("wire: encode", lambda: SubmitEncoder().encode(submit))  # noqa: B023
         got = timed("wire: decode", lambda: SubmitDecoder().decode(raw))  # noqa: B023
         rows = DeviceRows(8)

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.client import launch
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.plugins.files import add_file
 from dovetail.settings import EngineSettings
@@ -83,7 +83,7 @@ def run(core: EngineCore, prompts: Sequence[Sequence[int]], num_new: int) -> lis
     """Generate greedily, all prompts at once; the book is checked after every step."""
     first = core._arrivals
     for number, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        params = SamplerParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
         core.handle(Submit(rid="", handle=first + number + 1, prompt_ids=list(prompt), params=params))
     found: dict[int, list[int]] = {first + number + 1: [] for number in range(len(prompts))}
     for _ in range(20 * num_new * len(prompts) + 2000):

@@ -16,7 +16,7 @@ import msgspec
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
+from dovetail.messages import GrammarOption, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 
@@ -50,7 +50,7 @@ def make_scripted(restarts: Restarts | None = None) -> ProcessClient:
 
 def plain(num: int, max_tokens: int = 300) -> list[Submit]:
     """Requests for a scripted engine, each with a reply of its own."""
-    params = SamplingParams(max_tokens=max_tokens)
+    params = SamplerParams(max_tokens=max_tokens)
     return [Submit(rid=str(i), prompt_ids=[i, 1], params=params) for i in range(num)]
 
 
@@ -69,7 +69,7 @@ def mixed(num: int, max_tokens: int = 160) -> list[Submit]:
     for i in range(num):
         params, grammar = sorts[i % len(sorts)]
         prompt = [(13 * i + 7 * j) % 900 + 10 for j in range(9 + i % 40)]
-        all_params = SamplingParams(**{"max_tokens": max_tokens, "ignore_eos": True, **params})
+        all_params = SamplerParams(**{"max_tokens": max_tokens, "ignore_eos": True, **params})
         found.append(Submit(rid=str(i), prompt_ids=prompt, params=all_params, grammar=grammar))
     return found
 

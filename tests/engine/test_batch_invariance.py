@@ -15,10 +15,10 @@ from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelPlugin
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.batch_invariance import check_model, claims
-from dovetail.sdk.layers.linear import Linear
+from dovetail.sdk.layers.linear import PlainLinear
 from dovetail.sdk.layers.ops import invariant
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.settings import EngineSettings
@@ -40,11 +40,11 @@ def prompts_of(vocab: int) -> list[list[int]]:
     return found
 
 
-def asked(num: int) -> list[SamplingParams]:
+def asked(num: int) -> list[SamplerParams]:
     """Greedy and sampled requests, which tell their log probabilities."""
-    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
+    greedy = SamplerParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
     sampled = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "max_tokens": 8, "ignore_eos": True, "logprobs": 3}
-    return [greedy if i % 2 == 0 else SamplingParams(seed=11 + i, **sampled) for i in range(num)]
+    return [greedy if i % 2 == 0 else SamplerParams(seed=11 + i, **sampled) for i in range(num)]
 
 
 def seen(deltas: Sequence[TokenDelta]) -> tuple[list[int], list[Any]]:
@@ -82,7 +82,7 @@ def test_a_reply_has_the_same_bits_in_any_company(which: str, dtype: str, expert
 def test_a_retracted_request_goes_on_with_the_same_bits() -> None:
     """A request that gave way and was computed again says what it would have said."""
     prompts, long = [[7 * i + j for j in range(10)] for i in range(6)], {"max_tokens": 24, "ignore_eos": True}
-    params = [SamplingParams(temperature=0.8 * (i % 2), seed=i, logprobs=1, **long) for i in range(6)]
+    params = [SamplerParams(temperature=0.8 * (i % 2), seed=i, logprobs=1, **long) for i in range(6)]
     tight = generate(MODEL_DIR, prompts, params, dtype="bfloat16", page_size=4, max_total_tokens=96, **ON)
     assert max(deltas[-1].num_retractions for deltas in tight) > 0
     roomy = generate(MODEL_DIR, prompts, params, dtype="bfloat16", **ON)
@@ -205,6 +205,6 @@ def test_without_it_nothing_changes() -> None:
     """Layers are built as before where it is not asked for."""
     ctx = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
     made = ctx.linear("x", 8, 8)
-    assert isinstance(made, Linear)
+    assert isinstance(made, PlainLinear)
     assert not made._is_invariant
     assert ModelPlugin.batch_invariant is False

@@ -12,7 +12,7 @@ from example_models import Example, prompt, run
 
 from dovetail.contracts.config import dense_layers
 from dovetail.contracts.errors import ConfigError, ModelError, PluginError
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.hf_config import read_config
 from dovetail.sdk.cache import DTYPES, MOST, dequantise, quantise, rounded
@@ -21,7 +21,7 @@ from dovetail.settings import EngineSettings
 from dovetail_testing.engine import generate, make_core, tokens
 
 LATENT = Example("latent", "LatentForCausalLM")
-GREEDY = SamplingParams(max_tokens=20, temperature=0)
+GREEDY = SamplerParams(max_tokens=20, temperature=0)
 LONG = prompt(150, 3)
 SCHEDULES: list[dict[str, Any]] = [
     {"chunked_prefill_size": 7},

@@ -20,7 +20,7 @@ from test_steps_as_data import Run, start, want
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.speculation import Speculation
-from dovetail.messages import Abort, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Abort, SamplerParams, Submit, TokenDelta
 from dovetail.messages.step import SAMPLE, StepInput, no_ints
 from dovetail.runtime.verify import Drafts
 from dovetail_testing.engine import make_core
@@ -70,7 +70,7 @@ def test_books_equal_the_device_whatever_holds(seed: int) -> None:
     for handle in range(1, 40):
         given = [rng.randrange(90) for _ in range(rng.randrange(1, 30))]
         stops = tuple(rng.randrange(96) for _ in range(rng.choice([0, 0, 6])))
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=rng.choice([1, 2, 30]), temperature=0, seed=handle, stop_token_ids=stops, ignore_eos=True
         )
         expected[handle] = want(given, params, handle)
@@ -91,7 +91,7 @@ def test_right_drafts_make_few_steps() -> None:
     """Eight right drafts a step: a reply of 90 tokens takes a prompt, and a step for every nine tokens."""
     core, executor = start(False)
     made, run = speculate(core, lambda request: scripted(request)[:8]), Run(core)
-    run.submit(1, [3, 4, 5], SamplingParams(max_tokens=91, temperature=0, seed=1, ignore_eos=True))
+    run.submit(1, [3, 4, 5], SamplerParams(max_tokens=91, temperature=0, seed=1, ignore_eos=True))
     run.drain()
     assert len(run.tokens[1]) == 91
     assert len(executor.steps) == 1 + 10
@@ -103,9 +103,9 @@ def test_drafts_need_a_known_last_token() -> None:
     core, _ = start(True)
     speculate(core, lambda request: scripted(request)[:8])
     run = Run(core)
-    run.submit(1, [3, 4, 5], SamplingParams(max_tokens=20, temperature=0, seed=1, ignore_eos=True))
+    run.submit(1, [3, 4, 5], SamplerParams(max_tokens=20, temperature=0, seed=1, ignore_eos=True))
     run.drain()
-    assert run.tokens[1] == want([3, 4, 5], SamplingParams(max_tokens=20), 1)
+    assert run.tokens[1] == want([3, 4, 5], SamplerParams(max_tokens=20), 1)
 
 
 def test_places_are_shared_out() -> None:
@@ -115,7 +115,7 @@ def test_places_are_shared_out() -> None:
     core.scheduler.limits = replace_field(core.scheduler.limits, max_places=12)
     run = Run(core)
     for handle in (1, 2, 3):
-        run.submit(handle, [handle] * 3, SamplingParams(max_tokens=60, temperature=0, seed=handle, ignore_eos=True))
+        run.submit(handle, [handle] * 3, SamplerParams(max_tokens=60, temperature=0, seed=handle, ignore_eos=True))
     run.step()
     run.step()
     step = executor.steps[-1]
@@ -128,7 +128,7 @@ def test_a_failing_verification_is_done_without_drafts() -> None:
     core, executor = start(False)
     made, run = speculate(core, lambda request: scripted(request)[:8]), Run(core)
     executor.fails = lambda step: step.num_drafts is not None
-    run.submit(1, [3, 4, 5], SamplingParams(max_tokens=30, temperature=0, seed=1, ignore_eos=True))
+    run.submit(1, [3, 4, 5], SamplerParams(max_tokens=30, temperature=0, seed=1, ignore_eos=True))
     run.drain()
     assert run.finishes[1].reason == "length"
     assert made.num_drafted == 0
@@ -142,12 +142,12 @@ def test_numbers_that_are_not_finite_end_one_request() -> None:
     run = Run(core)
     executor.finite = lambda step, at: not (step.step == 3 and at == 0)
     for handle in (1, 2):
-        run.submit(handle, [handle] * 3, SamplingParams(max_tokens=30, temperature=0, seed=handle, ignore_eos=True))
+        run.submit(handle, [handle] * 3, SamplerParams(max_tokens=30, temperature=0, seed=handle, ignore_eos=True))
     run.drain()
     reasons = sorted(finish.reason for finish in run.finishes.values())
     assert reasons == ["abort", "length"]
     lived = next(handle for handle, finish in run.finishes.items() if finish.reason == "length")
-    assert run.tokens[lived] == want([lived] * 3, SamplingParams(max_tokens=30), lived)
+    assert run.tokens[lived] == want([lived] * 3, SamplerParams(max_tokens=30), lived)
 
 
 def served(core: EngineCore, submits: Sequence[Submit], every: int = 0) -> dict[int, list[TokenDelta]]:
@@ -207,7 +207,7 @@ def test_groups_of_the_cache_take_drafts(name: str, tmp_path: Path) -> None:
     architecture = {"two-widths": "TwoWidthsForCausalLM", "latent": "LatentForCausalLM"}[name]
     example = Example(name, architecture)
     folder = example.reference().write_checkpoint(tmp_path)
-    params = SamplingParams(max_tokens=60, temperature=0.8, seed=5, ignore_eos=True)
+    params = SamplerParams(max_tokens=60, temperature=0.8, seed=5, ignore_eos=True)
     submits = [Submit(rid="", handle=i, prompt_ids=prompt(n, n), params=params) for i, n in enumerate((3, 40, 90), 1)]
     plain = served(example.make_engine(folder), submits)
     core = example.make_engine(folder)

@@ -12,7 +12,7 @@ from script_executor import VOCAB, ScriptExecutor, next_token
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.client import launch
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import load
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def test_the_tokenizers_own_end_ends_a_request(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(launch, "LocalExecutor", lambda *_: ScriptExecutor(num_pages=40, page_size=4))
     settings, plan = make_plans(folder, page_size=4)
     core = launch.make_engine(settings, load(plan, "engine"))
-    core.handle(Submit(rid="", handle=1, prompt_ids=list(prompt), params=SamplingParams(max_tokens=50, seed=9)))
+    core.handle(Submit(rid="", handle=1, prompt_ids=list(prompt), params=SamplerParams(max_tokens=50, seed=9)))
     deltas = [delta for _ in range(60) for delta in core.step().deltas]
     assert [token for delta in deltas for token in delta.ids] == said[3:]
     assert [delta.finish.matched for delta in deltas if delta.finish is not None] == [said[-1]]

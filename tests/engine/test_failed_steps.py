@@ -23,7 +23,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.request import StepPlan
 from dovetail.executor.local import step_error
 from dovetail.grammar.matching.constraint import Constraint
-from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarOption, SamplingParams, Submit
+from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarOption, SamplerParams, Submit
 from dovetail.runtime.start.probe import NOTHING
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
@@ -95,7 +95,7 @@ def start(model: Path, overlap: bool, **changes: Any) -> EngineCore:
     return make_core(model, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap, **{**small, **changes})
 
 
-def serve(core: EngineCore, loads: Sequence[tuple[list[int], SamplingParams]], **more: Any) -> Any:
+def serve(core: EngineCore, loads: Sequence[tuple[list[int], SamplerParams]], **more: Any) -> Any:
     """Run all requests, some steps apart; returns tokens and ends."""
     tokens: dict[int, list[int]] = {i: [] for i in range(len(loads))}
     finishes: dict[int, Finish | None] = {}
@@ -119,14 +119,14 @@ def serve(core: EngineCore, loads: Sequence[tuple[list[int], SamplingParams]], *
     return tokens, finishes
 
 
-def mixed(num: int = 9) -> list[tuple[list[int], SamplingParams]]:
+def mixed(num: int = 9) -> list[tuple[list[int], SamplerParams]]:
     """Greedy, seeded and penalized requests, some behind one prefix."""
     rng = random.Random(3)
     shared = [rng.randrange(170) for _ in range(21)]
     found = []
     for i in range(num):
         prompt = shared * (i % 2) + [rng.randrange(170) for _ in range(rng.randrange(3, 90))]
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=14, temperature=(i % 3) / 2, seed=i, ignore_eos=True,
             frequency_penalty=0.8 * (i % 4 == 1), logprobs=1 if i % 5 == 0 else None,
         )  # fmt: skip
@@ -268,7 +268,7 @@ def test_a_plugin_that_always_raises_ends_every_request_and_not_the_engine(model
 def test_a_grammar_that_raises_when_it_fills_its_mask_ends_its_request(overlap: bool) -> None:
     """Sampling waits for masks in a step of its own right; the neighbours, constrained and not, go on."""
     steps = (GrammarOption(backend="llguidance", kind="regex", source="[a-z ]{20,40}"),)
-    params = SamplingParams(max_tokens=12, temperature=0)
+    params = SamplerParams(max_tokens=12, temperature=0)
     loads = [([5 + i, 7, 9], params) for i in range(4)]
     core = start(MODEL_DIR, overlap, grammar_backend="llguidance", dtype="float32")
     bad: list[Constraint] = []
@@ -299,7 +299,7 @@ def test_a_grammar_that_raises_for_a_token_ends_its_request(
 ) -> None:
     """So does one that cannot follow what was sampled."""
     steps = (GrammarOption(backend="llguidance", kind="regex", source="The answer is [0-9]{9}[a-z ]{20,40}"),)
-    params = SamplingParams(max_tokens=12, temperature=0)
+    params = SamplerParams(max_tokens=12, temperature=0)
     core = start(MODEL_DIR, overlap, grammar_backend="llguidance", dtype="float32")
     real, bad = getattr(Constraint, method), []
 
@@ -358,7 +358,7 @@ def test_a_fault_and_a_lack_of_memory_at_once(model: Path) -> None:
 def test_plans_say_what_they_write(model: Path) -> None:
     """A plan's writes are its requests, with the place from which each writes."""
     core = start(model, False)
-    core.handle(Submit(rid="", handle=1, prompt_ids=[1] * 9, params=SamplingParams(max_tokens=3, ignore_eos=True)))
+    core.handle(Submit(rid="", handle=1, prompt_ids=[1] * 9, params=SamplerParams(max_tokens=3, ignore_eos=True)))
     plans: list[StepPlan] = []
     launched = core.scheduler.launched
     core.scheduler.launched = lambda plan: (plans.append(plan), launched(plan))[1]  # type: ignore[method-assign]
@@ -379,7 +379,7 @@ WRITES = {
 """What a step writes to the device beside the model."""
 
 
-def demanding() -> list[tuple[list[int], SamplingParams]]:
+def demanding() -> list[tuple[list[int], SamplerParams]]:
     """`mixed`, and among them requests with banned stop ids, and with biases."""
     more: list[dict[str, Any]] = [{}, {"min_tokens": 6, "stop_token_ids": (5, 9)}, {"logit_bias": {3: 2.0, 7: -1.5}}]
     return [(ids, msgspec.structs.replace(params, **more[i % 3])) for i, (ids, params) in enumerate(mixed())]

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.engine.core import EngineCore
 from dovetail.engine.first_requests import PARAMS, serve_first
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reply(core: EngineCore) -> list[int]:
     """The tokens of one seeded request."""
-    params = SamplingParams(max_tokens=12, temperature=1.0, seed=3, frequency_penalty=0.5)
+    params = SamplerParams(max_tokens=12, temperature=1.0, seed=3, frequency_penalty=0.5)
     core.handle(Submit(rid="1", handle=1, prompt_ids=list(range(30)), params=params))
     ids: list[int] = []
     while core.has_work:

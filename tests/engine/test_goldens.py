@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_testing.engine import generate, tokens
 
@@ -51,7 +51,7 @@ def answers(changes: dict[str, Any]) -> dict[str, list[list[int]]]:
     tokenizer = Tokenizer.load(MODEL_DIR)
     prompts = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in PROMPTS]
     asked = [(way, prompt) for way in WAYS for prompt in prompts]
-    params = [SamplingParams(max_tokens=NUM_NEW, ignore_eos=way != "banned", **WAYS[way]) for way, _ in asked]
+    params = [SamplerParams(max_tokens=NUM_NEW, ignore_eos=way != "banned", **WAYS[way]) for way, _ in asked]
     outputs = generate(MODEL_DIR, [prompt for _, prompt in asked], params, num_threads=1, **changes)
     found: dict[str, list[list[int]]] = {way: [] for way in WAYS}
     for (way, _), deltas in zip(asked, outputs, strict=True):

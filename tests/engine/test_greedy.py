@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail_testing.engine import generate, tokens
 from dovetail_testing.models import make_model
 
 NUM_NEW = 24
-GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0)
+GREEDY = SamplerParams(max_tokens=NUM_NEW, temperature=0)
 
 
 @cache

@@ -22,7 +22,7 @@ from dovetail.engine import kv_cache_checker
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
 from dovetail.engine.request import EngineRequest
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import load
 from dovetail_testing.engine import make_plans
 
@@ -228,7 +228,7 @@ def test_the_engine_ends_requests_that_shared_a_page(monkeypatch: pytest.MonkeyP
     options, plan = make_plans(MODEL_DIR, page_size=4, max_running_requests=3)
     core = EngineCore(options, load(plan, "engine"), ScriptExecutor(num_pages=40, page_size=4), eos_ids=ENDS)
     for handle in (1, 2, 3):
-        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        params = SamplerParams(max_tokens=12, ignore_eos=True)
         core.handle(Submit(rid="", handle=handle, prompt_ids=[handle] * 9, params=params))
     core.step()
     hold_twice(SimpleNamespace(scheduler=core.scheduler, group=0))

@@ -14,7 +14,7 @@ from restarting import make_engine
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.engine.recovery import MAX_PATIENCE, PATIENCE, Recovery
-from dovetail.messages import Finish, SamplingParams, Submit
+from dovetail.messages import Finish, SamplerParams, Submit
 
 BODY = """
 import ctypes, pathlib, sys, time
@@ -44,7 +44,7 @@ def engine(each_layer: str, hang_s: float, num_ranks: int = 1) -> ProcessClient:
 
 async def ask(client: ProcessClient, max_tokens: int = 3) -> tuple[list[int], Finish | None]:
     """Read the reply to a long prompt."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     deltas = [delta async for delta in client.submit(Submit(rid="", prompt_ids=PROMPT, params=params))]
     return [i for delta in deltas for i in delta.ids], deltas[-1].finish
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import collect, generate, make_client, tokens
 
 
-def random_params(rng: random.Random) -> SamplingParams:
+def random_params(rng: random.Random) -> SamplerParams:
     """Anything a request may ask for that changes what is drawn or when it ends."""
     choices: dict[str, list[Any]] = {
         "temperature": [0, 0, 0.7, 1.5],
@@ -29,7 +29,7 @@ def random_params(rng: random.Random) -> SamplingParams:
     }
     picked = {name: rng.choice(values) for name, values in choices.items()}
     stops = tuple(rng.randrange(190) for _ in range(rng.choice([0, 40])))
-    return SamplingParams(seed=rng.randrange(1000), stop_token_ids=stops, **picked)
+    return SamplerParams(seed=rng.randrange(1000), stop_token_ids=stops, **picked)
 
 
 def flat(deltas: list[TokenDelta]) -> tuple[Any, ...]:
@@ -57,7 +57,7 @@ def test_replies_do_not_depend_on_overlap(seed: int, qwen3: Path, prompts: list[
 
 def test_leaving_while_a_step_is_under_way_frees_everything(qwen3: Path) -> None:
     """Requests that are aborted after any number of tokens leave no page behind, and their neighbour is served."""
-    long = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+    long = SamplerParams(max_tokens=300, temperature=0, ignore_eos=True)
 
     async def leave(client: Any, number: int) -> None:
         stream = client.submit(Submit(rid=f"r{number}", prompt_ids=[number] * 40, params=long))

@@ -20,14 +20,14 @@ from torch import Tensor
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Submit
+from dovetail.messages import Abort, Finish, GrammarOption, SamplerParams, Submit
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
 NUM_SEEDS = int(os.environ.get("DOVETAIL_POISON", "3"))
 MARK = 177
 """A token whose first computing goes wrong."""
-GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+GREEDY = SamplerParams(max_tokens=6, temperature=0, ignore_eos=True)
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 OVERLAPPED = pytest.mark.parametrize(
     "overlap", [pytest.param(False, marks=pytest.mark.full), True], ids=["in turn", "overlapped"]
@@ -89,7 +89,7 @@ class Run:
         self.extras: dict[int, Any] = {}
         self.cached: dict[int, int] = {}
 
-    def submit(self, handle: int, prompt: Sequence[int], params: SamplingParams = GREEDY, **more: Any) -> None:
+    def submit(self, handle: int, prompt: Sequence[int], params: SamplerParams = GREEDY, **more: Any) -> None:
         """Send a request."""
         self.tokens[handle] = []
         self.core.handle(Submit(rid="", handle=handle, prompt_ids=list(prompt), params=params, **more))
@@ -173,7 +173,7 @@ def test_a_fault_in_a_prompts_chunk_ends_that_request_alone(model: Path, overlap
     clean, run = start(model, overlap), start(model, overlap)
     poison = Poisoned(run.core, marked)
     for each in (clean, run):
-        each.submit(1, prompt_of(2, 9), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+        each.submit(1, prompt_of(2, 9), SamplerParams(max_tokens=20, temperature=0, ignore_eos=True))
         each.step()
         each.submit(2, prompt)
         for _ in range(6):
@@ -196,9 +196,9 @@ def test_who_hit_the_pages_in_the_next_step_is_computed_again(model: Path, overl
     """Followers of a poisoned prefix, admitted while nobody knew, give what they give without it."""
     clean, run = start(model, overlap, chunked_prefill_size=400), start(model, overlap, chunked_prefill_size=400)
     poison = Poisoned(run.core, marked)
-    penalized = SamplingParams(max_tokens=6, temperature=0, frequency_penalty=0.9, ignore_eos=True)
-    seeded = SamplingParams(max_tokens=6, temperature=1.0, seed=5, ignore_eos=True)
-    logprobs = SamplingParams(
+    penalized = SamplerParams(max_tokens=6, temperature=0, frequency_penalty=0.9, ignore_eos=True)
+    seeded = SamplerParams(max_tokens=6, temperature=1.0, seed=5, ignore_eos=True)
+    logprobs = SamplerParams(
         max_tokens=6, temperature=0, ignore_eos=True, prompt_logprobs=1, prompt_logprobs_start=len(LONG) - 3
     )
     for each in (clean, run):
@@ -215,7 +215,7 @@ def test_who_hit_the_pages_in_the_next_step_is_computed_again(model: Path, overl
 @BOTH
 def test_a_fault_while_decoding_ends_that_request_alone(model: Path, overlap: bool) -> None:
     """Keys and values of a generated token: its neighbours, and who continues its text later, are served."""
-    ends = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    ends = SamplerParams(max_tokens=30, temperature=0, ignore_eos=True)
     clean, run = start(model, overlap), start(model, overlap)
     Poisoned(run.core, lambda ids, batch: (batch.positions == 26) & (torch.arange(len(ids)) < batch.num_decode))
     for each in (clean, run):
@@ -254,7 +254,7 @@ def test_a_request_that_left_in_the_step_of_its_fault_leaves_nothing_behind(mode
 def test_forced_tokens_go_on_behind_a_poisoned_prefix(model: Path, overlap: bool) -> None:
     """Requests with a grammar that jumps, some of them followers, end as they do without the fault."""
     grammar = (GrammarOption(backend="llguidance", kind="regex", source="The answer is [0-9]{2}, and no other number"),)
-    plain = SamplingParams(max_tokens=30, temperature=0)
+    plain = SamplerParams(max_tokens=30, temperature=0)
     settings = {"grammar_backend": "llguidance", "dtype": "float32", "chunked_prefill_size": 400}
     clean, run = (start(MODEL_DIR, overlap, **settings) for _ in range(2))
     Poisoned(run.core, marked)
@@ -289,7 +289,7 @@ def test_random_loads_lose_one_request_to_a_fault(model: Path, overlap: bool, se
     for handle in range(1, 16):
         prompt = rng.choice(prefixes)[: rng.choice([13, 40, 40])] + prompt_of(handle, rng.randrange(1, 20))
         temperature, presence = rng.choice([0.0, 0.0, 1.0]), rng.choice([0.0, 0.0, 0.7])
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=rng.randrange(1, 20), temperature=temperature, seed=handle, presence_penalty=presence,
             ignore_eos=True, prompt_logprobs=rng.choice([None, None, None, 1]),
         )  # fmt: skip

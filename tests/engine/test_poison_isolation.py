@@ -12,7 +12,7 @@ from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, 
 from dovetail.engine.entry import RequestEntry
 from dovetail.engine.poison_isolation import RestartLimit, has_got_on, is_poison_candidate, note_crash, to_try
 from dovetail.engine.process import Restarts
-from dovetail.messages import POISON, SamplingParams, Submit, TokenDelta
+from dovetail.messages import POISON, SamplerParams, Submit, TokenDelta
 
 DEADLY = """
 import os, sys
@@ -49,7 +49,7 @@ def test_a_request_that_kills_the_engine_is_refused_alone(way: str, rid: str) ->
             want = await Reading(client, submits).end()
             reading = Reading(client, submits)
             await reading.reach(400)
-            params = SamplingParams(max_tokens=60)
+            params = SamplerParams(max_tokens=60)
             bad = Reading(client, [Submit(rid=f"{rid}-{way}", prompt_ids=[99], params=params)])
             assert await reading.end() == want
             [(ids, *_, finish, _, _)] = await bad.end()
@@ -81,7 +81,7 @@ def test_many_poisoned_requests_do_not_end_the_server(way: str, spread: int) -> 
             want = await Reading(client, submits).end()
             reading = Reading(client, submits)
             await reading.reach(60)
-            params = SamplingParams(max_tokens=60)
+            params = SamplerParams(max_tokens=60)
             bad = []
             for i in range(8):
                 bad.append(Reading(client, [Submit(rid=f"deadly-{way}-{i}", prompt_ids=[i], params=params)]))
@@ -111,7 +111,7 @@ def test_a_real_engine_and_kills_from_elsewhere(tmp_path: Path) -> None:
         try:
             submits = mixed(16, 300)
             want = await Reading(client, submits).end()
-            params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+            params = SamplerParams(max_tokens=60, temperature=0, ignore_eos=True)
             reading = Reading(client, submits)
             bad = Reading(client, [Submit(rid="deadly", prompt_ids=[7, i], params=params) for i in range(8)])
             for _ in range(6):
@@ -128,7 +128,7 @@ def test_a_real_engine_and_kills_from_elsewhere(tmp_path: Path) -> None:
 
 
 def entry(number: int, num_output: int = 0) -> RequestEntry:
-    found = RequestEntry(Submit(rid=str(number), handle=number, prompt_ids=[1], params=SamplingParams(max_tokens=9)), 1)
+    found = RequestEntry(Submit(rid=str(number), handle=number, prompt_ids=[1], params=SamplerParams(max_tokens=9)), 1)
     give(found, num_output)
     return found
 

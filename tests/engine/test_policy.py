@@ -16,14 +16,14 @@ from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingReq
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.policy import policy_of
 from dovetail.engine.request import EngineRequest
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_testing.engine import collect, make_client, make_policy
 
 
 def request(arrival: int, num_prompt: int = 4, max_tokens: int = 5, priority: int = 0) -> EngineRequest:
     """As the engine makes it."""
-    params = SamplingParams(max_tokens=max_tokens)
+    params = SamplerParams(max_tokens=max_tokens)
     submit = Submit(rid="", handle=arrival, prompt_ids=[arrival] * num_prompt, params=params, priority=priority)
     return EngineRequest.from_submit(submit, arrival=arrival, eos_ids=())
 
@@ -103,7 +103,7 @@ def test_the_engine_admits_by_the_policy_of_its_plan() -> None:
         await client.start()
 
         async def one(num: int) -> None:
-            submit = Submit(rid="", prompt_ids=[5, num], params=SamplingParams(max_tokens=num, ignore_eos=True))
+            submit = Submit(rid="", prompt_ids=[5, num], params=SamplerParams(max_tokens=num, ignore_eos=True))
             await collect(client, submit)
             ended.append(num)
 

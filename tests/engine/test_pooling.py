@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 
-from dovetail.messages import Pool, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Pool, SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import serve
 
-PARAMS = SamplingParams(max_tokens=1, temperature=0)
+PARAMS = SamplerParams(max_tokens=1, temperature=0)
 POOLS: list[Pool] = ["last", "mean"]
 BOTH = pytest.mark.parametrize("pool", POOLS)
 
@@ -79,7 +79,7 @@ def test_they_share_steps_with_requests_that_generate(
 ) -> None:
     """Beside them tokens are what they are without, and a prompt in the cache changes no number."""
     generating = [
-        Submit(rid="", prompt_ids=prompt, params=SamplingParams(max_tokens=9, temperature=0)) for prompt in prompts
+        Submit(rid="", prompt_ids=prompt, params=SamplerParams(max_tokens=9, temperature=0)) for prompt in prompts
     ]
     alone = serve(qwen3, generating)
     mixed = [one for pair in zip(generating, submits(prompts, pool), strict=True) for one in pair]

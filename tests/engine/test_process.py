@@ -18,7 +18,7 @@ from restarting import make_scripted
 from dovetail.contracts.errors import ConfigError, EngineDeadError
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.engine.process_handle import BACKLOG_BYTES, EngineConnection, EngineProcess
-from dovetail.messages import SamplingParams, StepDeltas, Submit, TokenDelta
+from dovetail.messages import SamplerParams, StepDeltas, Submit, TokenDelta
 from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
@@ -34,7 +34,7 @@ def process_client(folder: Path, **changes: object) -> ProcessClient:
 
 def long_request(rid: str = "a") -> Submit:
     """A request that runs for a while."""
-    return Submit(rid=rid, prompt_ids=[1, 2, 3], params=SamplingParams(max_tokens=400, temperature=0, ignore_eos=True))
+    return Submit(rid=rid, prompt_ids=[1, 2, 3], params=SamplerParams(max_tokens=400, temperature=0, ignore_eos=True))
 
 
 def gone(pid: int, within_s: float = 60) -> bool:
@@ -111,7 +111,7 @@ def test_the_engine_ends_when_its_parent_is_killed(qwen3: Path, tmp_path: Path) 
         textwrap.dedent(
             f"""
             import asyncio, sys
-            from dovetail.messages import SamplingParams, Submit
+            from dovetail.messages import SamplerParams, Submit
             from dovetail.engine.process import ProcessClient
             from dovetail.plugins import Registry, make_plan
             from dovetail.settings import EngineSettings
@@ -121,7 +121,7 @@ def test_the_engine_ends_when_its_parent_is_killed(qwen3: Path, tmp_path: Path) 
                 client = ProcessClient(EngineSettings(model_path={str(qwen3)!r}, max_total_tokens=4096), plan)
                 await client.start()
                 while True:
-                    params = SamplingParams(max_tokens=400, ignore_eos=True)
+                    params = SamplerParams(max_tokens=400, ignore_eos=True)
                     async for _ in client.submit(Submit(rid="a", prompt_ids=[1], params=params)):
                         print(client.pid, flush=True)
 

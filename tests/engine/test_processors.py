@@ -17,7 +17,7 @@ from dovetail import LLM
 from dovetail import SamplingParams as Params
 from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_backends.logits_processors import MAX_SIZE, NoRepeatNgram, NoRepeatOptions, NoRepeatParams
 from dovetail_testing.engine import serve, tokens
 
@@ -77,7 +77,7 @@ def submits(sizes: Sequence[int | None], max_tokens: int = 60, **more: Any) -> l
         Submit(
             rid="",
             prompt_ids=[1, 2, 3, 4, 5, 6 + i],
-            params=SamplingParams(
+            params=SamplerParams(
                 max_tokens=max_tokens,
                 temperature=i % 2 * 0.8,
                 seed=i,

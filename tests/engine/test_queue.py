@@ -21,7 +21,7 @@ from dovetail.engine.admission import MAX_MATCHED
 from dovetail.engine.policy import MAX_LOOKED_UP
 from dovetail.engine.queue import WaitQueue, rank
 from dovetail.engine.request import EngineRequest
-from dovetail.messages import BACKGROUND, SamplingParams, Submit
+from dovetail.messages import BACKGROUND, SamplerParams, Submit
 from dovetail_testing.engine import make_policy
 
 spec = importlib.util.spec_from_file_location("queue_world", Path(__file__).parent / "test_scheduler.py")
@@ -135,7 +135,7 @@ def test_lpm_matches_a_few_a_step_and_only_what_changed() -> None:
 
 def make(arrival: int, prompt: list[int], priority: int = 0) -> EngineRequest:
     """A request as the engine makes it."""
-    submit = Submit(rid="", handle=arrival, prompt_ids=prompt, params=SamplingParams(max_tokens=1), priority=priority)
+    submit = Submit(rid="", handle=arrival, prompt_ids=prompt, params=SamplerParams(max_tokens=1), priority=priority)
     return EngineRequest.from_submit(submit, arrival=arrival, eos_ids=())
 
 

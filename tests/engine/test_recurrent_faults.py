@@ -18,7 +18,7 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import CacheTensor
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import EngineRequest
-from dovetail.messages import Finish, SamplingParams, Submit
+from dovetail.messages import Finish, SamplerParams, Submit
 from dovetail.runtime.memory.plan import PIECE_BYTES, STATE_COPIES, fold_bytes
 
 EXAMPLE = Example("recurrent", "RecurrentForCausalLM")
@@ -82,7 +82,7 @@ def drive(core: EngineCore, prompts: list[list[int]], num_new: int) -> tuple[lis
             break
         if waiting:
             handle, given = waiting.pop(0)
-            params = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+            params = SamplerParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
             core.handle(Submit(rid="", handle=handle, prompt_ids=given, params=params))
         for delta in core.step().deltas:
             tokens[delta.handle] += delta.ids
@@ -157,7 +157,7 @@ def test_a_request_goes_on_in_another_engine(num: int, folder: Path) -> None:
     """With the tokens that it has: as it would have."""
     [want] = run(EXAMPLE.make_engine(folder), [LONG[:33]], 40)
     core = EXAMPLE.make_engine(folder)
-    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     core.handle(Submit(rid="", handle=1, prompt_ids=LONG[:33], params=params, output_ids=want[:num]))
     found = [token for _ in range(60) for delta in core.step().deltas for token in delta.ids]
     assert found == want[num:]
@@ -182,7 +182,7 @@ def test_what_waits_for_its_grammar_is_folded_in_once(folder: Path, overlap: boo
     """The last token of such a prompt waits: a state that has taken it in could not take it in again."""
     [want] = run(start(folder, overlap), [LONG[:41]], 10)
     core = start(folder, overlap)
-    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     core.handle(Submit(rid="", handle=1, prompt_ids=LONG[:41], params=params))
     request = core.scheduler.find(1)
     assert request is not None
@@ -225,7 +225,7 @@ def test_states_that_do_not_fit_at_once_are_loaded_by_smaller_steps(folder: Path
 
     states.load = load
     for handle, given in enumerate(prompts, 1):  # all at once
-        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        params = SamplerParams(max_tokens=6, temperature=0.0, ignore_eos=True)
         core.handle(Submit(rid="", handle=handle, prompt_ids=given, params=params))
     tokens: dict[int, list[int]] = {n: [] for n in range(1, 5)}
     for _ in range(200):

@@ -12,13 +12,13 @@ import transformers
 from dovetail.contracts.errors import EngineDeadError
 from dovetail.engine import kv_cache_checker
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import collect, generate, make_client, make_core, tokens
 
 
-def params(**changes: object) -> SamplingParams:
+def params(**changes: object) -> SamplerParams:
     """Greedy, 12 tokens, with changes."""
-    return SamplingParams(**{"max_tokens": 12, "temperature": 0, **changes})  # type: ignore[arg-type]
+    return SamplerParams(**{"max_tokens": 12, "temperature": 0, **changes})  # type: ignore[arg-type]
 
 
 def test_the_last_delta_carries_the_reason(qwen3: Path) -> None:

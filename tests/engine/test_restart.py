@@ -15,7 +15,7 @@ from dovetail.contracts.errors import EngineDeadError, EngineError
 from dovetail.contracts.observers import LoadStats, StatLogger
 from dovetail.engine import process
 from dovetail.engine.process import Restarts
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_server.observe.observers import Observers
 
 SCRIPTED_AND_REAL = [False, pytest.param(True, marks=pytest.mark.full)]
@@ -110,7 +110,7 @@ def test_aborts_and_ends_while_there_is_no_engine() -> None:
         client = make_scripted()
         await client.start()
         try:
-            params = SamplingParams(max_tokens=300)
+            params = SamplerParams(max_tokens=300)
             streams = [client.submit(Submit(rid="", prompt_ids=[5, 6, i], params=params)) for i in range(4)]
             for stream in streams:
                 await anext(stream)
@@ -177,7 +177,7 @@ def test_a_crash_loop_ends(tmp_path: Path) -> None:
     async def main() -> None:
         client = make_scripted()
         await client.start()
-        params = SamplingParams(max_tokens=18000)
+        params = SamplerParams(max_tokens=18000)
         stream = client.submit(Submit(rid="", prompt_ids=[1], params=params))
         await anext(stream)
         client.command = fails_after(tmp_path / "fails.py", "raise SystemExit(7)")

@@ -11,7 +11,7 @@ import torch
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Admitted, GrammarOption, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Admitted, GrammarOption, MarkedThinking, Marker, SamplerParams, Submit, TokenDelta
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_testing.engine import make_core
 
@@ -60,7 +60,7 @@ def core(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
 def submit_of(way: str) -> Submit:
     params, more = WAYS[way]
     prompt = [(7 * i + len(way)) % 90 + 4 for i in range(21)]
-    return Submit(rid=way, prompt_ids=prompt, params=SamplingParams(**{**LONG, **params}), **more)
+    return Submit(rid=way, prompt_ids=prompt, params=SamplerParams(**{**LONG, **params}), **more)
 
 
 def run(core: EngineCore, *submits: Submit, num: int | None = None) -> dict[int, list[TokenDelta]]:

@@ -17,7 +17,7 @@ from dovetail.engine.limits import StepLimits
 from dovetail.engine.low_priority import BUSY_INTERVAL_S, BUSY_ROWS, IDLE_DELAY_S, INTERVAL_S, LowPriorityThrottle
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
-from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
+from dovetail.messages import BACKGROUND, Finish, SamplerParams, Submit
 from dovetail.runtime.memory.plan import floor_pages, seen_pages
 from dovetail_testing.engine import make_policy
 
@@ -57,7 +57,7 @@ class World:
     def add(self, prompt: list[int], max_tokens: int, priority: int = 0) -> EngineRequest:
         """Queue a request."""
         self.count += 1
-        params = SamplingParams(max_tokens=max_tokens)
+        params = SamplerParams(max_tokens=max_tokens)
         message = Submit(rid="", handle=self.count, prompt_ids=prompt, params=params, priority=priority)
         request = EngineRequest.from_submit(message, arrival=self.count, eos_ids=())
         self.scheduler.add(request)

@@ -20,7 +20,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import EngineRequest
-from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Submit
+from dovetail.messages import Abort, Finish, GrammarOption, SamplerParams, Submit
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
@@ -55,12 +55,12 @@ class Soak:
         self.rids[number] = rid
         self.finishes[rid], self.tokens[rid] = [], []
         if number % 20 == 0:
-            prompt, params = self.probe, SamplingParams(max_tokens=8, temperature=0)
+            prompt, params = self.probe, SamplerParams(max_tokens=8, temperature=0)
         else:
             prefix = rng.choice(self.shared)[: rng.randrange(70)] if rng.random() < 0.5 else []
             prompt = prefix + [rng.randrange(3, 500) for _ in range(rng.randrange(1, 60))]
             temperature = rng.choice((0.0, 1.0))
-            params = SamplingParams(max_tokens=rng.randrange(1, 24), temperature=temperature, ignore_eos=True)
+            params = SamplerParams(max_tokens=rng.randrange(1, 24), temperature=temperature, ignore_eos=True)
         if number % 7 == 1 and not rid.startswith("probe"):
             source = f"[a-z]{{{rng.randrange(2, 40)},60}}"
             grammar = (GrammarOption(backend="llguidance", kind="regex", source=source),)
@@ -158,7 +158,7 @@ def generate(core: EngineCore, prompts: Sequence[list[int]], after: Callable[[],
     found: dict[int, list[int]] = {i: [] for i in range(len(prompts))}
     cached: dict[int, int] = {}
     for i, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+        params = SamplerParams(max_tokens=2, temperature=0, ignore_eos=True)
         core.handle(Submit(rid="", handle=i, prompt_ids=prompt, params=params))
     while core.has_work:
         for delta in core.step().deltas:

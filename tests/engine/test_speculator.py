@@ -17,7 +17,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.speculation import DraftRequest, Speculator
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams as EngineParams
+from dovetail.messages import SamplerParams as EngineParams
 from dovetail.messages import Submit
 from dovetail_backends.speculators import Last, Ngram, NgramOptions, continued, last_match
 from dovetail_testing.conformance.speculation import Drafted

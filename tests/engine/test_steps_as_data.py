@@ -14,7 +14,7 @@ from script_executor import ENDS, VOCAB, ScriptExecutor, next_token, state_of
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Abort, Finish, SamplingParams, Submit
+from dovetail.messages import Abort, Finish, SamplerParams, Submit
 from dovetail.messages.step import AT_DEVICE, NONE, SAMPLE
 from dovetail.plugins import load
 from dovetail_testing.engine import make_plans
@@ -32,7 +32,7 @@ def start(overlap: bool, *, num_pages: int = 80, rows: int = 6, page_size: int =
     return EngineCore(settings, load(plan, "engine"), executor, eos_ids=ENDS), executor
 
 
-def want(prompt: list[int], params: SamplingParams, seed: int) -> list[int]:
+def want(prompt: list[int], params: SamplerParams, seed: int) -> list[int]:
     """What a request gets, by itself."""
     tokens = list(prompt)
     for _ in range(params.max_tokens):
@@ -51,7 +51,7 @@ class Run:
         self.finishes: dict[int, Finish] = {}
         self.pooled: dict[int, float] = {}
 
-    def submit(self, handle: int, prompt: list[int], params: SamplingParams, **more: Any) -> None:
+    def submit(self, handle: int, prompt: list[int], params: SamplerParams, **more: Any) -> None:
         """Send a request."""
         self.tokens[handle] = []
         self.core.handle(Submit(rid="", handle=handle, prompt_ids=prompt, params=params, **more))
@@ -100,7 +100,7 @@ def test_random_loads_leave_nothing_unsaid(seed: int, overlap: bool) -> None:
     for handle in range(40):
         prompt = shared * rng.randrange(2) + [rng.randrange(90) for _ in range(rng.randrange(1, 30))]
         stops = tuple(rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 8])))
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=rng.randrange(1, 12), stop_token_ids=stops, ignore_eos=True, seed=handle,
         )  # fmt: skip
         asked[handle] = prompt, params
@@ -132,10 +132,10 @@ def test_rows_stand_in_the_order_of_the_contract() -> None:
     """Rows that decode, chunks that end what is known, other chunks; ids of the chunks alone."""
     core, executor = start(False)
     run = Run(core)
-    run.submit(1, [1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True))
+    run.submit(1, [1, 2, 3], SamplerParams(max_tokens=20, ignore_eos=True))
     run.step()
-    run.submit(2, [5] * 30, SamplingParams(max_tokens=3, ignore_eos=True))
-    run.submit(3, [6, 7], SamplingParams(max_tokens=3, ignore_eos=True))
+    run.submit(2, [5] * 30, SamplerParams(max_tokens=3, ignore_eos=True))
+    run.submit(3, [6, 7], SamplerParams(max_tokens=3, ignore_eos=True))
     run.step()
     run.step()
     step = executor.steps[2]
@@ -152,7 +152,7 @@ def test_a_batch_that_is_what_it_was_is_the_same_arrays() -> None:
     core, executor = start(True, num_pages=400, page_size=16)
     run = Run(core)
     for handle in range(5):
-        run.submit(handle, [handle] * 3, SamplingParams(max_tokens=8 if handle == 2 else 40, ignore_eos=True))
+        run.submit(handle, [handle] * 3, SamplerParams(max_tokens=8 if handle == 2 else 40, ignore_eos=True))
     run.drain()
     decode = [step for step in executor.steps if step.num_decode == len(step.rows)]
     kept = [a for a, b in pairwise(decode) if a.rows is b.rows]
@@ -172,8 +172,8 @@ def test_how_a_request_is_sampled_travels_once() -> None:
     core, executor = start(False, num_pages=9)
     core.scheduler.ratio.value = core.scheduler.ratio.floor = 0.0  # type: ignore[misc]
     run = Run(core)
-    plain = SamplingParams(max_tokens=24, ignore_eos=True, seed=3)
-    counted = SamplingParams(max_tokens=24, ignore_eos=True, seed=4, frequency_penalty=0.5)
+    plain = SamplerParams(max_tokens=24, ignore_eos=True, seed=3)
+    counted = SamplerParams(max_tokens=24, ignore_eos=True, seed=4, frequency_penalty=0.5)
     run.submit(1, [1, 2, 3, 4], plain)
     run.submit(2, [5, 6, 7], counted)
     run.drain()
@@ -197,10 +197,10 @@ def test_a_step_is_told_of_changes_once_even_if_it_fails() -> None:
     run = Run(core)
     executor.fails = lambda step: step.step in (1, 6)
     for handle in (1, 2):
-        run.submit(handle, [handle, 2, 3], SamplingParams(max_tokens=6, ignore_eos=True, seed=9))
+        run.submit(handle, [handle, 2, 3], SamplerParams(max_tokens=6, ignore_eos=True, seed=9))
     run.drain()
     for handle in (1, 2):
-        assert run.tokens[handle] == want([handle, 2, 3], SamplingParams(max_tokens=6), 9)
+        assert run.tokens[handle] == want([handle, 2, 3], SamplerParams(max_tokens=6), 9)
 
 
 def test_an_engine_imports_no_torch() -> None:
@@ -219,9 +219,9 @@ def test_outputs_belong_to_rows_not_to_owners() -> None:
     core, executor = start(True, rows=1)
     run = Run(core)
     for handle in range(6):
-        run.submit(handle, [handle, 2], SamplingParams(max_tokens=1 + handle % 3, ignore_eos=True, seed=handle))
+        run.submit(handle, [handle, 2], SamplerParams(max_tokens=1 + handle % 3, ignore_eos=True, seed=handle))
     run.drain()
     for handle in range(6):
-        assert run.tokens[handle] == want([handle, 2], SamplingParams(max_tokens=1 + handle % 3), handle)
+        assert run.tokens[handle] == want([handle, 2], SamplerParams(max_tokens=1 + handle % 3), handle)
     assert {int(row) for step in executor.steps for row in step.rows} == {0}
     assert np.unique([step.step for step in executor.steps]).size == len(executor.steps)

@@ -16,7 +16,7 @@ from dovetail.engine.streams import StreamClient
 from dovetail.messages import (
     Abort,
     Finish,
-    SamplingParams,
+    SamplerParams,
     StepDeltas,
     Submit,
     ToEngine,
@@ -44,7 +44,7 @@ class Loopback(StreamClient):
 
 
 def submit(rid: str = "a") -> Submit:
-    return Submit(rid=rid, prompt_ids=[1], params=SamplingParams(max_tokens=8))
+    return Submit(rid=rid, prompt_ids=[1], params=SamplerParams(max_tokens=8))
 
 
 def delta(*ids: int, top: int | None = None, finish: Finish | None = None, **more: Any) -> TokenDelta:

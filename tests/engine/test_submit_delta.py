@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.engine.submit_delta import OWN, DeltaSubmit, SubmitDecoder, SubmitEncoder, is_alike
-from dovetail.messages import Abort, Control, GrammarOption, SamplingParams, Submit, ToEngine
+from dovetail.messages import Abort, Control, GrammarOption, SamplerParams, Submit, ToEngine
 
 LONG = 100_000
 
 
 def choices(count: int, prompt_ids: list[int], **fields: object) -> list[Submit]:
     """Return the choices of one prompt, as a server makes them."""
-    params = SamplingParams(max_tokens=8, logit_bias=dict.fromkeys(range(1000), 1.0))
+    params = SamplerParams(max_tokens=8, logit_bias=dict.fromkeys(range(1000), 1.0))
     first = Submit(rid="r#0", prompt_ids=prompt_ids, params=params, **fields)  # type: ignore[arg-type]
     return [replace(first, rid=f"r#{i}", handle=i + 1, params=replace(params, seed=i * 7)) for i in range(count)]
 
@@ -45,7 +45,7 @@ def test_prompts_of_a_request_send_their_parameters_once() -> None:
     assert size < 1000 * 200
 
 
-@pytest.mark.parametrize("name", sorted({*Submit.__struct_fields__, *SamplingParams.__struct_fields__} - {"params"}))
+@pytest.mark.parametrize("name", sorted({*Submit.__struct_fields__, *SamplerParams.__struct_fields__} - {"params"}))
 def test_no_field_is_taken_from_the_request_before(name: str) -> None:
     """Whatever one field of a choice is, it arrives."""
     first, second = choices(2, [1, 2])

@@ -10,7 +10,7 @@ from dovetail.engine import request as requests
 from dovetail.engine import timeline
 from dovetail.engine.core import EngineCore
 from dovetail.engine.entry import RequestEntry
-from dovetail.messages import Abort, Control, ControlReply, SamplingParams, Submit, Times, TokenDelta
+from dovetail.messages import Abort, Control, ControlReply, SamplerParams, Submit, Times, TokenDelta
 from dovetail.plugins import load
 from dovetail_testing.engine import make_plans
 
@@ -39,7 +39,7 @@ class World:
 
     def submit(self, handle: int, num_prompt: int, max_tokens: int, **more: object) -> None:
         self.as_times[handle], self.num_tokens[handle] = [], 0
-        params = SamplingParams(max_tokens=max_tokens)
+        params = SamplerParams(max_tokens=max_tokens)
         prompt = [handle] * num_prompt
         self.core.handle(Submit(rid="", handle=handle, prompt_ids=prompt, params=params, **more))  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ def test_of_two_grammars_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_times_survive_being_merged() -> None:
     """A reader that comes late gets the latest."""
     first, last = Times(1, None, 2, 2, 0), Times(1, None, 2, 9, 0)
-    entry = RequestEntry(Submit(rid="", handle=1, prompt_ids=[1], params=SamplingParams(max_tokens=9)), 1)
+    entry = RequestEntry(Submit(rid="", handle=1, prompt_ids=[1], params=SamplerParams(max_tokens=9)), 1)
     for times in (first, None, last, None):
         entry.put(TokenDelta(handle=1, ids=[1], times=times))
     waiting = entry._waiting

@@ -20,7 +20,7 @@ from dovetail.engine.owners import BEHIND, CREDIT, MIN_KNOWN, Owners
 from dovetail.engine.policy import Policy, policy_of
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import Scheduler
-from dovetail.messages import BACKGROUND, SamplingParams, Submit
+from dovetail.messages import BACKGROUND, SamplerParams, Submit
 from dovetail_testing.engine import make_policy
 
 POLICIES = ("fcfs", "lpm", "priority")
@@ -53,7 +53,7 @@ class Load:
     ) -> EngineRequest:
         """Queue a request."""
         at = next(self._arrivals)
-        params = SamplingParams(max_tokens=num_tokens)
+        params = SamplerParams(max_tokens=num_tokens)
         submit = Submit(
             rid="", handle=at, prompt_ids=list(prompt), params=params, owner=owner, weight=weight, priority=priority
         )

@@ -24,7 +24,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.process import Restarts
 from dovetail.executor.followers import ProcessFollower, RankError
 from dovetail.executor.group import GroupExecutor, about, check_same
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.memory.plan import DeviceBytes
 from dovetail.settings import EngineSettings
@@ -82,7 +82,7 @@ def engine(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str = "", num: i
 
 def ask(core: EngineCore) -> None:
     """Give an engine something to do."""
-    params = SamplingParams(max_tokens=4, temperature=0.0)
+    params = SamplerParams(max_tokens=4, temperature=0.0)
     core.handle(Submit(rid="", handle=core._arrivals + 1, prompt_ids=PROMPTS[1], params=params))
 
 

@@ -19,7 +19,7 @@ from restarting import mixed
 from dovetail.client import launch
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.settings import EngineSettings
 
@@ -30,7 +30,7 @@ FAMILIES = beside("families", "models/families.py")
 sys.modules["families"] = FAMILIES  # as the next one imports it
 ENCODERS = beside("encoders", "models/encoders.py")
 QUANTISED = beside("quantised_checkpoints", "models/test_quantised.py")
-PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
+PARAMS = SamplerParams(max_tokens=1, temperature=0.0)
 TIGHT: dict[str, Any] = {"max_total_tokens": 120, "chunked_prefill_size": 16, "max_running_requests": 6}
 pytestmark = pytest.mark.usefixtures("in_threads")
 

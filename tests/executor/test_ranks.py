@@ -34,7 +34,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.executor.followers import ProcessFollower, RankError
 from dovetail.executor.group import GroupExecutor
 from dovetail.executor.rank_messages import next_command
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.executor import StepError
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.memory.checks import check_devices, check_equal, check_settings
@@ -161,7 +161,7 @@ def test_a_norm_over_all_heads(kv: int, tmp_path: Path) -> None:
 def test_draws_and_masks_are_those_of_one_rank(tmp_path: Path) -> None:
     """Seeded draws with filters and penalties, a stop by length, and rows that wait: ranks draw the same."""
     folder = make_model(tmp_path / "model", "LlamaForCausalLM")
-    params = SamplingParams(max_tokens=10, temperature=1.0, top_p=0.9, top_k=20, seed=5, repetition_penalty=1.2)
+    params = SamplerParams(max_tokens=10, temperature=1.0, top_p=0.9, top_k=20, seed=5, repetition_penalty=1.2)
     found = []
     for num in (1, 2):
         core = make_core(folder, "LlamaForCausalLM", tensor_parallel_size=num)
@@ -278,7 +278,7 @@ def test_ranks_are_processes_that_end_together(tmp_path: Path) -> None:
     try:
         assert run(core, PROMPTS, 12) == expected
         os.kill(follower.pid, signal.SIGKILL)
-        params = SamplingParams(max_tokens=4, temperature=0.0)
+        params = SamplerParams(max_tokens=4, temperature=0.0)
         core.handle(Submit(rid="", handle=1000, prompt_ids=prompt(9, 1), params=params))
         began = time.monotonic()
         with pytest.raises(RankError, match=r"^rank 1 was ended by SIGKILL$"):
@@ -434,7 +434,7 @@ def test_drafts_and_processors_are_those_of_one_rank(tmp_path: Path) -> None:
         try:
             for handle in said:
                 processors: dict[str, Any] = {"no-repeat-ngram": {"size": 2, "prompt": True}} if handle == 2 else {}
-                params = SamplingParams(
+                params = SamplerParams(
                     max_tokens=80, temperature=handle // 3, seed=3, ignore_eos=True, processors=processors
                 )
                 core.handle(Submit(rid="", handle=handle, prompt_ids=[5, 6, 7] * 6, params=params))

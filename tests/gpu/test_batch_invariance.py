@@ -11,7 +11,7 @@ import torch
 from logprobs_of import assert_same
 
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail_backends.kernels.triton import fixed
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing.conformance.attention import AttentionBackendConformance
@@ -67,7 +67,7 @@ def test_a_reply_is_the_same_in_any_company(which: str, tmp_path: Path) -> None:
         {"temperature": 0}, {"temperature": 0.9, "logprobs": 0}, {"temperature": 0.9, "top_p": 0.9, "top_k": 30},
         {"temperature": 0.8, "frequency_penalty": 0.5, "logprobs": 1}, {"temperature": 0, "logprobs": 2},
     ]  # fmt: skip
-    params = [SamplingParams(max_tokens=48, seed=i, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(40)]
+    params = [SamplerParams(max_tokens=48, seed=i, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(40)]
     settings: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 40000, **ON}
     together = generate(folder, prompts, params, **settings)
     chunks = generate(folder, prompts, params, chunked_prefill_size=96, max_running_requests=7, **settings)

@@ -22,7 +22,7 @@ from dovetail_testing.models import make_model
 
 pytestmark = pytest.mark.gpu
 NUM_NEW = 24
-GREEDY = messages.SamplingParams(max_tokens=NUM_NEW, temperature=0, logprobs=5)
+GREEDY = messages.SamplerParams(max_tokens=NUM_NEW, temperature=0, logprobs=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,8 +142,8 @@ def test_the_generator_draws_the_same_on_cpu_and_gpu() -> None:
 
 def test_seeded_sampling_is_the_same_on_cpu_and_gpu_in_any_batch(models: dict[str, Path]) -> None:
     """A seeded request gets the same tokens on the CPU alone and on the GPU in a batch with graphs."""
-    mine = messages.SamplingParams(max_tokens=16, temperature=1.0, top_p=0.9, seed=4, logprobs=2)
-    other = messages.SamplingParams(max_tokens=16, temperature=1.3)
+    mine = messages.SamplerParams(max_tokens=16, temperature=1.0, top_p=0.9, seed=4, logprobs=2)
+    other = messages.SamplerParams(max_tokens=16, temperature=1.3)
     folder = models["Qwen3ForCausalLM"]
     [cpu] = generate(folder, [[5, 6, 7]], mine)
     gpu = generate(folder, [[9] * 30, [5, 6, 7], [8]], [other, mine, other], device="cuda", max_total_tokens=8192)
@@ -153,9 +153,9 @@ def test_seeded_sampling_is_the_same_on_cpu_and_gpu_in_any_batch(models: dict[st
 def test_filters_on_flat_distributions_draw_the_same_on_cpu_and_gpu(models: dict[str, Path]) -> None:
     """Rows that keep nearly the whole vocabulary, beside plain and greedy ones, draw what the CPU draws."""
     hot = [
-        messages.SamplingParams(max_tokens=12, temperature=3.0, top_p=0.97, seed=seed, logprobs=1) for seed in range(5)
+        messages.SamplerParams(max_tokens=12, temperature=3.0, top_p=0.97, seed=seed, logprobs=1) for seed in range(5)
     ]
-    mixed = [*hot, messages.SamplingParams(max_tokens=12, temperature=2.0, seed=9), GREEDY]
+    mixed = [*hot, messages.SamplerParams(max_tokens=12, temperature=2.0, seed=9), GREEDY]
     folder = models["LlamaForCausalLM"]
     prompts = [[i + 1, 2, 3] for i in range(len(mixed))]
     gpu = generate(folder, prompts, mixed, device="cuda", max_total_tokens=8192)
@@ -168,7 +168,7 @@ def test_aborts_leave_nothing_behind_under_graphs(models: dict[str, Path]) -> No
     async def main() -> list[int]:
         client = make_client(models["LlamaForCausalLM"], device="cuda", max_total_tokens=8192)
         await client.start()
-        long = messages.SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+        long = messages.SamplerParams(max_tokens=300, temperature=0, ignore_eos=True)
         streams = [client.submit(messages.Submit(rid=str(i), prompt_ids=[i + 1] * 20, params=long)) for i in range(9)]
         for stream in streams:
             for _ in range(3):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from logprobs_of import assert_same
 
-from dovetail.messages import SamplingParams, TokenDelta
+from dovetail.messages import SamplerParams, TokenDelta
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail_backends.triton import TritonBackend
@@ -21,7 +21,7 @@ from dovetail_testing.engine import generate
 from dovetail_testing.models import make_model
 
 pytestmark = pytest.mark.gpu
-GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=2)
+GREEDY = SamplerParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=2)
 DECODE = [(7, 1), (0, 1), (200, 1), (64, 1), (1500, 1)]
 MIXED = [(70, 1), (129, 1), (0, 90), (33, 40), (300, 170)]
 

@@ -14,7 +14,7 @@ from logprobs_of import Reference, check_sane, differences, entries, reported
 from served_loads import STEP, Load, ScriptedGrammars
 
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import make_core
 
 pytestmark = pytest.mark.gpu
@@ -64,7 +64,7 @@ def requests(num: int, vocab: int, num_new: int, kinds: list[dict[str, Any]], se
     found: list[Load] = []
     for i in range(num):
         prompt = [rng.randrange(2, vocab) for _ in range(rng.randrange(1, 160))]
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=rng.randrange(num_new // 2, num_new + 1), seed=i, ignore_eos=True, **kinds[i % len(kinds)]
         )
         found.append((prompt, params, len(kinds) > 1 and i % 4 == 1))

@@ -13,10 +13,10 @@ from delta_models import make_delta
 from torch import Tensor
 
 from dovetail.contracts.kernels import Ask, make_ask, meaning
-from dovetail.messages import SamplingParams, TokenDelta
+from dovetail.messages import SamplerParams, TokenDelta
 from dovetail.runtime.device.devices import device_of
 from dovetail_backends.kernels.triton import TritonKernels
-from dovetail_testing.conformance.kernels_mixers import Requests, Weights
+from dovetail_testing.conformance.kernels_mixers import MixerRequests, Weights
 from dovetail_testing.engine import generate, tokens
 
 pytestmark = [
@@ -79,7 +79,7 @@ def by_definition(x: Tensor, b: Tensor, a: Tensor, weights: Weights, state: Tens
 def test_prompts_are_folded_as_defined(dtype: torch.dtype, kind: str, invariant: bool) -> None:
     """Prompts of 1 to 4,097 tokens at once, one begun within a piece, with copies behind every other piece."""
     torch.manual_seed(1)
-    requests = Requests(LONG, [0] * (len(LONG) - 2) + [30, 64], CUDA, len(LONG) + 2)
+    requests = MixerRequests(LONG, [0] * (len(LONG) - 2) + [30, 64], CUDA, len(LONG) + 2)
     num = sum(LONG)
     x = draw(num, CHANNELS, dtype=dtype) if kind == "random" else alike(num, dtype)
     b, a = draw(num, KEYS, PER_KEY, dtype=dtype), draw(num, KEYS, PER_KEY, dtype=dtype)
@@ -162,7 +162,7 @@ def told(deltas: Sequence[TokenDelta]) -> list[float]:
 @pytest.mark.parametrize("kind", [DENSE, SPARSE])
 def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, Path]) -> None:
     """In float32, graphs and cached states: the tokens of plain torch, and its log probabilities to 1e-3."""
-    prompts, params = prompts_of(12), SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+    prompts, params = prompts_of(12), SamplerParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
     ahead: dict[str, Any] = {"device": "cuda", "disable_compile_ahead": False}  # one by one takes minutes
     folder, ways = folders[kind], [ahead, {**ahead, "chunked_prefill_size": 128, "max_running_requests": 3}]
     want = generate(folder, prompts, params, model_impl="dovetail")
@@ -183,7 +183,7 @@ def test_a_reply_has_the_same_bits_in_any_company(kernels: str, folders: dict[st
     Plain torch reads on the host which tokens are whose: no step of it is recorded.
     """
     folder, prompts = folders[DENSE], prompts_of(40 if kernels == "auto" else 5)
-    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=1)
+    params = SamplerParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=1)
     settings: dict[str, Any] = {
         "device": "cuda",
         "dtype": "bfloat16",

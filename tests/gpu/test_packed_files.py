@@ -11,7 +11,7 @@ from logprobs_of import assert_same
 from packers import METHODS
 from quantised_models import make_gpt_oss, pack_model
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail_testing.engine import generate
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +30,7 @@ ENGINE = {"device": "cuda", "disable_cuda_graph": True, "max_total_tokens": 4096
 
 def logprobs(folder: Path, dtype: str, prompts: Sequence[list[int]]) -> list[float]:
     """Return what each token of some prompts after its first was expected with."""
-    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    params = SamplerParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     deltas = generate(folder, prompts, params, dtype=dtype, **ENGINE)
     entries = [entry for each in deltas for delta in each for entry in delta.prompt_logprobs or ()]
     told = [entry.logprob for entry in entries if entry.logprob is not None]
@@ -40,7 +40,7 @@ def logprobs(folder: Path, dtype: str, prompts: Sequence[list[int]]) -> list[flo
 
 def compare(packed: Path, plain: Path) -> None:
     """Greedy tokens in float32 are the same; in bfloat16, tokens are as likely as without packing."""
-    greedy = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
+    greedy = SamplerParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
     mine, right = (generate(folder, PROMPTS, greedy, dtype="float32", **ENGINE) for folder in (packed, plain))
     assert_same(mine, right, atol=1e-3)
     for prompts in (PROMPTS, PROMPTS[2:3]):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Finish, SamplingParams, Submit
+from dovetail.messages import Finish, SamplerParams, Submit
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("DOVETAIL_TEST_DEVICE", "cuda")
 MARK = 177
 """A token whose embedding is spoilt for some steps: what is captured reads it, too."""
-GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+GREEDY = SamplerParams(max_tokens=6, temperature=0, ignore_eos=True)
 
 
 def embedding(core: EngineCore) -> torch.Tensor:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
@@ -34,7 +34,7 @@ def _probe_kernel(out, VALUE: tl.constexpr):
 def submit(core: EngineCore, rid: str, length: int, num_new: int, temperature: float) -> None:
     """A prompt of its own, which no cache knows."""
     rng = random.Random(rid)
-    params = SamplingParams(max_tokens=num_new, temperature=temperature, top_p=0.9, ignore_eos=True)
+    params = SamplerParams(max_tokens=num_new, temperature=temperature, top_p=0.9, ignore_eos=True)
     core.handle(
         Submit(
             rid=rid,

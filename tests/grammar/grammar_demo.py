@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.client.inprocess import InProcessClient
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import Finish, GrammarOption, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Finish, GrammarOption, MarkedThinking, Marker, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail.text.chat.template import ChatTemplate
@@ -85,7 +85,7 @@ class Demo:
         """Submit a request and collect it."""
         self._count += 1
         thinking = options.pop("thinking", None)
-        params = SamplingParams(**{"max_tokens": 200, "temperature": 1.0, "seed": 1, **options})
+        params = SamplerParams(**{"max_tokens": 200, "temperature": 1.0, "seed": 1, **options})
         ids = prompt if prompt is not None else self.prompt("Tell me about France as JSON.")
         submit = Submit(rid=f"r{self._count}", prompt_ids=ids, params=params, grammar=steps, thinking=thinking)
         result = Result()

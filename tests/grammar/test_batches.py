@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, Result, json_step
 
-from dovetail.messages import GrammarOption, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplerParams, Submit
 from dovetail.runtime.device.penalties import TokenCounts
 
 PATTERN = "[a-f]{4,12}-[0-9]{2}"
@@ -82,7 +82,7 @@ def test_leaving_requests_do_not_disturb_a_crowded_batch(make_demo: Callable[...
         submit = Submit(
             rid=f"gone-{number}",
             prompt_ids=demo.prompt("x"),
-            params=SamplingParams(max_tokens=150, seed=number),
+            params=SamplerParams(max_tokens=150, seed=number),
             grammar=(json_step({"type": "array", "items": ENUM}),),
         )
         stream = demo.client.submit(submit)

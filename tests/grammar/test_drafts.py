@@ -18,7 +18,7 @@ from dovetail.engine.speculation import Speculation
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.words import WordRules
-from dovetail.messages import GrammarOption, SamplingParams
+from dovetail.messages import GrammarOption, SamplerParams
 from dovetail.plugins import LoadedPlugins
 from dovetail.sdk.masks import has_bit
 from dovetail.settings import EngineSettings
@@ -163,7 +163,7 @@ def test_masks_stand_behind_each_draft_that_fits() -> None:
         fingerprint="8",
     )  # fmt: skip
     sets, backend = TokenSets(vocabulary), OneByOne()
-    rules = WordRules(SamplingParams(max_tokens=9, bad_words=((2, 1, 2),)), 8)
+    rules = WordRules(SamplerParams(max_tokens=9, bad_words=((2, 1, 2),)), 8)
     made: Any = [Constraint(sets, None, Counting(), backend, (), own) for own in (None, rules, None)]  # type: ignore[arg-type]
     lines = np.zeros((32, 1), dtype=np.int32)
     drafts: list[list[int]] = [[1, 2, 2, 1], [], [1, 2, 1, 2, 3, 1], [1, 2, 1]]

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, json_step
 
-from dovetail.messages import GrammarOption, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplerParams, Submit
 
 PERSON = {
     "type": "object",
@@ -147,7 +147,7 @@ def test_an_aborted_request_is_forgotten_while_it_compiles(demo: Demo) -> None:
         submit = Submit(
             rid="leaves",
             prompt_ids=demo.prompt("x"),
-            params=SamplingParams(max_tokens=50),
+            params=SamplerParams(max_tokens=50),
             grammar=(json_step({"enum": [f"value {i}" for i in range(800)]}),),
         )
         stream = demo.client.submit(submit)

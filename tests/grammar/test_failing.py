@@ -13,7 +13,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.jobs import CompileFuture
-from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
+from dovetail.messages import GrammarOption, SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import make_core
 
 
@@ -103,7 +103,7 @@ def failing(
 def run(core: EngineCore, *steps: GrammarOption, company: int = 2) -> list[TokenDelta]:
     """A request with a grammar and some without; its deltas. The books are right after every step."""
     for handle in range(company + 1):
-        params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=handle > 0, seed=1)
+        params = SamplerParams(max_tokens=40, temperature=0.0, ignore_eos=handle > 0, seed=1)
         ids = [(7 * i + handle) % 90 + 4 for i in range(9 + handle)]
         core.handle(Submit(rid="", handle=handle, prompt_ids=ids, params=params, grammar=() if handle else steps))
     deltas = []

@@ -15,7 +15,7 @@ from grammar_demo import Demo, Jump, Result, fixed, json_step
 from dovetail.engine import jump_forward as jump
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import NewTokenRatio
-from dovetail.messages import Finish, GrammarOption, SamplingParams, Submit
+from dovetail.messages import Finish, GrammarOption, SamplerParams, Submit
 
 LETTER = (
     r"Dear (Sir|Madam), thank you very much for your letter of [0-9]{2} May[.] We are (happy|sorry) to hear from you"
@@ -133,7 +133,7 @@ def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overl
         submit = Submit(
             rid=f"leaves-{number}",
             prompt_ids=demo.prompt("x"),
-            params=SamplingParams(max_tokens=90, seed=number),
+            params=SamplerParams(max_tokens=90, seed=number),
             grammar=(step,),
         )
         stream = demo.client.submit(submit)
@@ -247,7 +247,7 @@ def test_leaving_behind_a_jump_gives_everything_back(engine: Demo, num_jumps: in
     step = GrammarOption(backend="llguidance", kind="regex", source=f"({LETTER}; ){{4}}")
 
     async def leaves(number: int) -> int:
-        params = SamplingParams(max_tokens=200, seed=number)
+        params = SamplerParams(max_tokens=200, seed=number)
         submit = Submit(rid=f"left-{number}", prompt_ids=engine.prompt("x"), params=params, grammar=(step,))
         stream, jumps = engine.client.submit(submit), 0
         async for delta in stream:

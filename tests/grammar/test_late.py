@@ -13,7 +13,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import RejectedGrammar
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.service import GrammarService
-from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
+from dovetail.messages import GrammarOption, SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import make_core
 
 STEP = GrammarOption(backend="llguidance", kind="json", source=json.dumps({"enum": ["a word", "b word", 12]}))
@@ -57,7 +57,7 @@ NAMES = ["g", "f", "f0", "f1"]
 
 def submit(core: EngineCore, rid: str, length: int, *, free: bool = False) -> None:
     """A prompt of so many tokens."""
-    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=free)
+    params = SamplerParams(max_tokens=12, temperature=0.0, ignore_eos=free)
     ids = [(7 * i + length) % 90 + 4 for i in range(length)]
     core.handle(
         Submit(rid=rid, handle=NAMES.index(rid), prompt_ids=ids, params=params, grammar=() if free else (STEP,))

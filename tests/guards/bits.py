@@ -107,9 +107,9 @@ def ask(core: Any, asked: Sequence[Sequence[int]], way: str) -> Said:
     Raises:
         RuntimeError: A request did not come to its end.
     """
-    from dovetail.messages import BACKGROUND, GrammarOption, SamplingParams, Submit
+    from dovetail.messages import BACKGROUND, GrammarOption, SamplerParams, Submit
 
-    params = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=way != "grammar", logprobs=2)
+    params = SamplerParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=way != "grammar", logprobs=2)
     options = (GrammarOption(backend="llguidance", kind="regex", source=GRAMMAR),) if way == "grammar" else ()
     said, first = Said([[] for _ in asked], [[] for _ in asked]), core.step_count * 100 + 1
     for place, prompt in enumerate(asked):
@@ -122,7 +122,7 @@ def ask(core: Any, asked: Sequence[Sequence[int]], way: str) -> Said:
     num_steps = 0
     while core.has_work:
         if way == "retracted" and num_steps == INTRUDER[1]:
-            short = SamplingParams(max_tokens=1, temperature=0.0)
+            short = SamplerParams(max_tokens=1, temperature=0.0)
             core.handle(Submit(rid="", handle=first + 99, prompt_ids=[1] * INTRUDER[0], params=short))
         for delta in core.step().deltas:
             if delta.handle != first + 99:

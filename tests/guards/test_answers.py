@@ -70,10 +70,10 @@ def test_a_value_is_put_where_its_path_says() -> None:
 
 def test_an_answer_tells_what_the_engine_was_asked() -> None:
     """A change of what is asked shows, one of an identifier does not; a refusal is code, type, field and message."""
-    from dovetail.messages import SamplingParams, Submit
+    from dovetail.messages import SamplerParams, Submit
 
-    one, other = (Submit(rid=rid, prompt_ids=[1], params=SamplingParams(max_tokens=1)) for rid in "ab")
-    more = Submit(rid="a", prompt_ids=[1], params=SamplingParams(max_tokens=2))
+    one, other = (Submit(rid=rid, prompt_ids=[1], params=SamplerParams(max_tokens=1)) for rid in "ab")
+    more = Submit(rid="a", prompt_ids=[1], params=SamplerParams(max_tokens=2))
     assert answers.told(200, "x", [one]) == answers.told(200, "x", [other]) != answers.told(200, "x", [more])
     error = {"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}
     assert answers.told(400, json.dumps(error), []) == "400 code=c type=t param=p message=m"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dovetail.contracts.cache import FULL
 from dovetail.contracts.replies import TokenLogprob
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import make_core
 
 TOLERANCE = 1e-4
@@ -61,7 +61,7 @@ def reference(model: Any, ids: Sequence[int]) -> Tensor:
 
 def run(core: EngineCore, prompts: Sequence[list[int]], num_new: int, **params: Any) -> Outcome:
     """Generate greedily, all prompts at once."""
-    chosen = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True, **params)
+    chosen = SamplerParams(max_tokens=num_new, temperature=0.0, ignore_eos=True, **params)
     outcome = Outcome(tokens=[[] for _ in prompts], told=[[] for _ in prompts])
     for handle, ids in enumerate(prompts, 1):
         core.handle(Submit(rid="", handle=handle, prompt_ids=ids, params=chosen))

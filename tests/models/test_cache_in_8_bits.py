@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from families import make_checkpoint
 
-from dovetail.messages import SamplingParams, TokenDelta
+from dovetail.messages import SamplerParams, TokenDelta
 from dovetail_testing.engine import generate, tokens
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,7 +48,7 @@ def test_tokens_do_not_depend_on_the_schedule(family: str, name: str, tmp_path: 
     make_checkpoint(tmp_path / "model", kind, **changes)
     long = prompt(100, 5)
     prompts = [prompt(1, 1), prompt(60, 2), long[:40] + prompt(5, 3), long[:40] + prompt(9, 4), long]
-    greedy = SamplingParams(max_tokens=14, temperature=0, ignore_eos=True, logprobs=0)
+    greedy = SamplerParams(max_tokens=14, temperature=0, ignore_eos=True, logprobs=0)
     rounded = generate(tmp_path / "model", prompts, greedy, kv_cache_dtype=name)
     assert logprobs(rounded) != logprobs(generate(tmp_path / "model", prompts, greedy)), "nothing is rounded"
     want = [tokens(each) for each in rounded]

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from dovetail.contracts.config import Pool
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import unmet, unserved
-from dovetail.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail.runtime.memory.table import rows_of
 from dovetail_testing.engine import make_core, serve
 
-PARAMS = SamplingParams(max_tokens=1)
+PARAMS = SamplerParams(max_tokens=1)
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 LENGTHS = (5, 1, 100, 17, 64, 127, 2, 33)
 STEPS: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from families import make_seeing
 from parity import check_logits, check_schedules
 from safetensors.torch import load_file, save_file
 
-from dovetail.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import generate, serve, tokens
 
 PERTURBED: list[dict[str, Any]] = [
@@ -102,7 +102,7 @@ def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) ->
     rng = random.Random(length)
     prompt = [rng.randrange(5, 130) for _ in range(length)]
     others = [[rng.randrange(5, 130) for _ in range(11 + 7 * i)] for i in range(7)]
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+    params = SamplerParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
     settings = {**ON, "max_total_tokens": 16384, "chunked_prefill_size": 8192}
     [cold] = generate(folder, [prompt], params, **settings)
     again = Submit(rid="b", prompt_ids=prompt, params=params)
@@ -120,7 +120,7 @@ def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) ->
 def test_a_retracted_reply_goes_on_with_the_same_bits(folder: Path) -> None:
     """What was decoded is computed again as a prompt, and behind it nothing differs."""
     prompts = [[(7 * i + j) % 120 + 5 for j in range(60)] for i in range(5)]
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
+    params = SamplerParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
     tight = generate(folder, prompts, params, max_total_tokens=384, **ON)
     assert max(deltas[-1].num_retractions for deltas in tight) > 0
     roomy = generate(folder, prompts, params, **ON)

@@ -214,7 +214,7 @@ def test_what_is_packed_and_what_is_written_out_is_told(tmp_path: Path) -> None:
     model, read = loaded(tmp_path / "t.gguf", "gguf")
     kinds = {path: type(module).__name__ for path, module in model.named_modules()}
     assert kinds["layers.0.attention.out"] == "PackedLinear"
-    assert kinds["layers.0.attention.qkv"] == kinds["layers.0.mlp.down"] == "Linear"
+    assert kinds["layers.0.attention.qkv"] == kinds["layers.0.mlp.down"] == "PlainLinear"
     assert {note.partition(" ")[0] for note in read.notes} == {"Q4_K", "Q6_K"}
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail.contracts.errors import ConfigError, ModelError
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.sdk.config import dense_config
 from dovetail_testing.engine import generate
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, **changes: Any) -> None:
     """Start an engine on a checkpoint and generate one token."""
-    generate(folder, [[1]], SamplingParams(max_tokens=1), **changes)
+    generate(folder, [[1]], SamplerParams(max_tokens=1), **changes)
 
 
 def edit(folder: Path, **changes: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail_models.qwen3 import Qwen3
 from dovetail_testing.engine import generate, tokens
@@ -31,7 +31,7 @@ def tie(folder: Path) -> None:
 
 def test_another_head_is_used_and_told(untied: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It was dropped without a word, and every token came from the embedding."""
-    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     want = tokens(generate(untied, [[3, 5, 7]], params)[0])
     assert "lm_head" not in caplog.text
     tie(untied)

@@ -19,7 +19,7 @@ from dovetail import LLM
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel
 from dovetail.contracts.quantization import Target
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.runtime.checkpoint.files import open_checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import convert, factory_of, widths_of
@@ -105,7 +105,7 @@ def tokens(folder: Path, **settings: Any) -> list[list[int]]:
         client = make_client(folder, **settings)
         await client.start()
         try:
-            params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+            params = SamplerParams(max_tokens=12, temperature=0, ignore_eos=True)
             asked = [collect(client, Submit(rid="", prompt_ids=prompt, params=params)) for prompt in PROMPTS]
             return [[token for delta in deltas for token in delta.ids] for deltas in await asyncio.gather(*asked)]
         finally:

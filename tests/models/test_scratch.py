@@ -21,7 +21,7 @@ from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weights import large_first
 from dovetail.sdk.layers.base import Slot
 from dovetail.sdk.layers.embedding import LMHead
-from dovetail.sdk.layers.linear import Linear, can_prepack
+from dovetail.sdk.layers.linear import PlainLinear, can_prepack
 from dovetail.sdk.layers.packed import PackedLinear
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.quantization.scratch import SCRATCH, Scratch
@@ -120,7 +120,7 @@ def test_a_model_is_the_same_in_memory_used_again(
 def test_a_layer_says_what_it_keeps_as_it_is() -> None:
     """Of what becomes another layout nothing is copied before: a matrix of parts, and the output head."""
     ctx = BuildContext(device=CPU, dtype=torch.bfloat16, factory=PLAIN)
-    matrix = Linear(ctx, "m", 32, (Part("a", 16), Part("b", 16)))
+    matrix = PlainLinear(ctx, "m", 32, (Part("a", 16), Part("b", 16)))
     head = LMHead(16, 32, ctx)
     if not can_prepack(torch.empty(1, dtype=torch.bfloat16)):
         pytest.skip("oneDNN has no layout for bfloat16 here")
@@ -137,14 +137,14 @@ def test_a_layer_says_what_it_keeps_as_it_is() -> None:
 def test_of_a_layer_that_does_not_say_so_nothing_is_used_again() -> None:
     """A stranger's class may keep for good what it is given to place, also one that is made of ours."""
 
-    class Kept(Linear):
+    class Kept(PlainLinear):
         def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
             self.kept = tensor
             return super().place(slot, tensor)
 
     class Told(Kept):
         def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
-            return Linear.place(self, slot, tensor)
+            return PlainLinear.place(self, slot, tensor)
 
         @property
         def holds(self) -> bool | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.row_params import SampleRow
@@ -20,7 +20,7 @@ from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch,
 class Row:
     """One request; `kept` is what the runtime keeps of it."""
 
-    params: SamplingParams
+    params: SamplerParams
     seed: int = 1
     stop_ids: tuple[int, ...] = ()
     prompt_ids: list[int] = field(default_factory=list)

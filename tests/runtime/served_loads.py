@@ -10,7 +10,7 @@ import numpy as np
 
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import EngineRequest
-from dovetail.messages import Finish, GrammarOption, SamplingParams, Submit
+from dovetail.messages import Finish, GrammarOption, SamplerParams, Submit
 
 STEP = (GrammarOption(backend="any", kind="regex", source="a"),)
 
@@ -96,7 +96,7 @@ class ScriptedGrammars:
         """As the manager's."""
 
 
-Load = tuple[list[int], SamplingParams, bool]
+Load = tuple[list[int], SamplerParams, bool]
 
 
 def loads(seed: int, num: int = 18, *, grammars: bool = True, logprobs: bool = True) -> list[Load]:
@@ -106,7 +106,7 @@ def loads(seed: int, num: int = 18, *, grammars: bool = True, logprobs: bool = T
     found: list[Load] = []
     for i in range(num):
         prompt = shared * rng.randrange(2) + [rng.randrange(190) for _ in range(rng.choice([1, 5, 9, 30, 70]))]
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=rng.choice([1, 2, 5, 8]),
             temperature=rng.choice([0, 0, 0.8, 1.4]),
             top_p=rng.choice([1, 0.9]),

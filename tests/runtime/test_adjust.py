@@ -13,7 +13,7 @@ import pytest
 import torch
 from fake_graphs import triton_step, use_triton
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
@@ -30,10 +30,10 @@ SPARE = 1
 """Rows of padding behind those of requests."""
 
 
-def asked(rng: random.Random, vocab: int) -> SamplingParams:
+def asked(rng: random.Random, vocab: int) -> SamplerParams:
     """Anything that a graph draws by."""
     bias = rng.sample(range(vocab), min(vocab, rng.choice([0, 0, 3, MAX_BIAS])))
-    return SamplingParams(
+    return SamplerParams(
         max_tokens=9,
         temperature=rng.choice([0.0, 0.7, 1.3]),
         top_p=rng.choice([1.0, 0.8]),
@@ -52,7 +52,7 @@ class Batch:
     """Rows 0 … n-1 of a device, admitted; the draws of a graph or of the sampler, token after token."""
 
     def __init__(
-        self, params: list[SamplingParams], vocab: int, masks: np.ndarray[Any, Any] | None, step: StepKernels
+        self, params: list[SamplerParams], vocab: int, masks: np.ndarray[Any, Any] | None, step: StepKernels
     ) -> None:
         """Every row has stop ids, most of the vocabulary's best ones; of the masked rows, some allow only ends."""
         num = len(params)
@@ -144,7 +144,7 @@ def test_what_a_graph_cannot_do_is_told_apart() -> None:
     state = DeviceState(1, 1, torch.device("cpu"))
 
     def fits(**chosen: Any) -> bool:
-        state.params.admit(Admit(0, 0, 1, SamplingParams(max_tokens=1, **chosen)))
+        state.params.admit(Admit(0, 0, 1, SamplerParams(max_tokens=1, **chosen)))
         return state.params.facts_of(np.array([0])).fits_graph
 
     assert fits(logit_bias=dict.fromkeys(range(MAX_BIAS), 1.0), logprobs=MAX_TOP, frequency_penalty=1.0)
@@ -159,7 +159,7 @@ def test_stop_ids_too_many_for_a_graph_are_told_apart() -> None:
     state = DeviceState(2, 1, torch.device("cpu"))
     stops = state.params.stops
     for row, num in ((0, MAX_STOPS), (1, MAX_STOPS + 1)):
-        admit = Admit(row, 0, 1, SamplingParams(max_tokens=9, min_tokens=3), tuple(range(num)))
+        admit = Admit(row, 0, 1, SamplerParams(max_tokens=9, min_tokens=3), tuple(range(num)))
         state.params.admit(admit)
         state.flush()
         assert state.params.facts_of(np.array([row])).bans_in_graph == (num <= MAX_STOPS)

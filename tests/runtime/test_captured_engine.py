@@ -21,7 +21,7 @@ from served_loads import Load, loads, serve
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Finish, SamplingParams, Submit
+from dovetail.messages import Finish, SamplerParams, Submit
 from dovetail.sdk.rows import MAX_TOP
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
@@ -163,7 +163,7 @@ def test_full_batches_are_padded_and_drawn_in_graphs(make: Callable[..., EngineC
     rng = random.Random(4)
     asked: list[Load] = []
     for i in range(20):
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=3 + i % 7, temperature=0.9 * (i % 3 > 0), top_k=i % 4, seed=i, ignore_eos=True
         )
         asked.append(([rng.randrange(190) for _ in range(4 + i % 5)], params, False))
@@ -202,7 +202,7 @@ def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
 ) -> None:
     """NaN in a decode row of a padded batch: that request ends, the others get their tokens, no page is spoilt."""
     prompts = [[(7 * i + j) % 180 for j in range(9)] for i in range(5)]
-    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    params = SamplerParams(max_tokens=8, temperature=0, ignore_eos=True)
     want = serve(make(overlap), [(prompt, params, False) for prompt in prompts])
     core = make(overlap)
     pool, forward, spoilt = core.executor.runner.pool, core.executor.runner.model.forward, []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.kernels import PLAIN_KERNELS
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.step_kernels import PLAIN_STEP
@@ -22,9 +22,9 @@ from dovetail_backends.kernels.triton import draw as draw_triton
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def sampling(**chosen: Any) -> SamplingParams:
+def sampling(**chosen: Any) -> SamplerParams:
     """Parameters of a request."""
-    return SamplingParams(max_tokens=1, **chosen)
+    return SamplerParams(max_tokens=1, **chosen)
 
 
 FILTERS = [
@@ -47,7 +47,7 @@ FILTERS = [
 ]
 
 
-def drawn_by(rows: list[SamplingParams], seeds: list[int], positions: list[int], device: torch.device) -> DrawParams:
+def drawn_by(rows: list[SamplerParams], seeds: list[int], positions: list[int], device: torch.device) -> DrawParams:
     """As in an engine: admitted to device rows, and gathered from there."""
     state = DeviceState(len(rows), 1, device)
     for i, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
@@ -56,7 +56,7 @@ def drawn_by(rows: list[SamplingParams], seeds: list[int], positions: list[int],
     return state.params.draw_params(torch.arange(len(rows), device=device), torch.tensor(positions, device=device))
 
 
-def params(rows: list[SamplingParams], seed: int) -> DrawParams:
+def params(rows: list[SamplerParams], seed: int) -> DrawParams:
     """Parameters of rows, each with a seed of its own."""
     return drawn_by(rows, [seed + i for i in range(len(rows))], [3] * len(rows), DEVICE)
 
@@ -118,7 +118,7 @@ def test_more_candidates_than_there_is_room_for_are_sought_by_bisection(monkeypa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("row", [FILTERS[i] for i in (4, 5, 8, 9, 13)], ids=str)
-def test_the_kernel_draws_by_the_probabilities(row: SamplingParams) -> None:
+def test_the_kernel_draws_by_the_probabilities(row: SamplerParams) -> None:
     """20,000 draws from 12 tokens: nothing outside the filters, and a chi-square below its 0.01% quantile."""
     num = 20_000
     logits = (torch.randn(12, generator=torch.Generator().manual_seed(1)) * 1.5).to(DEVICE).expand(num, 12)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_graphs import FakePool, use_triton
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit, DecodeGraph
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
@@ -134,7 +134,7 @@ def test_an_unchanged_batch_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert sent == ["rows", "lines"]
     made.draw_adjusted(made.run(rows[:2], key), None, 0)
     assert sent == ["rows", "lines", "rows", "lines"]
-    state.params.admit(Admit(1, 1, 0, SamplingParams(max_tokens=1, logit_bias={7: 5.0})))
+    state.params.admit(Admit(1, 1, 0, SamplerParams(max_tokens=1, logit_bias={7: 5.0})))
     state.flush()
     assert made.draw_adjusted(made.run(rows[:2], key), None, 0).ids.tolist()[1] == 7
     assert sent == ["rows", "lines", "rows", "lines"]

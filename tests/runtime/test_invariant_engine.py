@@ -16,7 +16,7 @@ from test_sharing_engine import answers
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.plugins import load
 from dovetail.runtime.device.row_params import RowParams
 from dovetail.text.tokenizer.ends import end_ids
@@ -50,7 +50,7 @@ def test_an_engine_answers_alike_in_any_company(tmp_path: Path, monkeypatch: pyt
     start = [rng.randrange(190) for _ in range(32)]
     prompts = [start + [rng.randrange(190) for _ in range(1 + 9 * i)] for i in range(4)]
     params = [
-        SamplingParams(max_tokens=4, temperature=0.9 * (i % 2), top_p=0.95, seed=i, ignore_eos=True) for i in range(4)
+        SamplerParams(max_tokens=4, temperature=0.9 * (i % 2), top_p=0.95, seed=i, ignore_eos=True) for i in range(4)
     ]
     monkeypatch.setattr(TritonBackend, "caps", OnCpu.caps)
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
@@ -82,6 +82,6 @@ def test_what_is_adjusted_leaves_the_graphs() -> None:
         for more in ({}, {"frequency_penalty": 0.5}):
             params = RowParams(2, torch.device("cpu"))
             params.apart = apart
-            params.rows[0].params = SamplingParams(max_tokens=1, temperature=1.0, **more)
+            params.rows[0].params = SamplerParams(max_tokens=1, temperature=1.0, **more)
             found.append(params.facts_of(np.array([0])).fits_graph)
         assert found == expected

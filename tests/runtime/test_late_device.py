@@ -10,7 +10,7 @@ import torch
 from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError
 from dovetail.executor.local import LocalExecutor
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.plugins import load
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.device.upload import to_host
@@ -21,7 +21,7 @@ from dovetail_testing.models import make_model
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8], [7] * 40]
 PARAMS = [
-    SamplingParams(max_tokens=12, temperature=t, seed=5, logprobs=n) for t, n in ((0.0, 2), (0.9, None), (0.0, None))
+    SamplerParams(max_tokens=12, temperature=t, seed=5, logprobs=n) for t, n in ((0.0, 2), (0.9, None), (0.0, None))
 ]
 
 

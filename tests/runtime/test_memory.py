@@ -19,7 +19,7 @@ from dovetail.client.launch import make_engine
 from dovetail.contracts.cache import CacheTensor, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
 from dovetail.contracts.errors import ConfigError, ModelError
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime import device_memory
 from dovetail.runtime.cache_dtype import with_cache_dtype
@@ -334,7 +334,7 @@ def test_the_estimate_of_activations_is_near_what_a_step_allocates(tmp_path: Pat
     settings = EngineSettings(model_path=str(folder), chunked_prefill_size=1000, **changes)
     plan = make_plan(Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", device="cpu")
     core = make_engine(settings, load(plan, "engine"))
-    core.handle(Submit(rid="a", prompt_ids=[1] * 1500, params=SamplingParams(max_tokens=1)))
+    core.handle(Submit(rid="a", prompt_ids=[1] * 1500, params=SamplerParams(max_tokens=1)))
     with torch.profiler.profile(profile_memory=True) as profile:
         core.step()
     running = peak = 0

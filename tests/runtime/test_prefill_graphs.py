@@ -19,7 +19,7 @@ from fake_graphs import add_graphs
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.step import PrefillGraph, no_ints
 from dovetail.plugins import load
 from dovetail.runtime.device.device_state import DeviceState
@@ -127,7 +127,7 @@ def serve(core: EngineCore) -> dict[str, list[int]]:
     for turn, lengths in enumerate(([5], [3, 2, 1], [16], [70, 2], [7, 7, 7, 7, 7], [1] * 6)):
         for i, length in enumerate(lengths):
             own = [rng.randrange(190) for _ in range(length)]
-            params = SamplingParams(max_tokens=2, temperature=0.9 * (turn % 2), seed=turn, ignore_eos=True)
+            params = SamplerParams(max_tokens=2, temperature=0.9 * (turn % 2), seed=turn, ignore_eos=True)
             prompt = shared[: 13 * (i % 2)] + own
             core.handle(Submit(rid="", handle=100 * turn + i, prompt_ids=prompt, params=params))
         while core.has_work:
@@ -186,7 +186,7 @@ def test_a_token_that_is_not_finite_ends_its_request_under_graphs(core: Callable
     model.forward = spoil
     prompt = [(7 * i) % 180 for i in range(61)]
     prompt[at] = 189
-    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    params = SamplerParams(max_tokens=3, temperature=0, ignore_eos=True)
     tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
     ends: dict[int, str | None] = {}
     engine.handle(Submit(rid="", handle=1, prompt_ids=prompt, params=params))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dovetail.contracts.seeds import signed64
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit, Ints, StepInput, no_ints
 from dovetail.runtime.device import device_state
 from dovetail.runtime.device.device_state import DeviceState
@@ -36,7 +36,7 @@ def step(cleared: list[int], admit: tuple[Admit, ...], tables: list[tuple[int, i
 
 def admit(row: int, rng: random.Random) -> Admit:
     """A request of random parameters."""
-    params = SamplingParams(
+    params = SamplerParams(
         max_tokens=5, temperature=rng.random(), top_p=rng.uniform(0.1, 1), min_p=rng.random(), top_k=rng.randint(1, 99),
         min_tokens=rng.randint(0, 4),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rows import Row, batch_of, sample
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.sampling.masks import MaskBuffer
@@ -23,7 +23,7 @@ V = 50
 
 def row(seed: int = 1, *, stop_ids: tuple[int, ...] = (), prompt: tuple[int, ...] = (), **params: Any) -> Row:
     """A row with the given parameters."""
-    return Row(SamplingParams(max_tokens=100, **params), seed, stop_ids, list(prompt))
+    return Row(SamplerParams(max_tokens=100, **params), seed, stop_ids, list(prompt))
 
 
 def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
@@ -31,7 +31,7 @@ def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def reference_probs(x: torch.Tensor, p: SamplingParams) -> torch.Tensor:
+def reference_probs(x: torch.Tensor, p: SamplerParams) -> torch.Tensor:
     """Temperature, top-k, top-p, min-p in float64, written as a person would."""
     probs = (x.double() / p.temperature).softmax(-1)
     order = sorted(range(len(probs)), key=lambda i: -probs[i])
@@ -267,7 +267,7 @@ def test_a_row_forgets_the_stop_ids_of_whoever_had_it() -> None:
     state = DeviceState(1, 1, torch.device("cpu"))
     params = state.params
     for stop_ids in ((3, 4), ()):
-        params.admit(Admit(0, 1, 0, SamplingParams(max_tokens=9, min_tokens=5, temperature=0.0), stop_ids))
+        params.admit(Admit(0, 1, 0, SamplerParams(max_tokens=9, min_tokens=5, temperature=0.0), stop_ids))
         state.flush()
     batch = batch_of([row(temperature=0)])
     batch = replace(batch, rows=params.rows[:1], params=params, is_banning=True)

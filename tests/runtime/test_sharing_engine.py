@@ -15,7 +15,7 @@ from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine import prefix_order
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.plugins import load
 from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
@@ -25,7 +25,7 @@ from dovetail_testing.engine import make_core, make_plans
 from dovetail_testing.models import make_model
 
 
-def answers(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+def answers(core: EngineCore, prompts: list[list[int]], params: list[SamplerParams]) -> list[list[int]]:
     """Tokens of all prompts, submitted at once."""
     for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
         core.handle(Submit(rid="", handle=i, prompt_ids=prompt, params=wanted))
@@ -44,7 +44,7 @@ def test_an_engine_decodes_behind_common_prefixes(tmp_path: Path, monkeypatch: p
     starts = [[rng.randrange(190) for _ in range(96)] for _ in range(2)]
     prompts = [starts[i % 2] + [rng.randrange(190) for _ in range(1 + 7 * i)] for i in range(7)]
     params = [
-        SamplingParams(max_tokens=2 + i // 2, temperature=0.8 * (i % 3 == 1), seed=i, ignore_eos=True) for i in range(7)
+        SamplerParams(max_tokens=2 + i // 2, temperature=0.8 * (i % 3 == 1), seed=i, ignore_eos=True) for i in range(7)
     ]
     want = answers(make_core(folder), prompts, params)
 

@@ -20,7 +20,7 @@ import torch
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.step import DecodeGraph, StepInput
 from dovetail.plugins import load
 from dovetail.runtime import warm_up
@@ -43,9 +43,9 @@ from dovetail_testing.models import make_model
 SETTINGS: dict[str, Any] = {"chunked_prefill_size": 96, "max_running_requests": 7, "random_seed": 3}
 LIMITS = WarmUpLimits(max_requests=7, max_prefill_tokens=96, context_len=512, graph_rows=0)
 PARAMS = [
-    SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2),
-    SamplingParams(max_tokens=12, temperature=1.2, top_p=0.9, ignore_eos=True, frequency_penalty=0.5),
-    SamplingParams(max_tokens=12, temperature=0.9, top_k=30, ignore_eos=True, seed=5),
+    SamplerParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2),
+    SamplerParams(max_tokens=12, temperature=1.2, top_p=0.9, ignore_eos=True, frequency_penalty=0.5),
+    SamplerParams(max_tokens=12, temperature=0.9, top_k=30, ignore_eos=True, seed=5),
 ]
 
 
@@ -435,7 +435,7 @@ def test_real_steps_find_their_kernels_compiled(
     rng = random.Random(heads)
     for i in range(130):
         length = rng.choice([1, 2, 15, 16, 17, 60, 130, 500, 1100, 3000]) if i % 3 else rng.randrange(1, 64)
-        params = SamplingParams(max_tokens=rng.randrange(1, 60), temperature=i % 2, top_k=i % 5, ignore_eos=True)
+        params = SamplerParams(max_tokens=rng.randrange(1, 60), temperature=i % 2, top_k=i % 5, ignore_eos=True)
         core.handle(Submit(rid="", handle=i, prompt_ids=[rng.randrange(190) for _ in range(length)], params=params))
         for _ in range(rng.choice([0, 0, 0, 1, 4])):
             core.step()
@@ -443,7 +443,7 @@ def test_real_steps_find_their_kernels_compiled(
     for num_decode in (1, 16):
         lengths = [*[30] * num_decode, 2500, *[1] * 9]
         for i, length in enumerate(lengths):
-            params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+            params = SamplerParams(max_tokens=40, temperature=0.0, ignore_eos=True)
             core.handle(Submit(rid="", handle=i, prompt_ids=[num_decode, *[i] * (length - 1)], params=params))
             core.step()
         finish(core)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail_server.serving.generation import AT_ONCE
 
 PROMPT = "Say something."
@@ -41,7 +41,7 @@ def test_prompts_share_their_parameters(harness: Harness, path: str, body: dict[
     assert harness.post(path, {"model": "tiny", **body}).status_code == 200
     submits = harness.engine.submits
     assert len(submits) == 60
-    for name in set(SamplingParams.__struct_fields__) - {"seed"}:
+    for name in set(SamplerParams.__struct_fields__) - {"seed"}:
         assert len({id(getattr(submit.params, name)) for submit in submits}) == 1, name
 
 

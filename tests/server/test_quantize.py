@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.quantization import Target
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
@@ -42,7 +42,7 @@ def tokens(folder: Path, **settings: str) -> list[int]:
         client = make_client(folder, **settings)
         await client.start()
         try:
-            params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+            params = SamplerParams(max_tokens=16, temperature=0, ignore_eos=True)
             deltas = await collect(client, Submit(rid="", prompt_ids=[5, 7, 11, 13], params=params))
             return [token for delta in deltas for token in delta.ids]
         finally:

@@ -19,7 +19,7 @@ from exchanges import events, fold_chat
 from harness import Harness
 
 from dovetail.engine.streams import StreamClient
-from dovetail.messages import Abort, Finish, Ready, SamplingParams, StepDeltas, Submit, ToEngine, TokenDelta
+from dovetail.messages import Abort, Finish, Ready, SamplerParams, StepDeltas, Submit, ToEngine, TokenDelta
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -241,7 +241,7 @@ def test_thousands_of_waiting_tokens_hold_little_memory(
     monkeypatch.setattr("dovetail.engine.entry.MAX_WAITING", 3000)
     engine = ticking("y" * 400, 1)
     blocked = threading.Event()
-    stuck = engine.submit(Submit(rid="stuck", prompt_ids=[1], params=SamplingParams(max_tokens=1)))
+    stuck = engine.submit(Submit(rid="stuck", prompt_ids=[1], params=SamplerParams(max_tokens=1)))
     engine.ids = [1] * 50_000
     harness.eventually(lambda: engine.aborted == [1])
     blocked.set()

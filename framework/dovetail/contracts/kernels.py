@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.operations import OPS as OPS
-from dovetail.contracts.operations import PARTS, Part
+from dovetail.contracts.operations import PARTS, Component
 from dovetail.contracts.options import Configurable
 from dovetail.contracts.ranks import PeerMemory
 
@@ -262,7 +262,7 @@ def parts_of(ask: Ask) -> tuple[Ask, ...]:
     return tuple(_part(ask, part) for part in (named(given)(ask) if isinstance(given, str) else given))
 
 
-def _part(ask: Ask, part: Part) -> Ask:
+def _part(ask: Ask, part: Component) -> Ask:
     numbers = {
         letter: of if isinstance(of, int) else 2 * ask.dim(of[1:]) if of[0] == "2" else ask.dim(of)
         for letter, of in part.dims.items()

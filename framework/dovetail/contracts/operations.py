@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Part(NamedTuple):
+class Component(NamedTuple):
     """An operation that another can be put together of.
 
     Attributes:
@@ -65,7 +65,7 @@ class Operation(NamedTuple):
     may_overwrite: frozenset[str] = frozenset()
     changes: frozenset[str] = frozenset()
     apart: str = ""
-    composed_of: tuple[Part, ...] | str = ()
+    composed_of: tuple[Component, ...] | str = ()
     composition: str = ""
     is_row_by_row: bool = False
     packs: bool = False
@@ -74,7 +74,7 @@ class Operation(NamedTuple):
 
 
 _PLAIN = "dovetail.sdk.layers.ops.reference"
-_NORM, _LINEAR = Part("rms_norm", {"H": "K"}), Part("linear", {"N": "N", "K": "K"})
+_NORM, _LINEAR = Component("rms_norm", {"H": "K"}), Component("linear", {"N": "N", "K": "K"})
 _BY_FORM, _MIXTURE = "dovetail.sdk.layers.ops.by_form", "dovetail.sdk.layers.ops.mixture"
 _STEP = "dovetail.sdk.step"
 _DRAWS = "dovetail.sdk.draws"
@@ -92,7 +92,7 @@ OPS: Mapping[str, Operation] = {
             ("H",),
             f"{_PLAIN}:add_rms_norm",
             may_overwrite=frozenset({"x", "residual"}),
-            composed_of=(Part("rms_norm", {"H": "H"}),),
+            composed_of=(Component("rms_norm", {"H": "H"}),),
             composition=f"{_PLAIN}:added_rms_norm",
         ),
         Operation("wide_rms_norm", "x [T, H], weight [H] float32, eps -> [T, H]", ("H",), f"{_PLAIN}:wide_rms_norm"),
@@ -164,8 +164,8 @@ OPS: Mapping[str, Operation] = {
             f"{_PLAIN}:norm_gate",
             composed_of=(
                 _NORM,
-                Part("linear", {"N": "2F", "K": "K"}),
-                Part("act_and_mul", {"F": "F"}, {"act": "silu_and_mul"}),
+                Component("linear", {"N": "2F", "K": "K"}),
+                Component("act_and_mul", {"F": "F"}, {"act": "silu_and_mul"}),
             ),
             composition=f"{_PLAIN}:normed_gate",
         ),

@@ -12,16 +12,16 @@ from typing import Protocol
 
 from dovetail.engine import stats_log
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.messages import EngineInfo, SamplingParams, Submit
+from dovetail.messages import EngineInfo, SamplerParams, Submit
 from dovetail.settings import EngineSettings
 
 PROMPT_LEN, NUM_NEW = 40, 3
 PARAMS = (
-    SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True),
-    SamplingParams(max_tokens=NUM_NEW, temperature=0.7, top_p=0.9, ignore_eos=True),
-    SamplingParams(max_tokens=NUM_NEW, temperature=0.7, top_p=0.8, top_k=20, frequency_penalty=0.1, ignore_eos=True),
-    SamplingParams(max_tokens=NUM_NEW, temperature=0.0, logit_bias={0: 1.0}, min_tokens=2, ignore_eos=True),
-    SamplingParams(max_tokens=NUM_NEW, temperature=0.0, logprobs=2, prompt_logprobs=0, ignore_eos=True),
+    SamplerParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True),
+    SamplerParams(max_tokens=NUM_NEW, temperature=0.7, top_p=0.9, ignore_eos=True),
+    SamplerParams(max_tokens=NUM_NEW, temperature=0.7, top_p=0.8, top_k=20, frequency_penalty=0.1, ignore_eos=True),
+    SamplerParams(max_tokens=NUM_NEW, temperature=0.0, logit_bias={0: 1.0}, min_tokens=2, ignore_eos=True),
+    SamplerParams(max_tokens=NUM_NEW, temperature=0.0, logprobs=2, prompt_logprobs=0, ignore_eos=True),
 )
 SALT = "first requests"
 

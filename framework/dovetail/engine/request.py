@@ -15,7 +15,7 @@ from dovetail.messages import (
     Finish,
     GrammarOption,
     Pool,
-    SamplingParams,
+    SamplerParams,
     Submit,
     Thinking,
     Times,
@@ -129,7 +129,7 @@ class EngineRequest:
     rid: str
     ids: array[int]
     num_prompt: int
-    params: SamplingParams
+    params: SamplerParams
     seed: int
     stop_ids: tuple[int, ...]
     priority: int

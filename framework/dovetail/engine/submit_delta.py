@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.messages import Abort, Control, SamplingParams, Submit, ToEngine
+from dovetail.messages import Abort, Control, SamplerParams, Submit, ToEngine
 
 OWN = frozenset({"seed", "max_tokens"})
 """Parameters that differ between choices."""
-SHARED_PARAMS = tuple(name for name in SamplingParams.__struct_fields__ if name not in OWN)
+SHARED_PARAMS = tuple(name for name in SamplerParams.__struct_fields__ if name not in OWN)
 
 
 class DeltaSubmit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -40,7 +40,7 @@ from dovetail.messages.requests import (
 )
 from dovetail.messages.sampling import (
     Pool,
-    SamplingParams,
+    SamplerParams,
     TokenLogprob,
     TopLogprob,
 )
@@ -66,7 +66,7 @@ __all__ = [
     "Pool",
     "ProfileSpec",
     "Ready",
-    "SamplingParams",
+    "SamplerParams",
     "Stats",
     "StepDeltas",
     "Submit",

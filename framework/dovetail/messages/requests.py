@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.messages.sampling import Pool, SamplingParams
+from dovetail.messages.sampling import Pool, SamplerParams
 
 
 class GrammarOption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,7 +96,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
 
     rid: str
     prompt_ids: list[int]
-    params: SamplingParams
+    params: SamplerParams
     handle: int = 0
     priority: int = 0
     cache_salt: str = ""

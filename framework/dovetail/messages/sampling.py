@@ -9,10 +9,10 @@ import msgspec
 from dovetail.contracts.config import Pool
 from dovetail.contracts.replies import TokenLogprob, TopLogprob
 
-__all__ = ["Pool", "SamplingParams", "TokenLogprob", "TopLogprob"]
+__all__ = ["Pool", "SamplerParams", "TokenLogprob", "TopLogprob"]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplerParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens. Values are checked by whoever accepts them from outside; the engine trusts them.
 
     Stop *strings* are not here: they are matched on decoded content by the output processor, which then aborts.

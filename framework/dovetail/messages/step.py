@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dovetail.contracts.cache import Reach
 from dovetail.messages.outputs import KernelUse
-from dovetail.messages.sampling import Pool, SamplingParams, TokenLogprob
+from dovetail.messages.sampling import Pool, SamplerParams, TokenLogprob
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -58,14 +58,14 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
     """A request takes a device row: new, after it was retracted, or from an engine before this one.
 
     `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where sampling
-    looks back (`SamplingParams.looks_back`); empty otherwise. With `pool`, the row samples nothing: it gathers
+    looks back (`SamplerParams.looks_back`); empty otherwise. With `pool`, the row samples nothing: it gathers
     hidden states, from position 0 on where all of them count. `second` is as in `Submit`.
     """
 
     row: int
     seed: int
     num_prompt: int
-    params: SamplingParams
+    params: SamplerParams
     stop_ids: tuple[int, ...] = ()
     history: tuple[int, ...] = ()
     pool: Pool | None = None

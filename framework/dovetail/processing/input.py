@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dovetail.contracts.requests import Chat, Ids, Names, Prompt, Request, Text
 from dovetail.grammar.spec.fields import RequestedGrammar, read_grammar
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
 from dovetail.processing.processor import Processor
 from dovetail.processing.prompts import chat_prompt, cut_to, last_words, without_oldest
@@ -53,7 +53,7 @@ class PreparedRequest:
         reading: Arguments of `OutputStream` for the parsers.
     """
 
-    params: SamplingParams
+    params: SamplerParams
     stops: StopRules
     constraints: Constraints = NONE
     reading: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.contracts.errors import RequestError
-from dovetail.messages import Pool, SamplingParams, TokenDelta, TokenLogprob
+from dovetail.messages import Pool, SamplerParams, TokenDelta, TokenLogprob
 from dovetail.processing.refusals import input_too_long, prompt_too_long
 from dovetail.processing.reranker import Reranker, sigmoid
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dovetail.messages import EngineInfo
     from dovetail.processing.processor import Processor
 
-POOLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+POOLING = SamplerParams(max_tokens=1, temperature=0.0, seed=0)
 """What a request for hidden states must have; nothing is drawn."""
 
 
@@ -136,7 +136,7 @@ def beginning(one: str, most: int, param: str, text: Processor) -> str:
     return text.tokenizer.beginning(text.clipped(one, param, most), most)
 
 
-def asked_for(text: Processor, info: EngineInfo) -> tuple[Pool | None, SamplingParams]:
+def asked_for(text: Processor, info: EngineInfo) -> tuple[Pool | None, SamplerParams]:
     """Return what the engine is asked for about each prompt of `read_pairs`.
 
     Raises:
@@ -151,7 +151,7 @@ def asked_for(text: Processor, info: EngineInfo) -> tuple[Pool | None, SamplingP
     if min(answers) < 0:
         why = "the model's tokenizer has no single tokens for yes and no, so it cannot be asked"
         raise RequestError(why, param="model", code="unsupported_model")
-    return None, SamplingParams(
+    return None, SamplerParams(
         max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=answers
     )
 

@@ -1,4 +1,4 @@
-"""From what a request asks for to the engine's `SamplingParams`, and the one check of token ids from outside.
+"""From what a request asks for to the engine's `SamplerParams`, and the one check of token ids from outside.
 
 The server's bodies and `dovetail.SamplingParams` have the same names, so both are read here as they are.
 """
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.seeds import derive_seed
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.processing.bounds import MAX_STOP_CHARS, MAX_STOPS
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.refusals import output_too_long, prompt_too_long, wrong
@@ -97,7 +97,7 @@ class ModelView(Protocol):
 
 
 class StopRules(TypedDict):
-    """How decoded text ends, as `OutputStream` takes it; token-level rules are in `SamplingParams`."""
+    """How decoded text ends, as `OutputStream` takes it; token-level rules are in `SamplerParams`."""
 
     stop: tuple[str, ...]
     stop_regex: tuple[str, ...]
@@ -184,16 +184,16 @@ def sampling_params(
     prompt_logprobs_start: int = 0,
     logprob_token_ids: Sequence[int] = (),
     use_defaults: bool = True,
-) -> SamplingParams:
+) -> SamplerParams:
     """Build what the engine gets, seed still as given.
 
     Args:
         asked: The request; its numbers were checked, see `BOUNDS`.
         model: The model's tokenizer and limits.
         max_tokens: As resolved against the context.
-        logprobs: See `SamplingParams`.
-        prompt_logprobs: See `SamplingParams`.
-        prompt_logprobs_start: See `SamplingParams`.
+        logprobs: See `SamplerParams`.
+        prompt_logprobs: See `SamplerParams`.
+        prompt_logprobs_start: See `SamplerParams`.
         logprob_token_ids: Checked.
         use_defaults: Take what is left out from the model's generation config.
 
@@ -216,7 +216,7 @@ def sampling_params(
     if min_tokens > max_tokens:
         why = f"min_tokens is {min_tokens}, above the {max_tokens} tokens that this reply may have"
         raise wrong(why, "min_tokens")
-    return SamplingParams(
+    return SamplerParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         frequency_penalty=asked.frequency_penalty or 0.0,

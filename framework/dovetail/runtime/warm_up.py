@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from dovetail.cache.pool import KVCache
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput, no_ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.kernels.repeats import Repeats
@@ -46,9 +46,9 @@ KV_LEN = 100
 NUM_WHOLE = 4
 """The first steps go through all layers: what a layer makes at its first call is there then."""
 PARAMS = (
-    SamplingParams(max_tokens=1, temperature=0.0),
-    SamplingParams(max_tokens=1, temperature=1.0),
-    SamplingParams(max_tokens=1, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01),
+    SamplerParams(max_tokens=1, temperature=0.0),
+    SamplerParams(max_tokens=1, temperature=1.0),
+    SamplerParams(max_tokens=1, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01),
 )
 """How the rows of a step are sampled, in turn: one for each spare row."""
 

@@ -248,7 +248,11 @@ class KernelSetConformance(Conformance):
             names = _names(OPS[place.ask.op].signature)
             for cuts in mixers.CUTS:
                 whole = sample(
-                    place.ask, cuts[-1], self.on(), self.seed, requests=mixers.Requests([cuts[-1]], [0], self.on(), 3)
+                    place.ask,
+                    cuts[-1],
+                    self.on(),
+                    self.seed,
+                    requests=mixers.MixerRequests([cuts[-1]], [0], self.on(), 3),
                 )
                 parts = _copies(whole)
                 at_once = self.run(place, whole)

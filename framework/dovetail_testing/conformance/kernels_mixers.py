@@ -59,7 +59,7 @@ class Weights(NamedTuple):
         return cls((1 + 15 * torch.rand(num, generator=generator)).log().to(device), step.expm1().log().to(device))
 
 
-class Requests:
+class MixerRequests:
     """Some requests of a step, in device rows in any order.
 
     Args:
@@ -92,14 +92,14 @@ class Requests:
         return [self.rows, self.pieces.starts, self.pieces.pieces, self.pieces.table, self.saves]
 
 
-def divided(rows: int, device: torch.device) -> Requests:
+def divided(rows: int, device: torch.device) -> MixerRequests:
     """Divide so many tokens among requests: one without any among them, one that begins within a piece."""
     third = rows // 3
     new = [third, 0, rows - 2 * third, third] if rows > 3 else [rows]
-    return Requests(new, [64, 128, 37, 0][: len(new)], device, len(new) + 2)
+    return MixerRequests(new, [64, 128, 37, 0][: len(new)], device, len(new) + 2)
 
 
-class Operands:
+class MixerOperands:
     """Makes the operands of an operation.
 
     Args:
@@ -123,7 +123,7 @@ class Operands:
         self.ask, self.rows, self.device, self.generator = ask, rows, device, generator
         self.draw, self.by_row, self.dims = draw, by_row, dict(ask.dims)
 
-    def make(self, requests: Requests | None = None) -> list[Any]:
+    def make(self, requests: MixerRequests | None = None) -> list[Any]:
         """Return them, in order."""
         if self.ask.op == "gated_rms_norm":
             heads = self.dims["N"], self.dims["W"]
@@ -153,12 +153,12 @@ class Operands:
     def _gates(self) -> list[Tensor]:
         return [self.by_row(self.dims["G"], self.dims["J"]) for _ in range(2)]
 
-    def _conv(self, requests: Requests) -> list[Any]:
+    def _conv(self, requests: MixerRequests) -> list[Any]:
         weight, taps = self.draw(self._channels, self.dims["K"]), self.dims["K"]
         rings = (self.draw(num, taps, self._channels) for num in (len(requests.rows) + 2, requests.num_copies))
         return [*self._inputs(), weight, requests.pieces.lens, *requests.plan(), *rings]
 
-    def _prefill(self, requests: Requests) -> list[Any]:
+    def _prefill(self, requests: MixerRequests) -> list[Any]:
         states = self._state(len(requests.rows) + 2), self._state(requests.num_copies)
         return [self.by_row(self._channels), *self._gates(), *self._weights(), *requests.plan(), *states]
 
@@ -205,7 +205,7 @@ def cut_apart(
     """Yield the operands of a lone request's tokens in parts, which go on from what the one before left."""
     by_name: dict[str, Any] = dict(zip(names, operands, strict=True))
     for start, end in pairwise((0, *cuts)):
-        part = Requests([end - start], [start], device, 3, saves=False)
+        part = MixerRequests([end - start], [start], device, 3, saves=False)
         tokens = {name: by_name[name][start:end] for name in OF_TOKENS if name in by_name}
         plan = dict(zip(("rows", "starts", "pieces", "table", "saves"), part.plan(), strict=True))
         of_part: dict[str, Any] = {**by_name, **plan, "lens": part.pieces.lens, **tokens}

@@ -86,7 +86,7 @@ def _of_forms(op: str, dtype: str) -> Iterator[Case]:
             yield dict(EXPERTS), {**options, "routing": routing, "dtype": getattr(torch, dtype)}
 
 
-class Operands:
+class PackedOperands:
     """Makes the operands of an operation.
 
     Args:

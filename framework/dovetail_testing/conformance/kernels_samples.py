@@ -42,7 +42,7 @@ def sample(
     seed: int,
     *,
     is_strided: bool = False,
-    requests: mixers.Requests | None = None,
+    requests: mixers.MixerRequests | None = None,
 ) -> Operands:
     """Return operands for an operation, with as many rows.
 
@@ -67,9 +67,9 @@ def sample(
         return wide[:, : shape[0]]
 
     if packed.places(ask.op, ask.dtype) is not None:
-        return packed.Operands(ask, rows, device, generator, draw, by_row).make()
+        return packed.PackedOperands(ask, rows, device, generator, draw, by_row).make()
     if mixers.places(ask.op) is not None:
-        return mixers.Operands(ask, rows, device, generator, draw, by_row).make(requests)
+        return mixers.MixerOperands(ask, rows, device, generator, draw, by_row).make(requests)
     if ask.op in STEP_OPERANDS:
         return STEP_OPERANDS[ask.op](Draws(dict(ask.dims), rows, device, generator, by_row))
     return _OPERANDS[ask.op](dict(ask.dims), by_row, draw, rows, device)

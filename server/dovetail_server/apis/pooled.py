@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import RequestError
-from dovetail.messages import Pool, SamplingParams, Submit
+from dovetail.messages import Pool, SamplerParams, Submit
 from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server.apis.fields import same_field
@@ -28,7 +28,7 @@ def generation_of(
     prefix: str,
     *,
     pool: Pool | None,
-    params: SamplingParams = POOLING,
+    params: SamplerParams = POOLING,
     what: str = "input",
 ) -> Generation:
     """Make the engine's requests of some prompts, one each.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dovetail.contracts.errors import EngineError
 from dovetail.engine.process import ProcessClient
-from dovetail.messages import EngineInfo, SamplingParams, Submit
+from dovetail.messages import EngineInfo, SamplerParams, Submit
 from dovetail.plugins import PluginPlan
 from dovetail.settings import EngineSettings
 
@@ -58,7 +58,7 @@ class BareEngine:
         """
         return await self.client.start()
 
-    async def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Round:
+    async def run(self, prompts: Sequence[Sequence[int]], params: SamplerParams) -> Round:
         """Generate for all prompts at once.
 
         Raises:

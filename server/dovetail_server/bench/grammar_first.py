@@ -11,7 +11,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Vocabulary
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.spec.route import GrammarRouter
-from dovetail.messages import GrammarOption, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplerParams, Submit
 from dovetail.plugins import LoadedPlugins
 from dovetail_server.bench.grammar_masks import SETTLE_S, points
 
@@ -51,7 +51,7 @@ class FirstTokenBench:
         core, size = self._core, self._core.info.vocab_size
         self._count += 1
         ids = [(self._count * 7919 + i) % min(size, 1000) for i in range(PROMPT_LEN)]
-        params = SamplingParams(max_tokens=1, temperature=0.0)
+        params = SamplerParams(max_tokens=1, temperature=0.0)
         started = time.perf_counter()
         steps: tuple[GrammarOption, ...] = () if spec is None else self._router.route(spec, "json_schema").steps
         core.handle(Submit(rid="", handle=self._count, prompt_ids=ids, params=params, grammar=steps))

@@ -14,7 +14,7 @@ from dovetail.client import launch
 from dovetail.client.inprocess import InProcessClient
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import GrammarOption, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplerParams, Submit
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.settings import EngineSettings
@@ -100,7 +100,7 @@ class StepBench:
 
     def _time(self, step: GrammarOption | None, num_steps: int) -> list[float]:
         core, clock = self._core, time.thread_time if self._on_cpu else time.perf_counter
-        params = SamplingParams(max_tokens=num_steps + 4, temperature=0.0, ignore_eos=True, seed=1)
+        params = SamplerParams(max_tokens=num_steps + 4, temperature=0.0, ignore_eos=True, seed=1)
         for i in range(self._num_rows):
             grammar = () if step is None else (step,)
             core.handle(Submit(rid="", handle=i, prompt_ids=[i % 100, 1, 2], params=params, grammar=grammar))
@@ -154,7 +154,7 @@ class HostileBench:
         """Generate without end, noting the time between tokens."""
         count = 0
         while True:
-            params = SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True)
+            params = SamplerParams(max_tokens=200, temperature=1.0, ignore_eos=True)
             last = None
             stream = self._client.submit(Submit(rid=f"b{number}-{count}", prompt_ids=[1, 2, 3], params=params))
             async with contextlib.aclosing(stream):
@@ -168,7 +168,7 @@ class HostileBench:
     async def _hostile(self, number: int, step: GrammarOption) -> tuple[float, str, GrammarOption]:
         """Send one hostile request; returns how long its answer took, and what it was."""
         started = time.perf_counter()
-        params = SamplingParams(max_tokens=30, temperature=1.0, seed=1)
+        params = SamplerParams(max_tokens=30, temperature=1.0, seed=1)
         finish = None
         submit = Submit(rid=f"h{number}-{step.backend}", prompt_ids=[1, 2], params=params, grammar=(step,))
         async for delta in self._client.submit(submit):

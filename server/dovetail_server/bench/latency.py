@@ -13,7 +13,7 @@ from rich.table import Table
 
 import dovetail
 from dovetail.contracts.errors import ConfigError
-from dovetail.messages import EngineInfo, SamplingParams
+from dovetail.messages import EngineInfo, SamplerParams
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.engine import BareEngine
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
@@ -114,7 +114,7 @@ async def measure(engine: BareEngine, options: LatencyOptions) -> tuple[EngineIn
         check_room(info, options)
         vocabulary = PromptVocabulary.of_size(info.vocab_size, "the engine's")
         for size in options.batch_sizes:
-            params = SamplingParams(
+            params = SamplerParams(
                 max_tokens=options.output_len,
                 temperature=options.temperature,
                 top_p=options.top_p,

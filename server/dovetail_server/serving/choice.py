@@ -14,7 +14,7 @@ from dovetail.contracts.requests import Ids, Request
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.route import GrammarReport, GrammarRoute
-from dovetail.messages import SamplingParams, Submit, Times, TokenDelta, TokenLogprob
+from dovetail.messages import SamplerParams, Submit, Times, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
 from dovetail.sdk.formats.output import ToolCall
 from dovetail.text.parsing.stream import OutputStream
@@ -138,7 +138,7 @@ class Choice:
         return self.submit.params.max_tokens
 
     @property
-    def sampling(self) -> SamplingParams:
+    def sampling(self) -> SamplerParams:
         """What its tokens are sampled with."""
         return self.submit.params
 

@@ -18,7 +18,7 @@ from dovetail.contracts.model import ModelPlugin, WeightRule
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.attention import attend
 from dovetail.sdk.layers.base import Slot
-from dovetail.sdk.layers.linear import Linear
+from dovetail.sdk.layers.linear import PlainLinear
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.gpt_oss import GptOss
@@ -57,7 +57,7 @@ def ruled(change: Callable[[Sequence[WeightRule]], Sequence[WeightRule]]) -> typ
     return type("Broken", (Llama,), {"weight_map": staticmethod(weight_map), "__module__": __name__})
 
 
-class TransposedLinear(Linear):
+class TransposedLinear(PlainLinear):
     def place(self, slot: Slot, tensor: torch.Tensor) -> torch.Tensor | None:
         return super().place(slot, tensor.t() if tensor.dim() == 2 else tensor)
 

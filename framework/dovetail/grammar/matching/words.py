@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.sdk.masks import Words, clear_bit, new_row
 
 
@@ -15,7 +15,7 @@ class WordRules:
         tail: The tokens said last, as many as the longest word has before its last one.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
+    def __init__(self, params: SamplerParams, vocab_size: int) -> None:
         """Take the rules of a request; ids are within the vocabulary."""
         self._allowed = new_row(vocab_size, params.allowed_token_ids) if params.allowed_token_ids else None
         self._single = [word[0] for word in params.bad_words if len(word) == 1]
@@ -23,7 +23,7 @@ class WordRules:
         self.tail: deque[int] = deque(maxlen=max((len(before) for before, _ in self._longer), default=0))
 
     @staticmethod
-    def are_in(params: SamplingParams) -> bool:
+    def are_in(params: SamplerParams) -> bool:
         """Whether a request has any."""
         return bool(params.allowed_token_ids or params.bad_words)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.runtime.device.upload import upload
 
 
@@ -74,7 +74,7 @@ class History:
         self.table.release(self.slot)
 
 
-def penalize(logits: Tensor, histories: Sequence[History], params: Sequence[SamplingParams]) -> Tensor:
+def penalize(logits: Tensor, histories: Sequence[History], params: Sequence[SamplerParams]) -> Tensor:
     """Frequency and presence over the output; repetition (arXiv:1909.05858) over prompt and output.
 
     Args:

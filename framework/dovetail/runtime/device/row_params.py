@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.messages.sampling import SamplingParams
+from dovetail.messages.sampling import SamplerParams
 from dovetail.messages.step import Admit, Ints, no_ints
 from dovetail.runtime.device.penalties import History
 from dovetail.runtime.device.upload import to_device, upload
@@ -26,7 +26,7 @@ NO_STOP = -1
 class SampleRow:
     """What the host has to know of a row to sample it. `ids` are those so far, prompt first, if they are counted."""
 
-    params: SamplingParams
+    params: SamplerParams
     seed: int = 0
     num_prompt: int = 0
     stop_ids: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class RowParams:
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
-        self.rows = [SampleRow(SamplingParams(max_tokens=0, temperature=0.0)) for _ in range(num_rows)]
+        self.rows = [SampleRow(SamplerParams(max_tokens=0, temperature=0.0)) for _ in range(num_rows)]
         self.version, self.apart = 0, False
         self._device = device
         self.floats = torch.zeros(len(FLOATS), num_rows, device=device)

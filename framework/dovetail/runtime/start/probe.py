@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.errors import ConfigError, PluginError, described
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, StepInput, no_ints
 from dovetail.plugins.loader import describe
 from dovetail.runtime.start.allocate import Allocated
@@ -129,7 +129,7 @@ class Probe:
         changes: dict[str, Any] = {"ids": self._ids()[start:stop]}
         if start == 0:
             pool = None if self._config.generates else self._config.pool
-            greedy = SamplingParams(max_tokens=1, temperature=0.0)
+            greedy = SamplerParams(max_tokens=1, temperature=0.0)
             admit = Admit(row=self._row, seed=0, num_prompt=self._length, params=greedy, pool=pool)
             changes |= {"admit": (admit,), "tables": self._tables(), "loads": self._loads()}
         self._step(start, stop - start, task, **changes)

@@ -1,4 +1,4 @@
-"""A matrix in the model's dtype: `Linear`. Weights are `[out, in]`; inputs `[T, in]`."""
+"""A matrix in the model's dtype: `PlainLinear`. Weights are `[out, in]`; inputs `[T, in]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG_ROW = 1024
 """A row of more inputs is summed in parts."""
 
 
-class Linear(Matrix):
+class PlainLinear(Matrix):
     """`act(norm(x) Wᵀ + b) * scale`, added to a stream or not; see `dovetail.contracts.layers.Linear`.
 
     Args:

@@ -25,7 +25,7 @@ class PlainFactory:
         act: Act | None,
     ) -> Linear:
         """See `BuildContext.linear`."""
-        return linear.Linear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
+        return linear.PlainLinear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
 
     def experts(
         self,

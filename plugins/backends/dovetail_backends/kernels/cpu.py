@@ -44,9 +44,9 @@ class CpuKernels(KernelSet):
 
         dtype = getattr(torch, ask.dtype)
         if ask.op == "packed_linear":
-            return cpu_products.Packed(ask.option("form"), dtype)
+            return cpu_products.CpuPacked(ask.option("form"), dtype)
         widths = {"gate_up": ask.dim("H"), "down": ask.dim("I")}
-        return cpu_products.PackedExperts(widths, dtype, **dict(ask.options))
+        return cpu_products.CpuPackedExperts(widths, dtype, **dict(ask.options))
 
 
 def mask_logits_by_table() -> Kernel:

@@ -55,7 +55,7 @@ def product_of(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) ->
     return int4(tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero"), dtype)
 
 
-class Packed:
+class CpuPacked:
     """The operation `packed_linear` over a matrix that `fits`."""
 
     def __init__(self, form: Form, dtype: torch.dtype) -> None:
@@ -75,7 +75,7 @@ class Packed:
         return y if bias is None else y + bias
 
 
-class PackedExperts(EachPacked):
+class CpuPackedExperts(EachPacked):
     """The operation `packed_experts`; of matrices that do not fit, each expert's is written out."""
 
     def __init__(self, widths: Mapping[str, int], dtype: torch.dtype, **options: Any) -> None:

@@ -22,13 +22,13 @@ from dovetail.sdk.quantization.scratch import SCRATCH
 from dovetail.sdk.quantization.words import exchange, slices
 from dovetail_backends.quantization.integers import IntegerLayout, IntegerMatrix, integers, unpacked
 from dovetail_backends.quantization.keys import PLAIN_MODULES, TUNING, known
-from dovetail_backends.quantization.modules import PLAIN, Packed, Reads, dropped, grouped
+from dovetail_backends.quantization.modules import PLAIN, PackedQuantization, Reads, dropped, grouped
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 SUFFIXES = (".qzeros", ".scales")
 
 
-class Awq(Packed):
+class Awq(PackedQuantization):
     """Reads AWQ checkpoints."""
 
     keys = known(PLAIN_MODULES, TUNING, "bits w_bit group_size q_group_size zero_point version format")

@@ -26,7 +26,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form, Scaled, by_rows, looked_up, pairs_of, scaled
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
-from dovetail_backends.quantization.modules import PLAIN, Module, Packed, Reads, grouped, written_out
+from dovetail_backends.quantization.modules import PLAIN, Module, PackedQuantization, Reads, grouped, written_out
 
 STATE = ".weight.quant_state.bitsandbytes__"
 STATES = (STATE + "nf4", STATE + "fp4")
@@ -40,7 +40,7 @@ NIBBLES, LEVELS = 16, 256
 SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
 
 
-class Bitsandbytes(Packed):
+class Bitsandbytes(PackedQuantization):
     """Reads 4 and 8 bits."""
 
     keys = known(

@@ -31,7 +31,7 @@ from dovetail_backends.quantization.modules import (
     MADE,
     SCALE,
     Module,
-    Packed,
+    PackedQuantization,
     Reads,
     blocks_of,
     dropped,
@@ -59,7 +59,7 @@ class Fp8Options:
     )
 
 
-class RoundsActivations(Packed):
+class RoundsActivations(PackedQuantization):
     """A quantisation whose float8 products may round their rows.
 
     A tool that wrote a checkpoint so measured its model with rounded rows. Scales that it found ahead of time

@@ -23,12 +23,12 @@ from dovetail_backends.gguf.blocks import PLAIN as PLAIN_TYPES
 from dovetail_backends.gguf.config import METHOD
 from dovetail_backends.quantization.gguf_blocks import READERS, halves, numbers
 from dovetail_backends.quantization.keys import known
-from dovetail_backends.quantization.modules import NAMES, Packed, Reads, by_expert
+from dovetail_backends.quantization.modules import NAMES, PackedQuantization, Reads, by_expert
 
 Q4_0 = BY_NAME["Q4_0"]
 
 
-class GgufBlocks(Packed):
+class GgufBlocks(PackedQuantization):
     """Reads GGUF files."""
 
     keys = known("types unheeded")

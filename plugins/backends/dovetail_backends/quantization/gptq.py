@@ -25,7 +25,7 @@ from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
 from dovetail_backends.quantization.integers import IntegerLayout, IntegerMatrix, in_order, integers, unpacked
 from dovetail_backends.quantization.keys import TUNING, known
-from dovetail_backends.quantization.modules import INDEX, PLAIN, Module, Packed, Reads, dropped, grouped
+from dovetail_backends.quantization.modules import INDEX, PLAIN, Module, PackedQuantization, Reads, dropped, grouped
 
 SUFFIXES = (".qzeros", ".scales", ".g_idx")
 BIAS = ".bias"
@@ -33,7 +33,7 @@ FORMATS = ("gptq", "gptq_v2")
 BITS = (4, 8)
 
 
-class Gptq(Packed):
+class Gptq(PackedQuantization):
     """Reads GPTQ checkpoints."""
 
     keys = known(TUNING, "bits group_size sym desc_act checkpoint_format format dynamic")

@@ -8,11 +8,11 @@ from typing import Any
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form
 from dovetail.sdk.quantization.forms import Int4 as Int4Form
-from dovetail_backends.quantization.modules import MADE, Packed, Reads
+from dovetail_backends.quantization.modules import MADE, PackedQuantization, Reads
 from dovetail_backends.quantization.on_load import int4_of, quantised
 
 
-class Int4(Packed):
+class Int4(PackedQuantization):
     """Makes int4 of plain checkpoints."""
 
     reads = (Reads(MADE, "int4", 4 + 16 / 128),)

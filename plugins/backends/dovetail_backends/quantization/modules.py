@@ -58,7 +58,7 @@ class Reads(NamedTuple):
     bits: float
 
 
-class Packed(Quantization):
+class PackedQuantization(Quantization):
     """A quantisation whose packed matrices are of the shared forms."""
 
     reads: ClassVar[Sequence[Reads]] = ()

@@ -17,10 +17,10 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization import forms as packed_forms
 from dovetail_backends.quantization.fp4 import mxfp4
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
-from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
+from dovetail_backends.quantization.modules import PackedQuantization, Reads, dropped, grouped
 
 
-class Mxfp4(Packed):
+class Mxfp4(PackedQuantization):
     """Reads gpt-oss as published."""
 
     keys = known(PLAIN_MODULES, "dequantize")

@@ -34,7 +34,7 @@ class EmbeddingRequest(PooledFields):
     )
 
 
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingObject(msgspec.Struct, frozen=True, kw_only=True):
     """One input's vector; base64 where the request asks for it."""
 
     object: Literal["embedding"] = "embedding"
@@ -46,6 +46,6 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
     """Response of `POST /v1/embeddings`, in the order of the inputs."""
 
     object: Literal["list"] = "list"
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: EmbeddingUsage

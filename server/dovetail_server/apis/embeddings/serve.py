@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.contracts.errors import RequestError
 from dovetail.processing.pairs import most_tokens
-from dovetail_server.apis.embeddings.schema import Embedding, EmbeddingRequest, Embeddings
+from dovetail_server.apis.embeddings.schema import EmbeddingObject, EmbeddingRequest, Embeddings
 from dovetail_server.apis.pooled import generation_of, read_texts, run
 from dovetail_server.schema.pooled import EmbeddingUsage
 from dovetail_server.serving.choice import Choice
@@ -73,7 +73,7 @@ async def reply(job: EmbeddingJob) -> bytes:
 def _written(job: EmbeddingJob) -> bytes:
     """The reply; numbers of 2,048 vectors take a second to write."""
     num = sum(choice.num_prompt for choice in job.generation.choices)
-    data = [Embedding(index=choice.index, embedding=_vector(job, choice)) for choice in job.generation.choices]
+    data = [EmbeddingObject(index=choice.index, embedding=_vector(job, choice)) for choice in job.generation.choices]
     return msgspec.json.encode(
         Embeddings(data=data, model=job.model, usage=EmbeddingUsage(prompt_tokens=num, total_tokens=num))
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.contracts.errors import RequestError
-from dovetail.messages import SamplingParams, Submit, TokenLogprob
+from dovetail.messages import SamplerParams, Submit, TokenLogprob
 from dovetail.processing.sampling import check_token_ids
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
@@ -104,7 +104,7 @@ def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prom
     rid, service = new_id("score-"), service_of(request.priority or 0, request.cache_salt or "")
     choices = []
     for at, prompt in enumerate(prompts):
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=tuple(labels[at])
         )
         name = choice_rid(rid, at, len(prompts))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.kernels import Ask, PackedKernel
-from dovetail.contracts.operations import Part
+from dovetail.contracts.operations import Component
 from dovetail.sdk.layers.ops.reference import NormKernel, Unary
 
 if TYPE_CHECKING:
@@ -81,18 +81,18 @@ class GatedPacked(_Around):
         return self._gate(self._product(x if norm is None else self._norm(x, norm, eps), weight, bias))
 
 
-def parts_of_norm_linear(ask: Ask) -> tuple[Part, ...]:
+def parts_of_norm_linear(ask: Ask) -> tuple[Component, ...]:
     """Return what `NormedPacked` is put together of."""
     return (
-        Part("rms_norm", {"H": "K"}),
-        Part("packed_linear", {"N": "N", "K": "K"}, {"form": ask.option("form")}),
+        Component("rms_norm", {"H": "K"}),
+        Component("packed_linear", {"N": "N", "K": "K"}, {"form": ask.option("form")}),
     )
 
 
-def parts_of_norm_gate(ask: Ask) -> tuple[Part, ...]:
+def parts_of_norm_gate(ask: Ask) -> tuple[Component, ...]:
     """Return what `GatedPacked` is put together of."""
     return (
-        Part("rms_norm", {"H": "K"}),
-        Part("packed_linear", {"N": "2F", "K": "K"}, {"form": ask.option("form")}),
-        Part("act_and_mul", {"F": "F"}, {"act": ask.option("act")}),
+        Component("rms_norm", {"H": "K"}),
+        Component("packed_linear", {"N": "2F", "K": "K"}, {"form": ask.option("form")}),
+        Component("act_and_mul", {"F": "F"}, {"act": ask.option("act")}),
     )

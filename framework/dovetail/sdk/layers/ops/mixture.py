@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.contracts.device import is_on_host
 from dovetail.contracts.kernels import Ask, PackedKernel
-from dovetail.contracts.operations import Part
+from dovetail.contracts.operations import Component
 from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.ops.reference import LinearKernel, NormKernel, Unary
 from dovetail.sdk.layers.routing import Routing
@@ -69,14 +69,14 @@ def route_by_rows(
     return torch.cat([ids for ids, _ in rows]), torch.cat([shares for _, shares in rows])
 
 
-def parts_of_norm_route(ask: Ask) -> tuple[Part, ...]:
+def parts_of_norm_route(ask: Ask) -> tuple[Component, ...]:
     """Return what `normed_route` is put together of."""
     routing = ask.option("routing")
     product = "wide_linear" if routing.is_wide else "linear"
     return (
-        Part("rms_norm", {"H": "H"}),
-        Part(product, {"N": routing.num, "K": "H"}),
-        Part("route", {}, {"routing": routing, "dtype": ask.option("dtype")}),
+        Component("rms_norm", {"H": "H"}),
+        Component(product, {"N": routing.num, "K": "H"}),
+        Component("route", {}, {"routing": routing, "dtype": ask.option("dtype")}),
     )
 
 
@@ -151,12 +151,12 @@ def grouped(
     return out if residual is None else residual + out
 
 
-def parts_of_experts(ask: Ask) -> tuple[Part, ...]:
+def parts_of_experts(ask: Ask) -> tuple[Component, ...]:
     """Return what `each_expert` is put together of."""
     return (
-        Part("act_and_mul", {"F": "I"}, {"act": ask.option("act")}),
-        Part("linear", {"N": "2I", "K": "H"}),
-        Part("linear", {"N": "H", "K": "I"}),
+        Component("act_and_mul", {"F": "I"}, {"act": ask.option("act")}),
+        Component("linear", {"N": "2I", "K": "H"}),
+        Component("linear", {"N": "H", "K": "I"}),
     )
 
 
@@ -201,9 +201,9 @@ def _each(
     return out if residual is None else residual + out
 
 
-def parts_of_packed_experts(ask: Ask) -> tuple[Part, ...]:
+def parts_of_packed_experts(ask: Ask) -> tuple[Component, ...]:
     """Return what `EachPacked` is put together of."""
-    return (Part("act_and_mul", {"F": "I"}, {"act": ask.option("act")}),)
+    return (Component("act_and_mul", {"F": "I"}, {"act": ask.option("act")}),)
 
 
 class EachPacked:
@@ -248,12 +248,12 @@ class EachPacked:
         return len(next(iter(weight.values())))
 
 
-def parts_of_routed_experts(ask: Ask) -> tuple[Part, ...]:
+def parts_of_routed_experts(ask: Ask) -> tuple[Component, ...]:
     """Return what `RoutedPacked` is put together of."""
     options = {name: ask.option(name) for name in ("forms", "act", "weigh", "first")}
     return (
-        Part("norm_route", {"H": "H"}, {"routing": ask.option("routing"), "dtype": ask.option("dtype")}),
-        Part("packed_experts", {letter: letter for letter in "EHIC"}, options),
+        Component("norm_route", {"H": "H"}, {"routing": ask.option("routing"), "dtype": ask.option("dtype")}),
+        Component("packed_experts", {letter: letter for letter in "EHIC"}, options),
     )
 
 

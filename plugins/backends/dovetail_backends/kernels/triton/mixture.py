@@ -72,7 +72,7 @@ def _contiguous(x: Tensor, ids: Tensor, shares: Tensor) -> tuple[Tensor, Tensor,
     return x.contiguous(), ids.contiguous(), shares.contiguous()
 
 
-class PackedExperts:
+class TritonPackedExperts:
     """The operation `packed_experts`."""
 
     def __init__(self, dtype: torch.dtype, *, forms: tuple[Form, Form], act: Act, weigh: Weigh, first: int) -> None:
@@ -101,7 +101,7 @@ class PackedExperts:
         return of, None if residual is None else residual.contiguous()
 
 
-class RoutedExperts(PackedExperts):
+class TritonRoutedExperts(TritonPackedExperts):
     """The operation `routed_experts`: for a few tokens the router's kernel makes integers of them, if so multiplied."""
 
     def __init__(self, dtype: torch.dtype, *, routing: Routing, **options: Any) -> None:

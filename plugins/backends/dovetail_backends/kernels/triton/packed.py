@@ -193,7 +193,7 @@ def linear(
     return y if residual is None else residual + y
 
 
-class Packed:
+class TritonPacked:
     """The operation `packed_linear`."""
 
     def __init__(self, dtype: torch.dtype, *, form: Form, act: Act | None = None) -> None:
@@ -212,7 +212,7 @@ class Packed:
         return linear(x, weight, bias)
 
 
-class NormedPacked(Packed):
+class TritonNormedPacked(TritonPacked):
     """The operations `packed_norm_linear` and, with an activation, `packed_norm_gate`."""
 
     def __call__(  # type: ignore[override]  # another operation
