@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 logger = logging.getLogger("dovetail")
 T = TypeVar("T")
 
-MAX_DEATHS = 5
+MAX_CRASHES = 5
 WINDOW_S = 60.0
 """A service that died so often in so long a time makes the process unready, until it lives again."""
 STABLE_S = 10.0
@@ -42,7 +42,7 @@ class Service:
         self.name = name
         self._group = group
         self._work = work
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)
         self._last_error = ""
         self._is_waiting = False
         self._began = time.monotonic()
@@ -52,10 +52,10 @@ class Service:
     def problem(self) -> str | None:
         """Why it cannot be kept alive, or None."""
         now = time.monotonic()
-        is_often = len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < WINDOW_S
+        is_often = len(self._crashes) == MAX_CRASHES and now - self._crashes[0] < WINDOW_S
         if not is_often or (not self._is_waiting and now - self._began > STABLE_S):
             return None
-        return f"background task {self.name!r} died {MAX_DEATHS} times within {WINDOW_S:g} s: {self._last_error}"
+        return f"background task {self.name!r} died {MAX_CRASHES} times within {WINDOW_S:g} s: {self._last_error}"
 
     async def stop(self, limit_s: float = END_S) -> None:
         """End it."""
@@ -78,13 +78,13 @@ class Service:
             self._is_waiting = False
 
     def _note(self, error: BaseException) -> None:
-        self._deaths.append(time.monotonic())
+        self._crashes.append(time.monotonic())
         self._last_error = f"{type(error).__name__}: {error}"
         self._group.note_crash(self.name, error)
 
     def _delay_s(self) -> float:
-        recent = sum(at > time.monotonic() - WINDOW_S for at in self._deaths)
-        return min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (recent - 1) if recent < MAX_DEATHS else MAX_DELAY_S)
+        recent = sum(at > time.monotonic() - WINDOW_S for at in self._crashes)
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (recent - 1) if recent < MAX_CRASHES else MAX_DELAY_S)
 
 
 class Supervisor:
@@ -92,7 +92,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self.deaths: Counter[str] = Counter()
+        self.crashes: Counter[str] = Counter()
         """How often work died, by its name."""
         self._tasks: dict[asyncio.Task[Any], str] = {}
         self._services: list[Service] = []
@@ -134,12 +134,12 @@ class Supervisor:
 
     def note_crash(self, name: str, error: BaseException) -> None:
         """Count a death and log it, with its traceback if its cause is new."""
-        self.deaths[name] += 1
+        self.crashes[name] += 1
         last = traceback.extract_tb(error.__traceback__)[-1:]
         cause = (name, type(error).__name__, f"{last[0].filename}:{last[0].lineno}" if last else str(error))
         if cause in self._causes:
             text = "Background task %r died again (%d times): %s: %s"
-            logger.warning(text, name, self.deaths[name], type(error).__name__, error)
+            logger.warning(text, name, self.crashes[name], type(error).__name__, error)
             return
         if len(self._causes) >= MAX_CAUSES:
             self._causes.clear()
@@ -178,7 +178,7 @@ class Supervisor:
             timer.cancel()
 
     @contextmanager
-    def whole_life(self) -> Iterator[None]:
+    def with_timeout_cancelled(self) -> Iterator[None]:
         """Call off `exit_after` behind a block that leaves no thread which would keep the process."""
         before = set(threading.enumerate())
         try:

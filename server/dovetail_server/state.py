@@ -53,7 +53,7 @@ class ServerState(ReadingContext):
         self.metrics = Metrics(
             settings.metrics_style,
             self.served_names[0],
-            self.tasks.deaths,
+            self.tasks.crashes,
             restarts=lambda: self.engine.num_restarts,
             engine_pid=lambda: self.engine.pid,
             keys=self.keys,

@@ -160,9 +160,9 @@ def main() -> None:
     for name, spec, write in cases:
         rng = random.Random(1)
         rows = Rows(backend, spec, [encode(write(rng)) for _ in range(options.rows)])
-        tell, rows.grammar._tell = rows.grammar._tell, None
+        tell, rows.grammar._make_states = rows.grammar._make_states, None
         figures = [rows.run()]
-        rows.grammar._tell = tell
+        rows.grammar._make_states = tell
         rows.grammar.follow()
         figures += [rows.run(), rows.run()]
         told = "".join(f"{np.median(m) * 1e6:10.0f} ({np.mean(m) * 1e6:5.0f})" for m, _ in figures)

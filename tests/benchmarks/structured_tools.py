@@ -133,7 +133,7 @@ class Profile:
         self._wrap(engine, "_report_cache", "cache report")
         self._wrap(LlguidanceBackend, "fill_batch", "fill_batch, rest")
         self._wrap(LlguidanceBackend, "_compute", "fill_batch, library")
-        self._wrap(LlguidanceMatcher, "_tell", "library hears of tokens")
+        self._wrap(LlguidanceMatcher, "_consume", "library hears of tokens")
         self._wrap(SocketTransport, "send", "send")
         self._wrap(SocketTransport, "poll", "poll")
 

@@ -163,7 +163,7 @@ def test_streams_go_before_more_messages_when_there_are_many(qwen3: Path) -> Non
 
     async def main() -> None:
         client, wire = process_client(qwen3), Wire()
-        client._life = life = EngineProcess((), client._start_message, client._take)
+        client._handle = life = EngineProcess((), client._start_message, client._take)
         life.is_ready = True
         link = EngineConnection(life)
         link.connection_made(wire)

@@ -205,7 +205,7 @@ def test_an_engine_that_never_comes_up_is_not_awaited_for_ever(
 ) -> None:
     """A process that does not connect, or connects and says nothing more, fails the start after the limit."""
     monkeypatch.setattr(process, "CONNECT_S", 4.0 if connects else 0.8)
-    monkeypatch.setattr(process, "START_SILENCE_S", 0.8)
+    monkeypatch.setattr(process, "START_STALL_S", 0.8)
     text = "import socket, sys, time\n"
     text += "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n" if connects else ""
 

@@ -28,7 +28,7 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail.grammar.pipeline import StructuredOutputs, tell_unserved
+from dovetail.grammar.pipeline import StructuredOutputs, log_unserved
 from dovetail.grammar.spec.route import Enforcement, GrammarRoute, GrammarRouter
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
@@ -170,10 +170,10 @@ def test_kinds_that_no_backend_reads_are_told_at_the_start(
     backends: Mapping[str, GrammarBackend], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One backend alone says what it leaves out; all together leave out nothing."""
-    tell_unserved(backends)
-    tell_unserved({})
+    log_unserved(backends)
+    log_unserved({})
     assert not caplog.messages
-    tell_unserved({"outlines": backends["outlines"]})
+    log_unserved({"outlines": backends["outlines"]})
     [told] = caplog.messages
     assert told.startswith("--grammar-backend outlines does not serve json_object, ebnf, lark, structural:")
 

@@ -200,14 +200,14 @@ def test_rows_that_go_along_together_are_not_told_of_in_one_step(
     matchers = [grammar.matcher() for _ in range(64)]
     mask = np.zeros((64, small.mask_words), dtype=np.int32)
     told: list[int] = []
-    tell = LlguidanceMatcher._tell
+    tell = LlguidanceMatcher._consume
 
     def counted(matcher: LlguidanceMatcher) -> None:
         told[-1] += 1
         assert len(matcher._taken) - matcher._num_consumed <= llguidance.MAX_UNTOLD
         tell(matcher)
 
-    monkeypatch.setattr(LlguidanceMatcher, "_tell", counted)
+    monkeypatch.setattr(LlguidanceMatcher, "_consume", counted)
     for place in range(200):
         told.append(0)
         if place < 3:

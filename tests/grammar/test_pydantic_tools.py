@@ -173,7 +173,7 @@ def test_the_ways_are_those_of_a_validator() -> None:
     for _ in range(600):
         rules = [{key: rule[key]} for rule in rng.sample(NEEDED[:-1], 2) for key in rule]
         schema = needing(rng.choice([{"allOf": rules}, {"anyOf": rules}, {"oneOf": rules}, {"not": rules[0]}]))
-        form = normalize(json.loads(json.dumps(schema)), is_taken_apart=True).schema
+        form = normalize(json.loads(json.dumps(schema)), is_split=True).schema
         if form is False:  # nothing is valid
             continue
         options, places = presences(form)

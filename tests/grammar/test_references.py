@@ -124,12 +124,12 @@ def test_a_type_that_the_reader_does_not_see_is_named(
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}])
 def test_a_circle_ends(schema: dict[str, Any]) -> None:
     """A schema that names itself has no properties."""
-    assert "properties" not in normalize({"type": "object", **schema}, is_taken_apart=True).schema
+    assert "properties" not in normalize({"type": "object", **schema}, is_split=True).schema
 
 
 def test_places_are_those_of_the_schema_as_it_came() -> None:
     """Also of a definition that became the whole."""
-    normal = normalize({"type": "object", **ROOTS["a definition"]}, is_taken_apart=True)
+    normal = normalize({"type": "object", **ROOTS["a definition"]}, is_split=True)
     assert normal.place("/properties/v/maxLength") == "/$defs/N/properties/v/maxLength"
 
 

@@ -39,7 +39,7 @@ def metrics() -> Iterator[str]:
 
     seen = set()
     for style in STYLES:
-        made = Metrics(style, "m", deaths={"task": 1})
+        made = Metrics(style, "m", crashes={"task": 1})
         made.load.stats = LoadStats(**{field.name: 1 for field in fields(LoadStats)})  # type: ignore[arg-type]  # all are numbers
         made.cache = (1, 1)
         keys = SimpleNamespace(tenants={}, watch=SimpleNamespace(num_failures=0, is_current=True))

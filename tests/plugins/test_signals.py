@@ -15,7 +15,7 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.files import add_file
 from dovetail.plugins.manager import HookManager
-from dovetail.plugins.signals import Signalled, telling_signals
+from dovetail.plugins.signals import Signalled, catching_signals
 from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.plan import make_parsers
 from dovetail_server.apis.loaded import apis_of
@@ -156,7 +156,7 @@ def test_a_handler_that_the_block_sets_stays() -> None:
     def hear(number: int, frame: Any) -> None:
         heard.append(number)
 
-    with telling_signals(), time_limit("acme", 60):
+    with catching_signals(), time_limit("acme", 60):
         before = signal.signal(signal.SIGINT, hear)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is hear

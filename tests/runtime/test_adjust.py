@@ -18,7 +18,7 @@ from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.sampling import sampler
-from dovetail.runtime.sampling.draw_graphs import SampleTables, draw_adjusted, give_way
+from dovetail.runtime.sampling.draw_graphs import SampleTables, draw_adjusted, yield_to_min_tokens
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.ranked import RankedLogprobs
 from dovetail.runtime.sampling.sampler import Masked, SampleBatch
@@ -90,7 +90,7 @@ class Batch:
         rows = torch.cat((at, at.new_full((SPARE,), state.padding_row)))
         sampler.remember(state.params.rows[: self.num], at, state.params, self.counts)
         self.buffer.send(int((self.lines >= 0).sum()))
-        said = np.where(self.ends_only, give_way(self.lines), self.lines)
+        said = np.where(self.ends_only, yield_to_min_tokens(self.lines), self.lines)
         lines = torch.tensor([*said, *[-1] * SPARE], dtype=torch.int32, device=DEVICE)
         ids, told = draw_adjusted(logits, rows, lines, state, SampleTables(self.buffer, self.counts), self.step)
         assert state.next_ids[: self.num].tolist() == ids[: self.num].tolist()

@@ -191,7 +191,7 @@ def test_an_object_of_both_kinds_has_one_thread() -> None:
     )  # fmt: skip
     for i in range(200):
         found.http_ended(http(i))
-        found.loggers[0].tell("log", stats)
+        found.loggers[0].notify("log", stats)
     assert found.settle()
     assert both.most == 1
     found.close()

@@ -120,7 +120,7 @@ def faults() -> Iterator[tuple[Api, str]]:
     yield with_route(id_prefix="\ud800"), "id_prefix is"
     yield with_route(about="\ud800"), "about is"
     yield with_route(tag="a\nb"), "tag is"
-    yield with_route(writer=type("Odd", (Says,), {"tells_aborts": property(print)})), "tells_aborts is"
+    yield with_route(writer=type("Odd", (Says,), {"reports_aborts": property(print)})), "reports_aborts is"
     yield with_route(body=dict), "give a pydantic model"
     yield with_route(body=Undescribed), "body cannot be described as a JSON schema"
     yield with_route(reply=msgspec.defstruct("Undescribed", [("a", ServerFacts | Twin | dict)])), "reply cannot be desc"

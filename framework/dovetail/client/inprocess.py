@@ -80,15 +80,15 @@ class InProcessClient(StreamClient):
                 self.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
                 run_loop(core, self)
         except ConfigError as error:
-            self._tell(EngineFailed(said(error), user_error=True))
+            self._deliver(EngineFailed(said(error), user_error=True))
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception | SystemExit):
                 raise
         finally:
             # The last resort of the thread, whatever ended it: whoever waits for the engine must hear of it.
-            self._tell(EngineFailed(why, user_error=False))
+            self._deliver(EngineFailed(why, user_error=False))
 
-    def _tell(self, message: EngineFailed) -> None:
+    def _deliver(self, message: EngineFailed) -> None:
         with contextlib.suppress(ClosedError):
             self.send(message)

@@ -272,7 +272,7 @@ class Writer(ABC):
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
     """What a stream that has nothing to say sends now and then; empty for nothing."""
 
-    tells_aborts: ClassVar[bool] = False
+    reports_aborts: ClassVar[bool] = False
     """A choice that is given up behind its first token is told as such; else it ends the stream with an error."""
 
     def __init__(self, reply: Reply) -> None:

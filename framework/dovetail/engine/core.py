@@ -102,7 +102,7 @@ class EngineCore:
         folds = ReplyFolds(self.scheduler) if settings.fold_replies else None
         self._replies = Replies(self.scheduler, self.pages, self.grammars, folds)
         self.step_count = 0
-        self.tell: Callable[[FromEngine], None] = lambda message: None
+        self.send: Callable[[FromEngine], None] = lambda message: None
         """Sends what cannot wait for the end of the step; set by whoever drives the engine."""
         self._arrivals = 0
         self._known_ids: list[int] = []
@@ -215,7 +215,7 @@ class EngineCore:
         if self._journal:
             events = self._journal.copy()
             self._journal.clear()
-            self.tell(CacheChanged(events))
+            self.send(CacheChanged(events))
 
     def _launch(self, plan: StepPlan) -> bool | StepError:
         """Start a step; its requests move on as far as can be said without its tokens. If it fails, they do not.
@@ -240,7 +240,7 @@ class EngineCore:
         for request in requests:
             request.is_announced = True
         if known := [request.handle for request in requests if not request.is_reply]:
-            self.tell(Admitted(known))
+            self.send(Admitted(known))
 
     def _recover(self, plan: StepPlan, failure: StepError) -> list[TokenDelta]:
         """Undo a step that has failed; end its request if there is no other way to go on."""

@@ -43,7 +43,7 @@ class Transport(Protocol):
 
 def run_loop(core: EngineCore, transport: Transport) -> None:
     """Serve until a `shutdown` message or until the client is gone."""
-    core.tell = transport.send
+    core.send = transport.send
     try:
         while True:
             wait_s = core.throttle_s if core.has_work else IDLE_TASK_POLL_S if core.has_idle_tasks else IDLE_POLL_S

@@ -52,16 +52,16 @@ class Owners:
     """The owners of live requests, in the order of their turns. An operation costs the logarithm of their number."""
 
     def __init__(
-        self, running: Collection[EngineRequest] = (), *, are_apart: bool = True, background: bool = False
+        self, running: Collection[EngineRequest] = (), *, by_owner: bool = True, background: bool = False
     ) -> None:
         """Begin with none.
 
         Args:
             running: All requests with rows, as they come and go.
-            are_apart: Else all requests count as those of one owner.
+            by_owner: Else all requests count as those of one owner.
             background: These are the owners of the background's requests; else of all others.
         """
-        self._running, self._are_apart, self._background = running, are_apart, background
+        self._running, self._by_owner, self._background = running, by_owner, background
         self._known: dict[str, Owner] = {}
         self._forget_at = MIN_KNOWN
         self._num_live = 0
@@ -113,7 +113,7 @@ class Owners:
 
     def of(self, request: EngineRequest) -> Owner:
         """Return the owner of a request."""
-        name = request.owner if self._are_apart else ""
+        name = request.owner if self._by_owner else ""
         owner = self._known.get(name)
         if owner is None:
             owner = self._known[name] = Owner(name)

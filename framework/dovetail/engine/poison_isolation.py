@@ -76,14 +76,14 @@ class RestartLimit:
         """At most `most` times within `window_s` seconds."""
         self.most, self.window_s = most, window_s
         self._clock = clock
-        self._deaths: deque[float] = deque()
+        self._crashes: deque[float] = deque()
         self._num_unexplained = 0
         self._failed_starts = 0
 
     @property
     def num_recent(self) -> int:
         """Deaths in the window."""
-        return len(self._deaths)
+        return len(self._crashes)
 
     def died(self, *, was_ready: bool, num_explained: int = 0) -> str | None:
         """Count a death; returns why the engine is not started again, or None if it is.
@@ -94,21 +94,21 @@ class RestartLimit:
                 count. None of them is explained twice.
         """
         now = self._clock()
-        self._deaths.append(now)
+        self._crashes.append(now)
         self._num_unexplained += 1
         if num_explained:
-            for _ in range(min(num_explained, self._num_unexplained, len(self._deaths))):
-                self._deaths.pop()
+            for _ in range(min(num_explained, self._num_unexplained, len(self._crashes))):
+                self._crashes.pop()
             self._num_unexplained = 0
-        while self._deaths and self._deaths[0] < now - self.window_s:
-            self._deaths.popleft()
+        while self._crashes and self._crashes[0] < now - self.window_s:
+            self._crashes.popleft()
         self._failed_starts = 0 if was_ready else self._failed_starts + 1
         if self.most == 0:
             return "restarts are off (--max-engine-restarts 0)"
         if self._failed_starts >= MAX_FAILED_STARTS:
             return f"it did not get ready {self._failed_starts} times in a row"
-        if len(self._deaths) > self.most:
-            return f"it died {len(self._deaths)} times within {self.window_s:g} s (--max-engine-restarts {self.most})"
+        if len(self._crashes) > self.most:
+            return f"it died {len(self._crashes)} times within {self.window_s:g} s (--max-engine-restarts {self.most})"
         return None
 
     @property

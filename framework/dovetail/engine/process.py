@@ -38,7 +38,7 @@ logger = logging.getLogger("dovetail.engine")
 
 CONNECT_S = 60.0
 """For the new process to connect, which it does before it imports anything large."""
-START_SILENCE_S = 120.0
+START_STALL_S = 120.0
 """Starting may take as long as it does, but for so long nothing must be heard of it."""
 STOP_TIMEOUT_S = 5.0
 GROWN = 1024
@@ -78,7 +78,7 @@ class ProcessClient(StreamClient):
         )
         self._limit = RestartLimit(self._restarts.max_restarts, self._restarts.window_s)
         self._tasks = Supervisor()
-        self._life: EngineProcess | None = None
+        self._handle: EngineProcess | None = None
         self._watchdog = EngineWatchdog(CONNECT_S)
         self._num_heard = 0
         self._num_hangs = 0
@@ -93,7 +93,7 @@ class ProcessClient(StreamClient):
     @property
     def pid(self) -> int | None:
         """Process id of the engine."""
-        return None if self._life is None else self._life.pid
+        return None if self._handle is None else self._handle.pid
 
     @property
     def restarting(self) -> str | None:
@@ -119,12 +119,12 @@ class ProcessClient(StreamClient):
     async def close(self, *, wait: bool = True) -> None:
         """See `EngineClient.close`."""
         self._closing = True
-        life = self._life
-        if life is not None:
-            if life.is_ready:
-                life.send(Control(id=0, op="shutdown"))
-            if not life.is_ready or not await life.wait(STOP_TIMEOUT_S if wait else 0):
-                life.kill(CLOSED)
+        handle = self._handle
+        if handle is not None:
+            if handle.is_ready:
+                handle.send(Control(id=0, op="shutdown"))
+            if not handle.is_ready or not await handle.wait(STOP_TIMEOUT_S if wait else 0):
+                handle.kill(CLOSED)
         await self._tasks.close()
         self._engine_died(CLOSED)
 
@@ -157,27 +157,27 @@ class ProcessClient(StreamClient):
             while True:
                 self._step = 0
                 start = msgspec.structs.replace(self._start_message, num_hangs=self._num_hangs)
-                self._life = life = EngineProcess(self.command, start, self._take)
+                self._handle = handle = EngineProcess(self.command, start, self._take)
                 self._watchdog = EngineWatchdog(CONNECT_S)
-                why = await life.run()
-                self._num_hangs = (0 if self._step >= GROWN else self._num_hangs) + life.has_hung
-                if self._info is None or self._closing or (refusal := self._may_not_restart(life, why)):
+                why = await handle.run()
+                self._num_hangs = (0 if self._step >= GROWN else self._num_hangs) + handle.has_hung
+                if self._info is None or self._closing or (refusal := self._may_not_restart(handle, why)):
                     break
                 await asyncio.sleep(self._limit.delay_s)
             if self._closing:
                 self._engine_died(CLOSED)
             elif self._info is None:
-                self._engine_died(why, user_error=life.failure is not None and life.failure.user_error)
+                self._engine_died(why, user_error=handle.failure is not None and handle.failure.user_error)
             else:
                 self._engine_died(f"{why}; it is not started again, for {refusal}")
         except Exception as error:
             self._engine_died(f"the engine cannot be started: {type(error).__name__}: {error}")
             raise
 
-    def _may_not_restart(self, life: EngineProcess, why: str) -> str | None:
+    def _may_not_restart(self, handle: EngineProcess, why: str) -> str | None:
         """Account for a death; returns why there is no further start, if there is none."""
-        num_explained = self._note_crash(life, why)
-        refusal = self._limit.died(was_ready=life.is_ready, num_explained=num_explained)
+        num_explained = self._note_crash(handle, why)
+        refusal = self._limit.died(was_ready=handle.is_ready, num_explained=num_explained)
         if refusal is not None:
             return refusal
         if self._restarting is None:
@@ -188,12 +188,12 @@ class ProcessClient(StreamClient):
         logger.warning(text, why, limit.num_recent, limit.most, limit.window_s, len(self._entries))
         return None
 
-    def _note_crash(self, life: EngineProcess, why: str) -> int:
+    def _note_crash(self, handle: EngineProcess, why: str) -> int:
         """Take all requests back, end finished ones and a poisoned one; return its crashes."""
         open_entries = [entry for entry in self._entries.values() if not entry.has_ended]
         present = [entry for entry in open_entries if entry.is_sent and entry.is_admitted]
         is_alarmed = time.monotonic() < self._alarmed_until
-        poisoned_entry = note_crash(present, self._tried, from_outside=life.ended_from_outside, is_alarmed=is_alarmed)
+        poisoned_entry = note_crash(present, self._tried, from_outside=handle.ended_from_outside, is_alarmed=is_alarmed)
         self._tried = None
         for entry in open_entries:
             if entry.is_sent:
@@ -238,15 +238,15 @@ class ProcessClient(StreamClient):
             self._renumber(entry)
 
     def _dispatch(self, entry: RequestEntry) -> None:
-        is_up = self._life is not None and self._life.is_ready and self._restarting is None
+        is_up = self._handle is not None and self._handle.is_ready and self._restarting is None
         if is_up and self._tried is None:
             super()._dispatch(entry)
 
     # ---- what the engine says, and its silence
 
     def _send(self, message: ToEngine) -> None:
-        if self._life is not None:
-            self._life.send(message)
+        if self._handle is not None:
+            self._handle.send(message)
 
     def _take(self, message: FromEngine) -> None:
         self._num_heard += 1
@@ -261,8 +261,8 @@ class ProcessClient(StreamClient):
             self._receive(message)
 
     def _is_ready(self) -> None:
-        if self._life is not None:
-            self._life.is_ready = True
+        if self._handle is not None:
+            self._handle.is_ready = True
         self._watchdog = EngineWatchdog(self._restarts.hang_s)
         if self._restarting is not None:
             self._record_recovery()
@@ -274,15 +274,15 @@ class ProcessClient(StreamClient):
         """End an engine that makes no progress; this counts as any other crash."""
         while True:
             await asyncio.sleep(self._watchdog.look_s)
-            life = self._life
-            if life is None:
+            handle = self._handle
+            if handle is None:
                 continue
-            if life.is_connected and not life.is_ready and self._watchdog.limit_s == CONNECT_S:
-                self._watchdog = EngineWatchdog(START_SILENCE_S)
-            late_s = self._watchdog.look(self._num_heard, is_busy=not life.is_ready or self._is_busy)
+            if handle.is_connected and not handle.is_ready and self._watchdog.limit_s == CONNECT_S:
+                self._watchdog = EngineWatchdog(START_STALL_S)
+            late_s = self._watchdog.look(self._num_heard, is_busy=not handle.is_ready or self._is_busy)
             if late_s is not None:
-                life.has_hung = life.is_ready
-                life.kill(self._late(life, late_s))
+                handle.has_hung = handle.is_ready
+                handle.kill(self._late(handle, late_s))
 
     @property
     def _is_busy(self) -> bool:
@@ -292,9 +292,9 @@ class ProcessClient(StreamClient):
         return bool(self._replies) or any(e.is_sent and not e.has_ended for e in self._entries.values())
 
     @staticmethod
-    def _late(life: EngineProcess, late_s: float) -> str:
-        if not life.is_connected:
+    def _late(handle: EngineProcess, late_s: float) -> str:
+        if not handle.is_connected:
             return f"the engine process did not connect within {late_s:.0f} s"
-        if not life.is_ready:
+        if not handle.is_ready:
             return f"the engine process did not get on with its start for {late_s:.0f} s"
         return f"the engine hung: no step and no layer for {late_s:.0f} s"

@@ -152,10 +152,10 @@ class EngineProcess:
 class EngineConnection(asyncio.Protocol):
     """The client's end of the socket. All messages that have come are taken at once."""
 
-    def __init__(self, life: EngineProcess) -> None:
+    def __init__(self, handle: EngineProcess) -> None:
         """Prepare; the transport brings the rest."""
-        self._life = life
-        self._heard = life.heard
+        self._handle = handle
+        self._heard = handle.heard
         self._frames = FrameReader()
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._transport: asyncio.Transport | None = None
@@ -164,7 +164,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Offer itself to the client."""
         self._transport = cast("asyncio.Transport", transport)
-        if not self._life.connected(self):
+        if not self._handle.connected(self):
             transport.close()
 
     def data_received(self, data: bytes) -> None:

@@ -62,9 +62,9 @@ class Scheduler:
         self.limits = limits
         self.background = background or LowPriorityThrottle()
         self.ratio = NewTokenRatio()
-        are_apart = not policy.across_owners
+        by_owner = not policy.across_owners
         self.running: list[EngineRequest] = []
-        self._owners = {b: Owners(self.running, are_apart=are_apart, background=b) for b in (False, True)}
+        self._owners = {b: Owners(self.running, by_owner=by_owner, background=b) for b in (False, True)}
         self.waiting = WaitQueue(self._owners[False], self._owners[True])
         self.num_background = 0
         self.num_launched = 0

@@ -31,7 +31,7 @@ class StallLogger:
         hang_s: float,
         progress: Callable[[], tuple[int, int]],
         is_busy: Callable[[], bool],
-        tell: Callable[[], None],
+        report: Callable[[], None],
     ) -> None:
         """Prepare.
 
@@ -40,9 +40,9 @@ class StallLogger:
             hang_s: Seconds without news after which the client considers a busy engine hung.
             progress: Returns the engine's step counter, which is sent with each step, and what grows within a step.
             is_busy: Whether it has something to do.
-            tell: Reports progress to the client; may be called while the engine sends.
+            report: Reports progress to the client; may be called while the engine sends.
         """
-        self._plan, self._progress, self._is_busy, self._tell = plan, progress, is_busy, tell
+        self._plan, self._progress, self._is_busy, self._report = plan, progress, is_busy, report
         self._watchdog = EngineWatchdog(EARLY * hang_s)
         self._watched = threading.get_ident()
         self._ended = threading.Event()
@@ -62,7 +62,7 @@ class StallLogger:
             if now != before:
                 if now[0] == before[0] and is_busy:
                     with contextlib.suppress(ClosedError):  # the loop will hear of it, too
-                        self._tell()
+                        self._report()
                 news, before = news + 1, now
             still_s = self._watchdog.look(news, is_busy=is_busy)
             frame = sys._current_frames().get(self._watched)

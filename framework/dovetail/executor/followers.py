@@ -110,16 +110,16 @@ class RankFollowers:
         self.all.append(follower)
         return len(self._pipes)
 
-    def tell(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         """Tell all.
 
         Raises:
             RankError: One has ended.
         """
         for rank in self.ranks:
-            self.tell_one(rank, command)
+            self.send_to_rank(rank, command)
 
-    def tell_one(self, rank: int, command: Command) -> None:
+    def send_to_rank(self, rank: int, command: Command) -> None:
         """Tell one.
 
         Raises:
@@ -168,7 +168,7 @@ class RankFollowers:
         now = time.monotonic()
         if self._pinged is None:
             if now - self._heard >= PING_S:
-                self.tell(Ping())
+                self.send(Ping())
                 self._pinged, self._waiting = now, set(self.ranks)
             return
         for rank in list(self._waiting):

@@ -114,7 +114,7 @@ class GroupExecutor:
             start = StartRank(
                 settings=plain, plan=self._plugins.plan, log_level=level, rank=rank, attention=self.attention
             )
-            self._ranks.tell_one(rank, start)
+            self._ranks.send_to_rank(rank, start)
         mine, free = about(self._plugins, device), [(device.name, device.free)]
         for rank in self._ranks.ranks:
             answer = self._ranks.hear(rank, LOAD_S)
@@ -128,7 +128,7 @@ class GroupExecutor:
         """Plan for the rank that has least; see `Meeting`."""
         answers = [self._ranks.hear(rank, LOAD_S) for rank in self._ranks.ranks]
         found = plan(min([left, *(answer.left for answer in answers if isinstance(answer, WeightsLoaded))]))
-        self._ranks.tell(SetMemoryPlan(found))
+        self._ranks.send(SetMemoryPlan(found))
         return found
 
     def connect(self) -> None:
@@ -136,7 +136,7 @@ class GroupExecutor:
         meeting, limit_s = Path(self._folder) / "meeting", self._ranks.limit_s
         for rank in self._ranks.ranks:
             self._ranks.done(rank, LOAD_S)  # or all would wait in a collective for one that has ended
-        self._ranks.tell(Connect(str(meeting), limit_s))
+        self._ranks.send(Connect(str(meeting), limit_s))
         try:
             self._links.connect(meeting, CONNECT_S, limit_s)
         except RuntimeError as error:
@@ -163,7 +163,7 @@ class GroupExecutor:
 
     def launch(self, step: StepInput) -> None:
         """See `Executor`."""
-        self._ranks.tell(Launch(step))
+        self._ranks.send(Launch(step))
         self._together(lambda: self.local.launch(step))
 
     def masks(self, num: int) -> npt.NDArray[np.int32]:
@@ -174,7 +174,7 @@ class GroupExecutor:
     def choose(self, late: StepLate) -> None:
         """See `Executor`."""
         num = int((late.mask_of >= 0).sum())
-        self._ranks.tell(Choose(late, self._lent[:num]))
+        self._ranks.send(Choose(late, self._lent[:num]))
         self._together(lambda: self.local.choose(late))
 
     def is_computing(self) -> bool:
@@ -183,7 +183,7 @@ class GroupExecutor:
 
     def read(self) -> StepOutput:
         """See `Executor`."""
-        self._ranks.tell(Read())
+        self._ranks.send(Read())
         self._wait_for_device()
         found: list[StepOutput] = []
         self._together(lambda: found.append(self.local.read()), is_answered=True)
@@ -194,7 +194,7 @@ class GroupExecutor:
 
     def prepare(self, key: GraphKey | None = None) -> PrepareResult:
         """See `Executor`."""
-        self._ranks.tell(Prepare(key) if isinstance(key, DecodeGraph) else Prepare(prefill=key))
+        self._ranks.send(Prepare(key) if isinstance(key, DecodeGraph) else Prepare(prefill=key))
         found = self.local.prepare(key)
         for rank in self._ranks.ranks:
             self._ranks.done(rank)
@@ -216,7 +216,7 @@ class GroupExecutor:
         except StepError as failure:
             if self._links.is_broken:
                 raise self._ranks.failed_rank(failure.text) from failure
-            self._ranks.tell(Settle())
+            self._ranks.send(Settle())
             for rank in self._ranks.ranks if is_answered else ():
                 self._ranks.done(rank)
             failed = [self._ranks.done(rank).failure for rank in self._ranks.ranks]
@@ -273,7 +273,7 @@ class GroupExecutor:
             ProfileError: It failed somewhere.
             RankError: A rank has ended.
         """
-        self._ranks.tell(command)
+        self._ranks.send(command)
         failures: list[str] = []
         files: list[str] = []
         try:

@@ -73,7 +73,7 @@ class GrammarOutcome:
     ended: bool
 
 
-def tell_unserved(backends: Mapping[str, GrammarBackend]) -> None:
+def log_unserved(backends: Mapping[str, GrammarBackend]) -> None:
     """Say in the log, before the first request, what kinds of grammar no backend reads."""
     served = frozenset(kind for backend in backends.values() for kind in backend.kinds)
     if unserved := [kind.value for kind in Kind if backends and kind not in served]:
@@ -126,7 +126,7 @@ class StructuredOutputs:
         for planned, backend in plugins.candidates("grammar_backend"):
             with plugins.watched(planned):
                 backends[planned.name] = backend(vocabulary)
-        tell_unserved(backends)
+        log_unserved(backends)
         return cls(backends, **options)
 
     def only(self, name: str | None, param: str = "grammar_backend") -> StructuredOutputs:
@@ -216,8 +216,8 @@ class StructuredOutputs:
         if enforcement == "full":
             return replace(made, valid=True)
         if outcome.calls and route.tools:
-            verdicts = [tool.valid for tool in made.tools if tool.name in {name for name, _ in outcome.calls}]
-            return replace(made, valid=None if None in verdicts else all(verdicts))
+            validity = [tool.valid for tool in made.tools if tool.name in {name for name, _ in outcome.calls}]
+            return replace(made, valid=None if None in validity else all(validity))
         if route.spec.kind is Kind.JSON:
             [valid] = self._validator.validate(route.spec.source, [outcome.text])
             return replace(made, valid=valid)
@@ -233,8 +233,8 @@ class StructuredOutputs:
             texts = [text for name, text in outcome.calls if name == tool.name]
             valid: bool | None = None
             if texts and outcome.ended:
-                verdicts = [True] if enforcement == "full" else self._validator.validate(tool.source, texts)
-                valid = None if None in verdicts else all(verdicts)
+                validity = [True] if enforcement == "full" else self._validator.validate(tool.source, texts)
+                valid = None if None in validity else all(validity)
             made.append(ToolReport(tool.name, enforcement, ignored, valid))
         return tuple(made)
 

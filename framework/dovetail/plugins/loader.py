@@ -29,7 +29,7 @@ from dovetail.plugins.process_state import BEGINNING, ProcessState
 from dovetail.plugins.records import PluginState
 from dovetail.plugins.registrations import registrations
 from dovetail.plugins.scan import installed_version
-from dovetail.plugins.signals import Signalled, telling_signals
+from dovetail.plugins.signals import Signalled, catching_signals
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, time_limit
 
 logger = logging.getLogger("dovetail.plugins")
@@ -194,7 +194,7 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
         PluginError: A plugin's code raised.
     """
     try:
-        with telling_signals():
+        with catching_signals():
             yield
     except DovetailError:
         raise

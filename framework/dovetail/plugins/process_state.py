@@ -217,8 +217,8 @@ def _is_for_all(rule: Any) -> bool:
 def _is_pythons(kind: type, how: Any) -> bool:
     """Whether a way of pickling is of a type of Python's, and not Python's own way."""
     homes = (getattr(part, "__module__", None) or "" for part in (kind, how))
-    of_kind, of_way = (home.partition(".")[0] in _PYTHONS for home in homes)
-    return of_kind and not of_way
+    of_kind, of_pickler = (home.partition(".")[0] in _PYTHONS for home in homes)
+    return of_kind and not of_pickler
 
 
 def _types() -> list[dict[str, str]]:

@@ -15,27 +15,27 @@ class Signalled(KeyboardInterrupt):
 
 
 @contextmanager
-def telling_signals() -> Iterator[None]:
+def catching_signals() -> Iterator[None]:
     """Raise `Signalled` in the block where the handler of SIGINT or SIGTERM raises `KeyboardInterrupt`.
 
     Handlers run in the main thread only, so that in others nothing changes.
     """
-    told: dict[signal.Signals, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+    replaced: dict[signal.Signals, tuple[Callable[..., Any], Callable[..., Any]]] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.getsignal(number)
             if callable(before):
-                told[number] = _telling(before), before
-                signal.signal(number, told[number][0])
+                replaced[number] = _catching(before), before
+                signal.signal(number, replaced[number][0])
     try:
         yield
     finally:
-        for number, (ours, earlier) in told.items():
+        for number, (ours, earlier) in replaced.items():
             if signal.getsignal(number) is ours:  # else the block has set another, which is told as left behind
                 signal.signal(number, earlier)
 
 
-def _telling(handler: Callable[..., Any]) -> Callable[[int, FrameType | None], None]:
+def _catching(handler: Callable[..., Any]) -> Callable[[int, FrameType | None], None]:
     def handle(number: int, frame: FrameType | None) -> None:
         try:
             handler(number, frame)

@@ -17,7 +17,7 @@ from types import FrameType
 
 from dovetail import log
 from dovetail.contracts.errors import PluginError
-from dovetail.plugins.signals import telling_signals
+from dovetail.plugins.signals import catching_signals
 
 logger = logging.getLogger("dovetail.plugins")
 
@@ -56,7 +56,7 @@ def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S, advice: str = AD
     """
     outer, _local.what = running(), what
     try:
-        with telling_signals(), _limited(what, timeout_s, advice) if timeout_s > 0 else nullcontext():
+        with catching_signals(), _limited(what, timeout_s, advice) if timeout_s > 0 else nullcontext():
             yield
     finally:
         _local.what = outer

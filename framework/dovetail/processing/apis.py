@@ -76,8 +76,9 @@ def _of_generating(route: Route) -> Iterator[str]:
         yield f"{route.path}: {writer.__qualname__}.media_type is {writer.media_type!r}; give one such as text/plain"
     if not isinstance(writer.keep_alive, bytes) or len(writer.keep_alive) > MAX_KEEP_ALIVE:
         yield f"{route.path}: {writer.__qualname__}.keep_alive must be bytes, at most {MAX_KEEP_ALIVE}"
-    if not isinstance(writer.tells_aborts, bool):
-        yield f"{route.path}: {writer.__qualname__}.tells_aborts is {short(writer.tells_aborts)}; possible: True, False"
+    if not isinstance(writer.reports_aborts, bool):
+        given = short(writer.reports_aborts)
+        yield f"{route.path}: {writer.__qualname__}.reports_aborts is {given}; possible: True, False"
     if (body := route.body) is not None:
         if not hasattr(body, "model_validate"):
             yield f"{route.path}: body is {body!r}; give a pydantic model, or none"

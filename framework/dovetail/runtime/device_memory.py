@@ -17,7 +17,7 @@ from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.checks import gib
 from dovetail.runtime.memory.host import host_bytes, resident_bytes
-from dovetail.runtime.memory.plan import NUM_SPARE, DeviceBytes, MemoryPlan, plan_memory
+from dovetail.runtime.memory.plan import NUM_PADDING_ROWS, DeviceBytes, MemoryPlan, plan_memory
 from dovetail.runtime.memory.table import print_table
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.settings import EngineSettings
@@ -121,7 +121,7 @@ class DeviceMemory:
         plan = self.plan
         try:
             sizes = [group.num_pages + 1 for group in plan.groups]
-            rows = plan.max_running_requests + NUM_SPARE
+            rows = plan.max_running_requests + NUM_PADDING_ROWS
             return KVCache(self._config.cache_groups, sizes, plan.page_size, self._dtype, self._device, rows)
         except (RuntimeError, OSError) as error:  # of the device, of the host
             raise ConfigError(

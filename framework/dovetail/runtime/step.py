@@ -98,7 +98,7 @@ class InFlightStep:
     def start_copy(self, device: torch.device) -> None:
         """Send the tokens to the host, and behind them what is told of the silent; every part has been sampled."""
         chosen = [part.tokens for part in self.parts if part.tokens is not None]
-        chosen += [verdicts for _, verdicts in self.tokenless]
+        chosen += [flags for _, flags in self.tokenless]
         if chosen:
             self._host = to_host(chosen[0] if len(chosen) == 1 else torch.cat(chosen))
         if self.pooled:

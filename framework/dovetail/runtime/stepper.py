@@ -27,7 +27,7 @@ from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.pooling import Pooler
 from dovetail.runtime.progress import LayerProgress
-from dovetail.runtime.sampling.draw_graphs import give_way
+from dovetail.runtime.sampling.draw_graphs import yield_to_min_tokens
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
@@ -113,7 +113,7 @@ class Stepper:
             if (done := part.decoded) is not None and not late.skip[part.at].any():
                 mask_of, ends_only = late.mask_of[part.places], late.ends_only[part.places]
                 lines = self._masks.lines_of(mask_of)
-                lines = np.where(ends_only, give_way(lines), lines)
+                lines = np.where(ends_only, yield_to_min_tokens(lines), lines)
                 kept = part.logits if launched.step.prefill_graph is not None else None
                 self._draw_adjusted(part, done, lines, int((mask_of >= 0).sum()), kept)
         if left := [part for part in waiting if part.logits is not None]:
@@ -269,9 +269,9 @@ class Stepper:
         remember(rows, part.rows, self._state.params, self._counts)
         drawn = graphs.decode.draw_adjusted(done, lines, num_sent, kept)
         ranked = None
-        if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
-            num_top = [min(rows[i].params.logprobs or 0, done.captured.vocab_size) for i in asking]
-            ranked = RankedLogprobs(drawn.told, asking, asking, num_top, MAX_TOP, [()] * len(asking))
+        if asked := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
+            num_top = [min(rows[i].params.logprobs or 0, done.captured.vocab_size) for i in asked]
+            ranked = RankedLogprobs(drawn.packed_logprobs, asked, asked, num_top, MAX_TOP, [()] * len(asked))
         non_finite = done.borrowed.read().non_finite[:num] if part.non_finite is None else part.non_finite
         part.choose(Sampled(drawn.ids[:num], non_finite, ranked))
 

@@ -29,7 +29,7 @@ from dovetail.messages import SamplerParams
 from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput, no_ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.kernels.repeats import Repeats
-from dovetail.runtime.memory.plan import NUM_SPARE
+from dovetail.runtime.memory.plan import NUM_PADDING_ROWS
 from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.stepper import Stepper
 
@@ -229,7 +229,7 @@ class EagerWarmUp:
             cleared=no_ints(),
             admit=(),
             tables=no_ints(),
-            rows=(self._state.padding_row + np.arange(num) % NUM_SPARE).astype(np.int32),
+            rows=(self._state.padding_row + np.arange(num) % NUM_PADDING_ROWS).astype(np.int32),
             start=_ints([AT_DEVICE] * shape.num_decode + [shape.prefix_len] * shape.num_chunks),
             num_new=_ints([1] * shape.num_decode + [shape.num_new] * shape.num_chunks),
             task=np.full(num, SAMPLE, dtype=np.int32),
@@ -241,7 +241,7 @@ class EagerWarmUp:
     def _clear(self) -> None:
         """Leave nothing of the made-up requests behind."""
         self._pool.zero_null_page()
-        self._state.clear_spare()
+        self._state.clear_padding()
 
 
 def _ints(values: list[int]) -> Ints:

@@ -256,7 +256,7 @@ class KernelSetConformance(Conformance):
                 )
                 parts = _copies(whole)
                 at_once = self.run(place, whole)
-                folded = [self.run(place, own) for own in mixers.cut_apart(names, parts, cuts, self.on())]
+                folded = [self.run(place, own) for own in mixers.split_at(names, parts, cuts, self.on())]
                 same = torch.equal(torch.cat([one[0] for one in folded]), at_once[0])
                 same = same and torch.equal(folded[-1][1], at_once[1])
                 check(same, f"{place.ask.place}: {cuts[-1]} tokens cut at {cuts[:-1]} are not what they are at once")

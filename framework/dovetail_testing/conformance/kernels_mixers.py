@@ -199,7 +199,7 @@ def requests_of(names: Sequence[str], operands: Sequence[Any]) -> Iterator[tuple
         )
 
 
-def cut_apart(
+def split_at(
     names: Sequence[str], operands: Sequence[Any], cuts: Sequence[int], device: torch.device
 ) -> Iterator[list[Any]]:
     """Yield the operands of a lone request's tokens in parts, which go on from what the one before left."""

@@ -29,7 +29,7 @@ ROUTINGS: Sequence[Routing] = (
 EXPERTS: Mapping[str, int] = {"E": 6, "H": 128, "I": 128, "C": 2}
 OTHERS = 3
 """Experts that other ranks have."""
-WAYS: Sequence[tuple[Act, str]] = (("silu_and_mul", "output"), ("clamped_silu_and_mul", "input"))
+GATES: Sequence[tuple[Act, str]] = (("silu_and_mul", "output"), ("clamped_silu_and_mul", "input"))
 EPS, SCALE = 1e-6, 0.5
 ROUNDING = Scaled(FLOAT8, activations=FLOAT8)
 """A form that lets a product round its rows; experts never have it."""
@@ -65,7 +65,7 @@ def _of_routers(op: str, dtype: str) -> Iterator[Case]:
 
 def _of_experts() -> Iterator[Case]:
     """All experts, and some of those that there are, whose rows no library takes."""
-    for at, (act, weigh) in enumerate(WAYS):
+    for at, (act, weigh) in enumerate(GATES):
         ranks = {"first": OTHERS * at, "total": EXPERTS["E"] + OTHERS * at}
         yield {**EXPERTS, "I": 35 if at else 64}, {"act": act, "weigh": weigh, **ranks}
 
@@ -73,7 +73,7 @@ def _of_experts() -> Iterator[Case]:
 def _of_forms(op: str, dtype: str) -> Iterator[Case]:
     is_linear = op in ("packed_linear", "packed_norm_linear", "packed_norm_gate")
     for at, form in enumerate((*FORMS, ROUNDING) if is_linear else FORMS):
-        act, weigh = WAYS[at % len(WAYS)]
+        act, weigh = GATES[at % len(GATES)]
         options: dict[str, Any] = {"forms": (form, form), "act": act, "weigh": weigh, "first": OTHERS * (at % 2)}
         if op in ("packed_linear", "packed_norm_linear"):
             yield {"N": (74, 96)[at % 2], "K": 256}, {"form": form}

@@ -22,7 +22,7 @@ NUMS = (1, 7, 33, 256)
 STEPS = 8
 
 
-class Asking:
+class LogitsRequest:
     """A request: its device row, what it says to the processor, its tokens, and the logits of its steps."""
 
     def __init__(self, row: int, params: Any, ids: list[int], num_prompt: int, seed: int) -> None:
@@ -58,17 +58,19 @@ class LogitsProcessorConformance(Conformance):
             fail(f"making it raised {raised(error)}")
         return made
 
-    def asking(self, num: int, rng: random.Random) -> list[Asking]:
+    def requests_of(self, num: int, rng: random.Random) -> list[LogitsRequest]:
         """Make up requests in rows of their own; some go on behind what they have said."""
         made = []
         for row in rng.sample(range(NUM_ROWS), num):
             length = rng.choice((1, 2, 15, 16, 40, 300))
             ids = [rng.randrange(rng.choice((3, VOCAB))) for _ in range(length)]
             num_prompt = rng.randrange(1, length + 1)
-            made.append(Asking(row, self._made(rng.choice(self.params)), ids, num_prompt, rng.randrange(1 << 20)))
+            made.append(
+                LogitsRequest(row, self._made(rng.choice(self.params)), ids, num_prompt, rng.randrange(1 << 20))
+            )
         return made
 
-    def admit(self, processor: LogitsProcessor, requests: Sequence[Asking]) -> None:
+    def admit(self, processor: LogitsProcessor, requests: Sequence[LogitsRequest]) -> None:
         """Let requests take their rows."""
         for request in requests:
             try:
@@ -77,7 +79,7 @@ class LogitsProcessorConformance(Conformance):
             except Exception as error:  # a stranger's code; the message says what it did
                 fail(f"admit raised {raised(error)} for a request of {len(request.ids)} tokens")
 
-    def step(self, processor: LogitsProcessor, requests: Sequence[Asking]) -> torch.Tensor:
+    def step(self, processor: LogitsProcessor, requests: Sequence[LogitsRequest]) -> torch.Tensor:
         """One step: the logits `[K, V]` after the processor, and the best token of each row said."""
         before = torch.stack([request.logits() for request in requests])
         batch = self._batch(requests)
@@ -116,8 +118,8 @@ class LogitsProcessorConformance(Conformance):
         for num in NUMS:
             rng = random.Random(self.seed + num)
             together, shuffled = self.processor(), random.Random(num)
-            requests = self.asking(num, rng)
-            alone = [Asking(r.row, r.params, list(r.ids), r.num_prompt, r.seed) for r in requests[:8]]
+            requests = self.requests_of(num, rng)
+            alone = [LogitsRequest(r.row, r.params, list(r.ids), r.num_prompt, r.seed) for r in requests[:8]]
             self.admit(together, requests)
             lone = self.processor()
             self.admit(lone, alone)
@@ -133,12 +135,12 @@ class LogitsProcessorConformance(Conformance):
     def test_history_is_all_that_there_is(self) -> None:
         """Who is admitted again, in another row, with what was said goes on as if nothing had happened."""
         rng = random.Random(self.seed)
-        processor, requests = self.processor(), self.asking(9, rng)
+        processor, requests = self.processor(), self.requests_of(9, rng)
         self.admit(processor, requests)
         for _ in range(STEPS):
             self.step(processor, requests)
         again = self.processor()
-        moved = [Asking((r.row + 1) % NUM_ROWS, r.params, list(r.ids), r.num_prompt, r.seed) for r in requests]
+        moved = [LogitsRequest((r.row + 1) % NUM_ROWS, r.params, list(r.ids), r.num_prompt, r.seed) for r in requests]
         moved.sort(key=lambda request: request.row)
         requests.sort(key=lambda request: (request.row + 1) % NUM_ROWS)
         self.admit(again, moved)
@@ -149,17 +151,17 @@ class LogitsProcessorConformance(Conformance):
     def test_rows_are_new_with_each_request(self) -> None:
         """A row that had another request before gives what a fresh one does, released or not."""
         rng = random.Random(self.seed)
-        processor, requests = self.processor(), self.asking(9, rng)
+        processor, requests = self.processor(), self.requests_of(9, rng)
         self.admit(processor, requests)
         for _ in range(STEPS):
             self.step(processor, requests)
         for request in requests[:4]:
             processor.release(request.row)
         rows = [request.row for request in requests]
-        fresh = self.asking(9, rng)
+        fresh = self.requests_of(9, rng)
         for request, row in zip(fresh, rows, strict=True):
             request.row = row
-        expected = [Asking(r.row, r.params, list(r.ids), r.num_prompt, r.seed) for r in fresh]
+        expected = [LogitsRequest(r.row, r.params, list(r.ids), r.num_prompt, r.seed) for r in fresh]
         other = self.processor()
         self.admit(processor, fresh)
         self.admit(other, expected)
@@ -170,7 +172,7 @@ class LogitsProcessorConformance(Conformance):
     def test_gives_no_nan(self) -> None:
         """Logits that are finite or `-inf` stay so: a step of NaN or `+inf` ends its request."""
         rng = random.Random(self.seed)
-        processor, requests = self.processor(), self.asking(33, rng)
+        processor, requests = self.processor(), self.requests_of(33, rng)
         self.admit(processor, requests)
         for _ in range(STEPS):
             after = self.step(processor, requests)
@@ -179,7 +181,7 @@ class LogitsProcessorConformance(Conformance):
 
     def test_what_is_capturable_reads_nothing_on_the_host(self) -> None:
         """A processor that says that a graph can record it waits for no tensor's values in `apply` and `drawn`."""
-        processor, requests = self.processor(), self.asking(7, random.Random(self.seed))
+        processor, requests = self.processor(), self.requests_of(7, random.Random(self.seed))
         if not type(processor).capturable:
             return
         self.admit(processor, requests)
@@ -195,7 +197,7 @@ class LogitsProcessorConformance(Conformance):
         processor, rng = self.processor(), random.Random(self.seed)
 
         def serve() -> None:
-            requests = self.asking(16, rng)
+            requests = self.requests_of(16, rng)
             for row, request in enumerate(requests):  # what is kept by rows is no more than there are of them
                 request.row = row
             self.admit(processor, requests)
@@ -217,6 +219,6 @@ class LogitsProcessorConformance(Conformance):
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"Params of {dict(params)!r} raised {raised(error)}")
 
-    def _batch(self, requests: Sequence[Asking]) -> LogitsRows:
+    def _batch(self, requests: Sequence[LogitsRequest]) -> LogitsRows:
         rows = torch.tensor([request.row for request in requests])
         return LogitsRows(rows, torch.tensor([len(request.ids) - request.num_prompt for request in requests]))

@@ -143,8 +143,8 @@ class LlguidanceBackend(GrammarBackend):
             text = f"the grammar cannot be enforced: {worded(matcher.get_error(), kind)}"
             raise RequestError(text, code="unsupported_grammar")
         build = None if took_s > MAX_BUILD_S else lambda: self._matcher(source)
-        tell = (lambda: states_of(kind, vocabulary_digest, self._made_texts())) if vocabulary_digest else None
-        return LlguidanceGrammar(matcher, row[0], len(source), self._made_ends(), build, tell)
+        make_states = (lambda: states_of(kind, vocabulary_digest, self._made_texts())) if vocabulary_digest else None
+        return LlguidanceGrammar(matcher, row[0], len(source), self._made_ends(), build, make_states)
 
     def _matcher(self, source: str) -> Any:
         library = self._library
@@ -275,7 +275,7 @@ class LlguidanceGrammar:
         num_source: int,
         ends: Ends,
         build: Callable[[], Any] | None,
-        tell: Callable[[], States | None] | None,
+        make_states: Callable[[], States | None] | None,
     ) -> None:
         """Keep what matchers are made of.
 
@@ -285,13 +285,13 @@ class LlguidanceGrammar:
             num_source: Characters of the grammar.
             ends: The tokens that end a reply.
             build: Makes another matcher like `base`, where that is known to be cheap.
-            tell: Makes the states of the grammar's texts, where they may be told.
+            make_states: Makes the states of the grammar's texts, where they may be told.
         """
         self.states: States | None = None
         self._lanes: list[tuple[Any, WeakSet[LlguidanceMatcher]]] = [(base, WeakSet())]
         self._ends, self._build = ends, build
         self.first, self._num_source = first, num_source
-        self._tell = tell
+        self._make_states = make_states
         self._num_turns = 0
 
     def __del__(self) -> None:
@@ -306,9 +306,9 @@ class LlguidanceGrammar:
 
     def follow(self) -> None:
         """Have the matchers know their states from now on, where the grammar tells them; those in use, too."""
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            self.states = tell()
+        make_states, self._make_states = self._make_states, None
+        if make_states is not None:
+            self.states = make_states()
 
     @property
     def num_bytes(self) -> int:
@@ -351,7 +351,7 @@ class LlguidanceMatcher(EndingMatcher):
         """The library's matcher, which has been told of all tokens; it may fail at whatever it is asked."""
         self._was_asked = True
         if self._num_consumed < len(self._taken):
-            self._tell()
+            self._consume()
         return self._inner
 
     @property
@@ -406,7 +406,7 @@ class LlguidanceMatcher(EndingMatcher):
             shared.forced = tokens.copy()
         return tokens
 
-    def _tell(self) -> None:
+    def _consume(self) -> None:
         """Tell the library of the tokens that masks have allowed since it was last asked something."""
         tokens = self._taken[self._num_consumed :]
         if not self._refused and self._inner.try_consume_tokens(tokens) != len(tokens):

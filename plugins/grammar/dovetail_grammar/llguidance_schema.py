@@ -245,7 +245,7 @@ def _is_rewritten(node: Mapping[str, Any]) -> bool:
         return True
     if "format" in node and node["format"] not in FORMATS:
         return True
-    if "pattern" in node and not _stands(node["pattern"]):
+    if "pattern" in node and not _is_unchanged(node["pattern"]):
         return True
     if "anyOf" in node and sum(_lengths(option) is not None for option in node["anyOf"]) > 1:
         return True
@@ -254,7 +254,7 @@ def _is_rewritten(node: Mapping[str, Any]) -> bool:
     )
 
 
-def _stands(pattern: str) -> bool:
+def _is_unchanged(pattern: str) -> bool:
     """Whether a pattern is written as it came."""
     parts = rewritten(pattern).parts
     return len(parts) == 1 and tightened(parts[0]) == pattern

@@ -88,7 +88,7 @@ class TaggedArguments:
     def __init__(self, root: Any, style: str, *, any_order: bool = False) -> None:
         """Keep what there is; `any_order`: keys come as they like, and are not counted one by one."""
         self.lost: list[str] = []
-        self._root: Mapping[str, Any] = _taken_apart(root) if isinstance(root, Mapping) else {}
+        self._root: Mapping[str, Any] = _split(root) if isinstance(root, Mapping) else {}
         self._shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
         self._style, self._any_order = style, any_order
 
@@ -228,7 +228,7 @@ class TaggedArguments:
         return {"type": "sequence", "elements": [*elements]}
 
 
-def _taken_apart(root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _split(root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema in which references go to definitions: its values become schemas of their own."""
     made = json.loads(json.dumps(root))
     name = next(name for name in map("root{}".format, count()) if name not in root.get("$defs", {}))

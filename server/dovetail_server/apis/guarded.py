@@ -63,7 +63,7 @@ class Guarded(Api):
     def failed(self, failure: Failure, request_id: str | None) -> tuple[int, Any]:
         """Return an error in its words."""
         what = f"{self.who}: failed()"
-        return called(what, _told, what, self._failed, failure, request_id)
+        return called(what, _error, what, self._failed, failure, request_id)
 
 
 def watch(apis: Sequence[Api]) -> None:
@@ -148,7 +148,7 @@ def _shown(where: str, show: Callable[..., Any], facts: ServerFacts, body: JsonO
     return _encoded(f"{where}: show()", made)
 
 
-def _told(what: str, failed: Callable[..., Any], failure: Failure, request_id: str | None) -> tuple[Any, msgspec.Raw]:
+def _error(what: str, failed: Callable[..., Any], failure: Failure, request_id: str | None) -> tuple[Any, msgspec.Raw]:
     """Return status and body of an error, the body as JSON.
 
     Raises:

@@ -148,11 +148,11 @@ class ClientProcess:
 
 
 async def drive(
-    workload: Workload, run: Run, prompts: PromptSource, warm_prompts: PromptSource, tell: Callable[[int], None]
+    workload: Workload, run: Run, prompts: PromptSource, warm_prompts: PromptSource, report_done: Callable[[int], None]
 ) -> Seen:
     """Run a workload after its warm-up, whose prompts are others, so that nothing measured is cached already.
 
-    `tell` is called now and then with the number of requests that have ended.
+    `report_done` is called now and then with the number of requests that have ended.
 
     Where every request of the warm-up failed, those are the records, and the run is left out.
 
@@ -170,7 +170,7 @@ async def drive(
         errors = [error for each in warm if isinstance(each, Warm) for error in each.errors]
         if warmup and len(errors) == len(warmup):
             return Seen([Record(index=i, start=0.0, error=error) for i, error in enumerate(errors)], len(workers), 0.0)
-        ticker = asyncio.create_task(_tick(workers, tell))
+        ticker = asyncio.create_task(_tick(workers, report_done))
         start = time.monotonic() + HEAD_START_S
         await asyncio.gather(*(worker.send(start) for worker in workers))
         ends = [end for end in await asyncio.gather(*(w.receive() for w in workers)) if isinstance(end, ClientResult)]
@@ -182,7 +182,7 @@ async def drive(
     return Seen(records, len(workers), max(end.busy for end in ends))
 
 
-async def _tick(workers: Sequence[ClientProcess], tell: Callable[[int], None]) -> None:
+async def _tick(workers: Sequence[ClientProcess], report_done: Callable[[int], None]) -> None:
     while True:
         await asyncio.sleep(0.25)
-        tell(sum(worker.num_done for worker in workers))
+        report_done(sum(worker.num_done for worker in workers))

@@ -115,17 +115,17 @@ def read_frame(source: BinaryIO) -> bytes:
     return source.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 
 
-def tell(report: Report) -> None:
+def send(report: Report) -> None:
     """Send a report to the driving process."""
     sys.stdout.buffer.write(frame(report))
     sys.stdout.buffer.flush()
 
 
-async def tell_progress(client: Client) -> None:
+async def send_progress(client: Client) -> None:
     """Report now and then until cancelled."""
     while True:
         await asyncio.sleep(PROGRESS_S)
-        tell(Progress(done=client.num_done))
+        send(Progress(done=client.num_done))
 
 
 def open_session(headers: dict[str, str], timeout_s: float) -> aiohttp.ClientSession:
@@ -144,19 +144,19 @@ async def work(job: ClientPlan) -> None:
     async with open_session(job.headers, job.timeout_s) as session:
         client = Client(session, job)
         warm = await client.run(job.warmup, clock())
-        tell(Warm(errors=[record.error for record in warm if record.error is not None]))
+        send(Warm(errors=[record.error for record in warm if record.error is not None]))
         go = await asyncio.to_thread(read_frame, sys.stdin.buffer)
         if not go:
             return
         start: float = msgspec.msgpack.decode(go, type=float)
         client.num_done = 0
-        progress = asyncio.create_task(tell_progress(client))
+        progress = asyncio.create_task(send_progress(client))
         await asyncio.sleep(start - clock())
         began, used = clock(), time.process_time()
         records = await client.run(job.shots, start)
         busy = (time.process_time() - used) / max(clock() - began, 1e-9)
         progress.cancel()
-        tell(ClientResult(records=records, busy=busy))
+        send(ClientResult(records=records, busy=busy))
 
 
 def loop_runner() -> asyncio.Runner:

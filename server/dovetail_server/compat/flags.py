@@ -46,8 +46,8 @@ def _renamed(ours: str, value: str) -> list[str]:
 TABLE: dict[str, Flag] = {}
 for _row in _DATA["flags"]:
     _sets = tuple(_row.get("sets", {}).items())
-    _ways = ", ".join(value for value, _ in _sets if value)
-    _why = _row.get("why") or (f"give {_ways}" if _ways else "")
+    _possible = ", ".join(value for value, _ in _sets if value)
+    _why = _row.get("why") or (f"give {_possible}" if _possible else "")
     _at = () if _sets else tuple(_row["at"]) if "at" in _row else None
     _as = _row.get("as")
     _rewrite = partial(_renamed, _as) if _as else None

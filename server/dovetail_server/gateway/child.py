@@ -68,7 +68,7 @@ class Child:
         self.num_starts = 0
         self._config = worker_config(settings, port, share).encode()
         self._process: asyncio.subprocess.Process | None = None
-        self._deaths: deque[float] = deque()
+        self._crashes: deque[float] = deque()
         self._is_ending = False
         self._is_restarting = False
         worker.when_stuck.add(self.kill)
@@ -96,7 +96,7 @@ class Child:
                 continue
             self._note_exit(how, code, reason)
             if self.failure is None:
-                recent = min(len(self._deaths), 8)
+                recent = min(len(self._crashes), 8)
                 delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (recent - 1))
                 await asyncio.sleep(0 if time.monotonic() - began > MAX_DELAY_S else delay_s)
 
@@ -107,12 +107,12 @@ class Child:
             self.failure = ConfigError(reason)
             return
         now, window = time.monotonic(), self.settings.engine_restart_window
-        self._deaths.append(now)
-        while self._deaths and self._deaths[0] < now - window:
-            self._deaths.popleft()
+        self._crashes.append(now)
+        while self._crashes and self._crashes[0] < now - window:
+            self._crashes.popleft()
         most = self.settings.max_engine_restarts
-        if not self.worker.has_served or len(self._deaths) > most:
-            often = f" for the {len(self._deaths)}. time within {window:g} s (--max-engine-restarts {most})"
+        if not self.worker.has_served or len(self._crashes) > most:
+            often = f" for the {len(self._crashes)}. time within {window:g} s (--max-engine-restarts {most})"
             self.failure = DovetailError(f"worker {tag} {how}{often if most and self.worker.has_served else ''}{said}")
             return
         logger.warning("Worker %s %s%s; it is started again.", tag, how, said)

@@ -65,7 +65,7 @@ class RequestIdMiddleware:
         origin = Origin(client=":".join(map(str, scope.get("client") or ())))
         ORIGIN.set(origin)
         if self.observers.want_http_starts:
-            self._tell_start(scope, request_id, origin)
+            self._report_start(scope, request_id, origin)
         try:
             await self.app(scope, receive, send_with_id)
         finally:
@@ -81,7 +81,7 @@ class RequestIdMiddleware:
                     )
                 )
 
-    def _tell_start(self, scope: Scope, request_id: str, origin: Origin) -> None:
+    def _report_start(self, scope: Scope, request_id: str, origin: Origin) -> None:
         headers = Headers(scope=scope)
         trace = {name: ",".join(headers.getlist(name)) for name in TRACE_HEADERS if name in headers}
         self.observers.http_started(HttpStart(number=origin.http, request_id=request_id, at=time.time(), trace=trace))

@@ -254,8 +254,8 @@ class Auth:
             CALLER.set(caller)
             if kind == "http" and (origin := ORIGIN.get()) is not None:
                 origin.timeout_s = timeout_of(scope["headers"])
-            tells_rates = kind == "http" and self.keys.counts and caller.tenant.has_rates
-            await self.app(scope, receive, with_headers(send, caller.tenant) if tells_rates else send)
+            sends_rates = kind == "http" and self.keys.counts and caller.tenant.has_rates
+            await self.app(scope, receive, with_headers(send, caller.tenant) if sends_rates else send)
         else:
             text = "this server needs an API key: " + HOW if presented is None else "the API key is not valid: " + HOW
             if kind == "websocket":

@@ -33,7 +33,7 @@ class Metrics(Collector):
         self,
         style: str,
         model_name: str,
-        deaths: Mapping[str, int],
+        crashes: Mapping[str, int],
         restarts: Callable[[], int] = lambda: 0,
         engine_pid: Callable[[], int | None] = lambda: None,
         keys: Keys | None = None,
@@ -44,14 +44,14 @@ class Metrics(Collector):
         Args:
             style: Of `STYLES`: whose names are written beside Dovetail's own.
             model_name: The label of that name.
-            deaths: How often background work died, by its name; kept up to date by its owner.
+            crashes: How often background work died, by its name; kept up to date by its owner.
             restarts: Returns how often the engine was started again.
             engine_pid: Returns the engine's process; None while there is none, or where it is this one.
             keys: Whose use is told.
             unknown_fields: Returns how often each was left out of a request.
         """
         self.model_name = model_name
-        self.deaths = deaths
+        self.crashes = crashes
         self.restarts = restarts
         self.keys = keys
         self.styles = [OWN] if STYLES[style] is OWN else [OWN, STYLES[style]]
@@ -80,7 +80,7 @@ class Metrics(Collector):
                 yield from self._family(series, style)
         if VLLM in self.styles and self.cache is not None:
             yield self._cache_config(*self.cache)
-        yield self._deaths()
+        yield self._crashes()
         yield CounterMetricFamily(
             "dovetail_engine_restarts", "Times that the engine was started again.", value=self.restarts()
         )
@@ -110,11 +110,11 @@ class Metrics(Collector):
         info.add_metric((self.model_name, *VLLM.labels.values()), facts)
         return info
 
-    def _deaths(self) -> Metric:
+    def _crashes(self) -> Metric:
         counts = CounterMetricFamily(
             "dovetail_background_task_deaths", "Times that background work died, by its name.", labels=("task",)
         )
-        for name, count in self.deaths.items():
+        for name, count in self.crashes.items():
             counts.add_metric((name,), count)
         return counts
 

@@ -99,7 +99,7 @@ class ObserverHandle:
         """Whether something waits to be told, or is being told."""
         return bool(self._waiting) or not self._is_idle
 
-    def tell(self, name: str, value: Any) -> None:
+    def notify(self, name: str, value: Any) -> None:
         """Put an event into the queue; called in the event loop, and takes a microsecond."""
         if name not in self._methods or self._is_closing:
             return
@@ -232,37 +232,37 @@ class Observers:
     def changed(self, events: list[CacheEvent]) -> None:
         """Tell every cache observer what came and went."""
         for watched in self.cache:
-            watched.tell("cache_changed", events)
+            watched.notify("cache_changed", events)
 
     def cleared(self, num_restarts: int) -> None:
         """Tell every cache observer that an engine begins with an empty cache."""
         for watched in self.cache:
-            watched.tell("cache_cleared", num_restarts)
+            watched.notify("cache_cleared", num_restarts)
 
     def http_started(self, request: HttpStart) -> None:
         """Tell every observer that an HTTP request begins."""
         for watched in self.requests:
-            watched.tell("http_started", request)
+            watched.notify("http_started", request)
 
     def started(self, request: RequestStart) -> None:
         """Tell every observer that a request was admitted."""
         for watched in self.requests:
-            watched.tell("request_started", request)
+            watched.notify("request_started", request)
 
     def progressed(self, request: RequestProgress) -> None:
         """Tell every observer that tokens have come."""
         for watched in self.requests:
-            watched.tell("request_progressed", request)
+            watched.notify("request_progressed", request)
 
     def ended(self, request: RequestEnd) -> None:
         """Tell every observer that a request is over."""
         for watched in self.requests:
-            watched.tell("request_ended", request)
+            watched.notify("request_ended", request)
 
     def http_ended(self, request: HttpEnd) -> None:
         """Tell every observer that an HTTP request is over."""
         for watched in self.requests:
-            watched.tell("http_ended", request)
+            watched.notify("http_ended", request)
 
     async def log_stats(self, engine: EngineClient) -> None:
         """Give every logger the engine's load at its interval, until cancelled."""
@@ -288,7 +288,7 @@ class Observers:
             except EngineError:
                 return
             known = {name: stats[name] for name in LoadStats.__dataclass_fields__}
-            watched.tell("log", LoadStats(**known))
+            watched.notify("log", LoadStats(**known))
 
     def _watched(self, label: str, value: Any, contract: type, methods: tuple[str, ...]) -> list[ObserverHandle]:
         """Return what watches the objects of a hook; an object of two hooks has one thread all the same."""

@@ -28,8 +28,8 @@ class QueuedTokens:
         """Return the number of replicas to run; without metrics, the current target."""
         metrics = ctx.aggregated_metrics or {}
         queued = metrics.get(QUEUED) or {}
-        rooms = [room for room in (metrics.get(ROOM) or {}).values() if room > 0]
-        target = self.target or (SHARE * sum(rooms) / len(rooms) if rooms else 0)
+        capacities = [room for room in (metrics.get(ROOM) or {}).values() if room > 0]
+        target = self.target or (SHARE * sum(capacities) / len(capacities) if capacities else 0)
         if not queued or not target:
             return ctx.target_num_replicas, {}
         return max(1, math.ceil(sum(queued.values()) / target)), {}

@@ -23,7 +23,7 @@ from dovetail_server.reading.wire import BodyJob, BodyResult, Question, Refusal,
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.serving.served import Served
 
-Asking = Callable[[Question], ReferencedItems]
+ReferenceLookup = Callable[[Question], ReferencedItems]
 TOKENIZER = Tokenizer.__module__
 
 
@@ -39,7 +39,7 @@ def read_line(raw: bytes) -> bytes:
         raise RequestError(f"the line cannot be read: {error}", code="invalid_json") from None
 
 
-def do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> BodyResult:
+def do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: ReferenceLookup) -> BodyResult:
     """Do a job; whatever goes wrong is in the outcome.
 
     Args:
@@ -75,7 +75,7 @@ def part_of(error: BaseException) -> str | None:
     return None
 
 
-def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: Asking) -> BodyResult:
+def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: ReferenceLookup) -> BodyResult:
     task = TASKS[job.task]
     if isinstance(task, RawTask):
         return BodyResult(reply=task.run(take(), served))

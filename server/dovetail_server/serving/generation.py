@@ -91,7 +91,7 @@ class Generation:
         self._follow_journal()
         timer = self._limit_time(admitted)
         try:
-            self._tell_start()
+            self._report_start()
             async for steps in self._replayed():
                 yield steps
             if len(self.choices) == 1:
@@ -113,7 +113,7 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             self.state.release(admitted)
-            self._tell_end()
+            self._report_end()
 
     def _limit_time(self, admitted: Sequence[Live]) -> asyncio.TimerHandle | None:
         """Have the request aborted when its client's time is over, if it has said how long it waits."""
@@ -271,7 +271,7 @@ class Generation:
                     return
                 await taken.wait()
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         if self.timer is not None:
             self.timer.flush()
             now, origin = time.perf_counter(), ORIGIN.get()
@@ -297,7 +297,7 @@ class Generation:
         params = self.choices[0].submit.params
         return {name: value for name in PARAMS if (value := getattr(params, name)) is not None}
 
-    def _tell_start(self) -> None:
+    def _report_start(self) -> None:
         observers = self.state.hooks.observers
         if observers.requests:
             origin = ORIGIN.get()

@@ -61,7 +61,7 @@ def check_not_given_up(job: Job, last: Step) -> None:
         DovetailError: Saying why.
     """
     is_lone = len(job.generation.choices) == 1 and not last.choice.num_completion
-    if is_lone or not job.writer.tells_aborts:
+    if is_lone or not job.writer.reports_aborts:
         check_not_aborted(last.choice)
 
 

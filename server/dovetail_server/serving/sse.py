@@ -217,17 +217,17 @@ class EventStream(Response):
         Raises:
             TimeoutError: The client takes nothing.
         """
-        silence = (self._state.settings.stream_keep_alive if self._comment else 0) or math.inf
+        idle_s = (self._state.settings.stream_keep_alive if self._comment else 0) or math.inf
         stuck = self._write_timeout or math.inf
         while not (sender.done() or gone.done()):
             passed = time.monotonic() - self._moved
             if self._is_writing and passed >= stuck:
                 raise TimeoutError
-            if not self._is_writing and passed >= silence:
+            if not self._is_writing and passed >= idle_s:
                 comment = send({"type": "http.response.body", "body": self._comment, "more_body": True})
                 await asyncio.wait_for(comment, self._write_timeout or None)
                 passed, self._moved = 0.0, time.monotonic()
-            rest = min(limit - passed if limit > passed else limit for limit in (silence, stuck))
+            rest = min(limit - passed if limit > passed else limit for limit in (idle_s, stuck))
             patience = None if rest == math.inf else rest
             await asyncio.wait({sender, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
 

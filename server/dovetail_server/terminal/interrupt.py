@@ -23,7 +23,7 @@ class Interrupt:
     def armed(self) -> Iterator[None]:
         """Take SIGINT over while the block runs."""
         self._is_due = False
-        before = signal.signal(signal.SIGINT, self._came)
+        before = signal.signal(signal.SIGINT, self._interrupted)
         try:
             yield
         finally:
@@ -41,7 +41,7 @@ class Interrupt:
             self._is_due = False
             raise KeyboardInterrupt
 
-    def _came(self, _: int, __: FrameType | None) -> None:
+    def _interrupted(self, _: int, __: FrameType | None) -> None:
         if not self._is_held:
             raise KeyboardInterrupt
         self._is_due = True

@@ -63,9 +63,9 @@ def return_large_blocks() -> None:
 
     glibc's own bound for these rises to 32 MiB with what is freed: a few large bodies are kept for ever then.
     """
-    tell = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tell is not None:
-        tell(_M_MMAP_THRESHOLD, LARGE_BLOCK)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 class Trimmer:

@@ -125,10 +125,10 @@ class _KeywordSearch(Generic[R]):
         everything = [place for place, _ in found]
         for gone in (blamed, everything):
             if gone and self._works(gone):
-                return self._result(self._fewest(gone))
+                return self._result(self._minimal(gone))
         raise error
 
-    def _fewest(self, gone: list[str]) -> list[str]:
+    def _minimal(self, gone: list[str]) -> list[str]:
         """Put keywords back: those first that hold others, so that these go rather than all of them."""
         holding = [place for place in gone if place.rsplit("/", 1)[-1] in _HOLDING]
         holding.sort(key=lambda place: place.count("/"))

@@ -122,7 +122,7 @@ class ToolRouter:
         numbers = {each.name: number for number, each in enumerate(schemas)}
         weak: dict[int, tuple[str, RelaxedSpec]] = {}
         for number, each in enumerate(schemas):
-            normal = normalize(json.loads(each.source), is_taken_apart=True)
+            normal = normalize(json.loads(each.source), is_split=True)
             item = relaxed(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
             if item.reason or not isinstance(item.schema, dict):
                 if self._router.enforced_only:

@@ -63,7 +63,7 @@ class Checkpoint:
             PluginError: Conversions name what is not there, or one tensor twice, or divide what has no experts.
         """
         self.folder = folder
-        self._stands = {header.name: header for header in headers}
+        self._by_name = {header.name: header for header in headers}
         self._made: dict[str, Conversion] = {}
         self._left: dict[str, Tensor] = {}
         self._files = MappedFiles()
@@ -71,10 +71,10 @@ class Checkpoint:
         by_source: dict[str, Conversion] = {}
         conversions = tuple(conversions)
         for conversion in conversions:
-            lost = [name for name in conversion.sources if name not in self._stands or name in by_source]
+            lost = [name for name in conversion.sources if name not in self._by_name or name in by_source]
             if lost or not conversion.sources:
                 raise PluginError(f"a conversion takes {some(lost) or 'nothing'}: not there, or taken twice")
-            _check_experts(conversion, self._stands)
+            _check_experts(conversion, self._by_name)
             by_source |= dict.fromkeys(conversion.sources, conversion)
             self._made |= {result.name: conversion for result in conversion.results}
         self._locks = {id(conversion): threading.Lock() for conversion in conversions}
@@ -180,7 +180,7 @@ class Checkpoint:
             else:
                 sources = conversion.sources if experts is None else conversion.by_expert
             for source in sources:
-                header = self._stands[source]
+                header = self._by_name[source]
                 start, num = header.start, header.stored_bytes
                 if experts is not None:
                     num //= header.shape[0]
@@ -188,7 +188,7 @@ class Checkpoint:
                 self._files.release(header.file, start, num)
 
     def _stored(self, name: str, experts: range | None = None) -> Tensor:
-        header = self._stands[name]
+        header = self._by_name[name]
         if self.stored is not None:
             data = self._files.numbers(header.file, header.start, header.stored_bytes, torch.uint8)
             whole = self.stored.ask("tensor", header, data)
@@ -217,7 +217,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint.of_folder(ModelFolder(folder))
 
 
-def _check_experts(conversion: Conversion, stands: Mapping[str, TensorHeader]) -> None:
+def _check_experts(conversion: Conversion, headers: Mapping[str, TensorHeader]) -> None:
     """See that a conversion by expert can be divided.
 
     Raises:
@@ -225,7 +225,7 @@ def _check_experts(conversion: Conversion, stands: Mapping[str, TensorHeader]) -
     """
     if not conversion.by_expert:
         return
-    firsts = {stands[name].shape[:1] if name in conversion.sources else name for name in conversion.by_expert}
+    firsts = {headers[name].shape[:1] if name in conversion.sources else name for name in conversion.by_expert}
     firsts |= {result.shape[:1] for result in conversion.results}
     if len(conversion.results) != 1 or len(firsts) != 1 or firsts == {()}:
         raise PluginError(

@@ -21,7 +21,7 @@ from dovetail.contracts.seeds import signed64
 from dovetail.messages.step import Admit, Ints, StepInput
 from dovetail.runtime.device.row_params import RowParams
 from dovetail.runtime.device.upload import to_device
-from dovetail.runtime.memory.plan import NUM_SPARE
+from dovetail.runtime.memory.plan import NUM_PADDING_ROWS
 from dovetail.runtime.step_kernels import PLAIN_STEP
 from dovetail.sdk.rows import FLOATS, MAX_BIAS, NOTHING
 
@@ -100,7 +100,7 @@ class DeviceState:
     ) -> None:
         self.device, self._write_changes = device, write_changes
         self.padding_row = num_rows
-        total = num_rows + NUM_SPARE
+        total = num_rows + NUM_PADDING_ROWS
         self._tables = torch.zeros(num_groups, total, max_pages, dtype=torch.int32, device=device)
         self.page_tables = list(self._tables.unbind())
         self.page_table = self.page_tables[0]
@@ -173,7 +173,7 @@ class DeviceState:
         """Return the place of the next token of rows `[R]` among those that they generate: `[R]` int64."""
         return self.seq_lens[rows] - self.params.num_prompt[rows]
 
-    def clear_spare(self) -> None:
+    def clear_padding(self) -> None:
         """Empty the spare rows, which steps write like any other; graphs do so themselves."""
         self.lens[self.padding_row :] = 0
         self.next_ids[self.padding_row :].zero_()

@@ -53,7 +53,7 @@ MIN_COPIES = 2
 """… and those that there are at least: one that is gone on from, and one that is written."""
 ROWS_EACH = 4
 """Running requests for which there is at least one copy, where memory allows."""
-NUM_SPARE = 3
+NUM_PADDING_ROWS = 3
 """Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 SAMPLER_COPIES = 6
 STATE_COPIES = 6
@@ -371,7 +371,7 @@ def _empty_groups(config: ModelConfig, page_size: int, item_bytes: int, rows: in
                 page_bytes=size if is_state else page_size * size,
                 num_pages=0,
                 seen_pages=seen_pages(group.reach, page_size) if isinstance(group.reach, Window | Chunk) else None,
-                num_rows=rows + NUM_SPARE if is_state else 0,
+                num_rows=rows + NUM_PADDING_ROWS if is_state else 0,
             )
         )
     return tuple(groups)

@@ -35,10 +35,10 @@ class SampleTables:
 
 
 class AdjustedOutputs(NamedTuple):
-    """`ids` `[B]` int64, and `told` `[B, PACKED]` int32; see `dovetail.sdk.draws.draw_adjusted`."""
+    """`ids` `[B]` int64, and `packed_logprobs` `[B, PACKED]` int32; see `dovetail.sdk.draws.draw_adjusted`."""
 
     ids: Tensor
-    told: Tensor
+    packed_logprobs: Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,8 @@ class AdjustedDraw:
     """Draws with masks, penalties, biases and log probabilities.
 
     Attributes:
-        lines: `[B]` int32 in, which mask each row has, or `NOTHING`; as `give_way` has it where that allows only ends.
+        lines: `[B]` int32 in, which mask each row has, or `NOTHING`; as `yield_to_min_tokens` has it where that
+            allows only ends.
         current: The same, on the host.
     """
 
@@ -64,7 +65,7 @@ class AdjustedDraw:
             self.current = wanted
 
 
-def give_way(lines: Lines) -> Lines:
+def yield_to_min_tokens(lines: Lines) -> Lines:
     """Write the numbers of masks so that a minimum length gives way to them."""
     return NOTHING - 1 - lines
 

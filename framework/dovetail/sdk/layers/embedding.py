@@ -152,8 +152,8 @@ class LMHead(Layer):
         logits = self._product(hidden)
         logits = logits if self.scale == 1.0 else logits * self.scale
         if (cap := self.soft_cap) is not None:
-            is_apart = self._is_invariant and is_on_host(logits.device)
-            apply = invariant.by_rows if is_apart else invariant.at_once
+            is_by_row = self._is_invariant and is_on_host(logits.device)
+            apply = invariant.by_rows if is_by_row else invariant.at_once
             logits = apply(logits, lambda rows: torch.tanh(rows / cap) * cap)
         return self.rows.join(logits)
 

@@ -88,8 +88,8 @@ def _base(theta: float, rotated: int) -> Tensor:
 def _dynamic(rope: RopeConfig, rotated: int, max_position: int, length: int) -> Tensor:
     """NTK-aware scaling: a larger base the further requests go beyond the positions of the training."""
     factor = rope.params["factor"]
-    stretch = factor * max(length, max_position) / max_position - (factor - 1)
-    return _base(rope.theta * stretch ** (rotated / (rotated - 2)), rotated)
+    scale = factor * max(length, max_position) / max_position - (factor - 1)
+    return _base(rope.theta * scale ** (rotated / (rotated - 2)), rotated)
 
 
 def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:

@@ -22,7 +22,7 @@ class GenerateWriter(Writer):
     too.
     """
 
-    tells_aborts = True
+    reports_aborts = True
 
     def __init__(self, reply: Reply) -> None:
         """Read the wishes."""

@@ -85,21 +85,25 @@ def without_thinking(messages: Messages, edit: ClearThinking) -> tuple[Messages,
         return messages, []
     turns = turns_of(messages)
     thinking = sorted({turns[at] for at, _, block in blocks_of(messages) if is_thinking(block)})
-    gone = set(thinking[:-num_kept])
+    blocks = set(thinking[:-num_kept])
     cleared, num_bytes = [], 0
     for at, message in enumerate(messages):
         content = message["content"]
-        if turns[at] in gone and isinstance(content, list):
+        if turns[at] in blocks and isinstance(content, list):
             left = [block for block in content if not is_thinking(block)]
             num_bytes += len(encode(content)) - len(encode(left))
             if not left:
                 continue  # a message of thinking alone
             message = {**message, "content": left}
         cleared.append(message)
-    if not gone:
+    if not blocks:
         return messages, []
-    told = {"type": edit.type, "cleared_thinking_turns": len(gone), "cleared_input_tokens": num_bytes // BYTES}
-    return cleared, [told]
+    applied = {
+        "type": edit.type,
+        "cleared_thinking_turns": len(blocks),
+        "cleared_input_tokens": num_bytes // BYTES,
+    }
+    return cleared, [applied]
 
 
 def without_uses(messages: Messages, edit: ClearToolUses, num_beside: int) -> tuple[Messages, list[JsonObject]]:
@@ -112,13 +116,13 @@ def without_uses(messages: Messages, edit: ClearToolUses, num_beside: int) -> tu
         return messages, []
     kept = KEPT_USES if edit.keep is None else edit.keep.value
     spared = set(edit.exclude_tools or ())
-    gone = {key for key in results[: len(results) - kept] if uses.get(key) not in spared}
+    blocks = {key for key in results[: len(results) - kept] if uses.get(key) not in spared}
     inputs: Container[str] = set(uses.values()) if edit.clear_tool_inputs is True else edit.clear_tool_inputs or ()
 
     def change(block: JsonObject) -> JsonObject:
-        if block.get("type") == "tool_result" and block["tool_use_id"] in gone:
+        if block.get("type") == "tool_result" and block["tool_use_id"] in blocks:
             return {**block, "content": PLACEHOLDER}
-        if block.get("type") == "tool_use" and block["id"] in gone and block["name"] in inputs:
+        if block.get("type") == "tool_use" and block["id"] in blocks and block["name"] in inputs:
             return {**block, "input": {}}
         return block
 
@@ -126,7 +130,7 @@ def without_uses(messages: Messages, edit: ClearToolUses, num_beside: int) -> tu
     num_tokens = max(0, len(encode(messages)) - len(encode(cleared))) // BYTES
     if not num_tokens or (edit.clear_at_least is not None and num_tokens < edit.clear_at_least.value):
         return messages, []
-    return cleared, [{"type": edit.type, "cleared_tool_uses": len(gone), "cleared_input_tokens": num_tokens}]
+    return cleared, [{"type": edit.type, "cleared_tool_uses": len(blocks), "cleared_input_tokens": num_tokens}]
 
 
 def changed(messages: Messages, change: Callable[[JsonObject], JsonObject]) -> Messages:

@@ -49,7 +49,7 @@ class LiveResponse:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
-    def tell(self, events: bytes, response: ro.ResponseObject) -> None:
+    def publish(self, events: bytes, response: ro.ResponseObject) -> None:
         """Add events and wake whoever follows; `response` is what there is of it now."""
         self.log += [event + END for event in events.split(END)[:-1]]
         self.num_bytes += len(events)
@@ -115,14 +115,14 @@ class BackgroundResponses:
         try:
             async with aclosing(run.stream(job)) as chunks:
                 async for chunk in chunks:
-                    live.tell(chunk, writer.response)
+                    live.publish(chunk, writer.response)
         except asyncio.CancelledError:
             await self._cut_off(live, job)
         except Exception as error:  # before the first event: the writer tells of later ones
             opening = b"" if live.log else writer.open()
             writer.fail(errors.failure_of(error))
             await run.keep(job)
-            live.tell(opening + writer.close(), writer.response)
+            live.publish(opening + writer.close(), writer.response)
         finally:
             live.end()
             self.forget()
@@ -134,7 +134,7 @@ class BackgroundResponses:
         why = ro.ResponseError(code="server_error", message="the server was stopped")
         writer.give_up(None if live.is_cancelled else why)
         await run.keep(job)
-        live.tell(writer.close(), writer.response)
+        live.publish(writer.close(), writer.response)
 
     def ids(self) -> set[str]:
         """Return the responses that run or ended a short while ago."""

@@ -51,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 encode_plan, decode_plan = encode, msgspec.json.Decoder(Plan).decode
 
 
-def asking(request: Request, messages: Sequence[JsonObject], limit: int) -> Request:
+def summary_request(request: Request, messages: Sequence[JsonObject], limit: int) -> Request:
     """Return the request for a summary of messages: without tools or grammars, and without thinking first."""
     *before, last = messages
     asked = {"role": "user", "content": ASK}

@@ -195,29 +195,29 @@ class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
     sequence_number: int = -1
 
 
-class LifeEvent(StreamEvent, kw_only=True, tag="response.in_progress"):
+class LifecycleEvent(StreamEvent, kw_only=True, tag="response.in_progress"):
     """The response has come to another state."""
 
     response: ResponseObject
 
 
-class Created(LifeEvent, kw_only=True, tag="response.created"):
+class Created(LifecycleEvent, kw_only=True, tag="response.created"):
     """The first event."""
 
 
-class Queued(LifeEvent, kw_only=True, tag="response.queued"):
+class Queued(LifecycleEvent, kw_only=True, tag="response.queued"):
     """It waits."""
 
 
-class Completed(LifeEvent, kw_only=True, tag="response.completed"):
+class Completed(LifecycleEvent, kw_only=True, tag="response.completed"):
     """The last event: all is there."""
 
 
-class Incomplete(LifeEvent, kw_only=True, tag="response.incomplete"):
+class Incomplete(LifecycleEvent, kw_only=True, tag="response.incomplete"):
     """The last event: it was cut off."""
 
 
-class Failed(LifeEvent, kw_only=True, tag="response.failed"):
+class Failed(LifecycleEvent, kw_only=True, tag="response.failed"):
     """The last event: something went wrong, or it was cancelled."""
 
 

@@ -44,9 +44,9 @@ def read_prompt(
     is_trigger, threshold = ends_in_trigger(body), threshold_of(body, text.limits.context_len)
     request = responses.read(body, response_id, found, rows)
     if is_trigger:
-        asking = compaction.asking(request, messages_of_chat(request), compaction.MAX_SUMMARY)
+        summary_request = compaction.summary_request(request, messages_of_chat(request), compaction.MAX_SUMMARY)
         return responses.ReadItems(
-            Preparation(text, asking).rendered(), bytes(rows), compaction.encode_plan(compaction.Plan())
+            Preparation(text, summary_request).rendered(), bytes(rows), compaction.encode_plan(compaction.Plan())
         )
     if threshold is None:
         return responses.ReadItems(Preparation(text, request).rendered(), bytes(rows))
@@ -75,7 +75,7 @@ def read_compact(
     rows = bytearray()
     asked = responses.as_response(body).model_copy(update={"input": body.input or []})
     request = responses.read(asked, compacted_id, found, rows)
-    made = compaction.asking(request, messages_of_chat(request), compaction.MAX_SUMMARY)
+    made = compaction.summary_request(request, messages_of_chat(request), compaction.MAX_SUMMARY)
     items = compaction.effective(chain(items_before(found), decode_items(rows)))
     stay = [item for item in items if stays(item)]
     return responses.ReadItems(Preparation(text, made).rendered(), encode(stay))
@@ -112,7 +112,7 @@ def read_beyond(
         items = compaction.effective(chain(items_before(found), decode_items(rows)))
         tools = [] if request.tools is None else request.tools.tools
         for old, plan in compaction.plans_of(items, num, threshold, len(instructions or "") + len(encode(tools))):
-            ask = compaction.asking(request, messages_of(old, instructions), plan.limit)
+            ask = compaction.summary_request(request, messages_of(old, instructions), plan.limit)
             try:
                 return responses.ReadItems(Preparation(text, ask).rendered(), rows, compaction.encode_plan(plan))
             except RequestError as error:

@@ -19,7 +19,7 @@ from dovetail_server.apis.responses.usage import response_usage, sum_of
 from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
-ENDS: dict[str, type[ro.LifeEvent]] = {
+ENDS: dict[str, type[ro.LifecycleEvent]] = {
     "completed": ro.Completed,
     "incomplete": ro.Incomplete,
     "failed": ro.Failed,
@@ -86,7 +86,7 @@ class ResponsesWriter(Writer):
         if self.response.status == "queued":
             new_events.append(ro.Queued(response=self.response))
         self.response = replace(self.response, status="in_progress")
-        new_events.append(ro.LifeEvent(response=self.response))
+        new_events.append(ro.LifecycleEvent(response=self.response))
         if self._is_compacting:
             item = self._compaction("")
             new_events += [ro.ItemAdded(output_index=0, item=item), ro.Compacting(item_id=item.id, output_index=0)]

@@ -22,7 +22,7 @@ class Disjoint:
         self._finder = finder
         self._looks = MAX_LOOKS
 
-    def are_apart(self, first: Any, second: Any, beside: Node, depth: int = 0) -> bool:
+    def are_disjoint(self, first: Any, second: Any, beside: Node, depth: int = 0) -> bool:
         """Whether no instance can conform to both. May say no where it is so.
 
         Args:
@@ -44,35 +44,35 @@ class Disjoint:
             values = values_of(node)
             if values is not None and not any(self._may_be(value, other, kinds) for value in values):
                 return True
-        if kinds == {"array"} and _fewest(one, two) > 0 and self.are_items_apart(one, two, depth):
+        if kinds == {"array"} and _min_items(one, two) > 0 and self.are_items_disjoint(one, two, depth):
             return True
-        if kinds == {"object"} and self._objects_apart(one, two, beside, depth):
+        if kinds == {"object"} and self._objects_disjoint(one, two, beside, depth):
             return True
-        return self._options_apart(one, two, beside, depth) or self._options_apart(two, one, beside, depth)
+        return self._options_disjoint(one, two, beside, depth) or self._options_disjoint(two, one, beside, depth)
 
-    def are_items_apart(self, one: Node, two: Node, depth: int = 0) -> bool:
+    def are_items_disjoint(self, one: Node, two: Node, depth: int = 0) -> bool:
         """Whether an array that conforms to both of two schemas, as `seen`, has no items."""
         if "prefixItems" in one or "prefixItems" in two or not ("items" in one and "items" in two):
             return False
-        return self.are_apart(one["items"], two["items"], {}, depth + 1)
+        return self.are_disjoint(one["items"], two["items"], {}, depth + 1)
 
-    def _options_apart(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
+    def _options_disjoint(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
         """Whether each option of a schema is apart from another schema."""
         for key in ("anyOf", "oneOf"):
             if key in one:
                 rest = {name: value for name, value in one.items() if name not in _SEEN}
                 parts = [{"allOf": [rest, option]} for option in one[key]]
-                if all(self.are_apart(part, two, beside, depth + 1) for part in parts):
+                if all(self.are_disjoint(part, two, beside, depth + 1) for part in parts):
                     return True
         return False
 
-    def _objects_apart(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
+    def _objects_disjoint(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
         required = dict.fromkeys((*one.get("required", ()), *two.get("required", ()), *beside.get("required", ())))
         for name in required:
             first, second = _property(one, name), _property(two, name)
             declared = self._logic.followed(beside.get("properties", {}).get(name, {}))
             known = declared if isinstance(declared, dict) else {}
-            if first is False or second is False or self.are_apart(first, second, known, depth + 1):
+            if first is False or second is False or self.are_disjoint(first, second, known, depth + 1):
                 return True
         return False
 
@@ -135,7 +135,7 @@ _SEEN = ("anyOf", "oneOf", "allOf", "$ref")
 """Keywords that `seen` has looked into."""
 
 
-def _fewest(one: Node, two: Node) -> float:
+def _min_items(one: Node, two: Node) -> float:
     return float(max(one.get("minItems", 0), two.get("minItems", 0)))
 
 

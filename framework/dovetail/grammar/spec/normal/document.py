@@ -74,20 +74,20 @@ class Normal:
         return pointer if best is None else best.keyword(rest)
 
 
-def normalize(given: Any, text: str | None = None, *, is_taken_apart: bool = False) -> Normal:
+def normalize(given: Any, text: str | None = None, *, is_split: bool = False) -> Normal:
     """Return a schema, which `schema.check` has passed, in the normal form.
 
     Args:
         given: The schema.
         text: What it was read from, where its descriptions may stay: then most schemas are served as they came.
-        is_taken_apart: Its properties become schemas of their own: nothing in it refers to all of it, and where it only
+        is_split: Its properties become schemas of their own: nothing in it refers to all of it, and where it only
             names an object of its definitions, it is that object.
     """
     if not isinstance(given, dict):
         return Normal(given, (), {})
     if text is not None and is_normal(given, len(text)):
         return Normal(given, (), {}, text)
-    work = _Document(given, is_taken_apart=is_taken_apart)
+    work = _Document(given, is_split=is_split)
     plain = work.write()
 
     def most() -> int:
@@ -106,9 +106,9 @@ def plain(given: Any) -> Any:
 class _Document:
     """Writes one document anew."""
 
-    def __init__(self, given: Node, *, is_validated: bool = False, is_taken_apart: bool = False) -> None:
+    def __init__(self, given: Node, *, is_validated: bool = False, is_split: bool = False) -> None:
         """Prepare; `is_validated`: texts are judged by it, so that bounds of numbers stay."""
-        self._is_validated, self._is_taken_apart = is_validated, is_taken_apart
+        self._is_validated, self._is_split = is_validated, is_split
         self.places: dict[int, nodes.SchemaOrigin] = {}
         self.dropped: list[str] = []
         self._given = given
@@ -139,7 +139,7 @@ class _Document:
 
     def write(self) -> Any:
         """Return the document; definitions that nothing refers to are left out."""
-        root = self._node(*(self._object() if self._is_taken_apart else (self._given, "")))
+        root = self._node(*(self._object() if self._is_split else (self._given, "")))
         definitions: Node = {}
         while self._targets:
             name, target = self._targets.popleft()
@@ -208,7 +208,7 @@ class _Document:
             return None
         if isinstance(target.node, bool):
             return target.node
-        if target.node is self._given and not self._is_taken_apart:
+        if target.node is self._given and not self._is_split:
             return "#"
         name = self._names.get(id(target.node))
         if name is None:

@@ -130,7 +130,7 @@ _SILENT: dict[str, tuple[Any, ...]] = {
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 _EVALUATING = {"additionalProperties": "unevaluatedProperties", "items": "unevaluatedItems"}
 """Keywords beside which nothing is unevaluated, and what would speak of that."""
-_TELLING = frozenset((*_EVALUATING, *_EVALUATING.values()))
+_EVALUATION_WORDS = frozenset((*_EVALUATING, *_EVALUATING.values()))
 _SIMPLIFIED = frozenset((*_SILENT, *COUNTS, *_BOUNDS, "additionalItems", "dependencies", "if", "then", "else", "allOf"))
 """Keywords that `simplify` may change."""
 
@@ -142,7 +142,7 @@ def _drop_silent(node: Node, says_unevaluated: Callable[[], bool]) -> None:
             node.pop(rest, None)
     for key in _SILENT.keys() & node.keys():
         is_silent = any(node[key] == value and type(node[key]) is type(value) for value in _SILENT[key])
-        if is_silent and not (key in _TELLING and says_unevaluated()):
+        if is_silent and not (key in _EVALUATION_WORDS and says_unevaluated()):
             del node[key]
     if "if" not in node:
         node.pop("then", None)

@@ -47,7 +47,7 @@ class Rewriter:
         self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {}, finder)
         owners = [place.rpartition("/")[0] for place in lost]
         self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
-        self._apart = Disjoint(self._logic, finder)
+        self._disjoint = Disjoint(self._logic, finder)
         self._evaluated = EvaluatedReader(self._logic, self._is_lost)
         self._names = NameRules(self._logic, finder)
         self._num_searches = 0
@@ -186,14 +186,14 @@ class Rewriter:
         for index, option in enumerate(options):
             parts = [option]
             for other in options[:index] + options[index + 1 :]:
-                if self._apart.are_apart(option, other, beside):
+                if self._disjoint.are_disjoint(option, other, beside):
                     continue
                 opposite = self._without(option, other, beside) if len(options) <= MAX_OPTIONS else None
                 if opposite is None:
                     if self._is_negated(node):
                         return  # to allow less here would allow more there
                     opposite = self._logic.outside(other, self._known(option, beside))
-                    if opposite is None or self._apart.are_apart(option, opposite, beside):
+                    if opposite is None or self._disjoint.are_disjoint(option, opposite, beside):
                         return
                 parts.append(opposite)
             made.append(all_of(parts))
@@ -230,7 +230,7 @@ class Rewriter:
 
     def _known(self, option: Any, beside: Node) -> Node:
         """Return what is known of an option's instances."""
-        own = self._apart.seen(option)
+        own = self._disjoint.seen(option)
         if not isinstance(own, dict):
             return beside
         kinds = sorted(kinds_in_common(kinds_of(own), kinds_of(beside)))
@@ -238,11 +238,11 @@ class Rewriter:
 
     def _without(self, option: Any, other: Any, beside: Node) -> Any:
         """Return what must hold, too, of an option's instances not to conform to another; None where none can say."""
-        one, two = self._apart.seen(option), self._logic.followed(other)
+        one, two = self._disjoint.seen(option), self._logic.followed(other)
         if not isinstance(one, dict) or not isinstance(two, dict):
             return self._logic.opposite(other, beside)
         kinds = kinds_in_common(kinds_in_common(kinds_of(one), kinds_of(two)), kinds_of(beside))
-        if kinds == {"array"} and two.keys() <= _ARRAYS and self._apart.are_items_apart(one, two):
+        if kinds == {"array"} and two.keys() <= _ARRAYS and self._disjoint.are_items_disjoint(one, two):
             return {"minItems": 1}  # an empty array is all that conforms to both
         named, listed = one.get("properties", {}), beside.get("properties", {})
         known = {**beside, "type": sorted(kinds_in_common(kinds_of(one), kinds_of(beside)))}
@@ -264,7 +264,7 @@ class Rewriter:
         del node["propertyNames"]
         node |= made
 
-    def fewest_properties(self, node: Node) -> None:
+    def min_properties(self, node: Node) -> None:
         """Some of the optional properties are there, or others that are not declared."""
         alternatives = counts.alternatives_of(node)
         if alternatives is not None:
@@ -279,7 +279,7 @@ _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
     "dependentRequired": Rewriter.dependents,
     "dependentSchemas": Rewriter.dependent_schemas,
     "oneOf": Rewriter.one_of,
-    "minProperties": Rewriter.fewest_properties,
+    "minProperties": Rewriter.min_properties,
 }
 _KEYWORDS = frozenset(_REWRITES)
 _ARRAYS = frozenset(("type", "items", "maxItems", "uniqueItems"))
