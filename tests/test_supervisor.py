@@ -128,7 +128,7 @@ def test_what_dies_is_restarted_counted_and_logged_once_per_cause(
         assert await quick.close() == []
 
     asyncio.run(main())
-    assert quick.deaths == {"worker": 4}
+    assert quick.crashes == {"worker": 4}
     assert len([record for record in caplog.records if record.exc_info]) == 2
     assert len([record for record in caplog.records if "died" in record.getMessage()]) == 4
 
@@ -170,7 +170,7 @@ def test_a_cancellation_of_something_else_is_a_death(quick: Supervisor) -> None:
         service = quick.keep("worker", work)
         await until(lambda: lives == 2)
         await service.stop()
-        assert quick.deaths == {"worker": 1}
+        assert quick.crashes == {"worker": 1}
         assert not quick._tasks
 
     asyncio.run(main())
@@ -186,8 +186,8 @@ def test_a_single_run_is_counted_only_where_nobody_awaits_it(quick: Supervisor) 
         with pytest.raises(ValueError, match="x"):
             await quick.start("awaited", fail(), is_awaited=True)
         quick.start("alone", fail())
-        await until(lambda: quick.deaths)
-        assert quick.deaths == {"alone": 1}
+        await until(lambda: quick.crashes)
+        assert quick.crashes == {"alone": 1}
 
     asyncio.run(main())
 
@@ -232,7 +232,7 @@ async def main(tasks):
     if how == "loop": time.sleep(600)
     await tasks.close(0.1)
 tasks = Supervisor()
-with tasks.whole_life(), asyncio.Runner() as runner:
+with tasks.cancelling_exit(), asyncio.Runner() as runner:
     runner.run(main(tasks))
 """
 

@@ -178,7 +178,7 @@ class Supervisor:
             timer.cancel()
 
     @contextmanager
-    def with_timeout_cancelled(self) -> Iterator[None]:
+    def cancelling_exit(self) -> Iterator[None]:
         """Call off `exit_after` behind a block that leaves no thread which would keep the process."""
         before = set(threading.enumerate())
         try:

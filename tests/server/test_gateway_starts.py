@@ -148,7 +148,7 @@ def test_two_signals_are_two_rounds_one_after_the_other(monkeypatch: pytest.Monk
         while gateway._is_renewing:
             await asyncio.sleep(0.01)
         assert rounds == 4
-        assert not tasks.deaths
+        assert not tasks.crashes
         gateway._renew()
         while gateway._is_renewing:
             await asyncio.sleep(0.01)
@@ -168,7 +168,7 @@ def test_a_restart_that_does_not_come_is_told(
         tasks = Supervisor()
         gateway = gateway_of(Scripted([], tasks))
         gateway._renew()
-        while not tasks.deaths["rolling restart"]:
+        while not tasks.crashes["rolling restart"]:
             await asyncio.sleep(0.01)
         assert not gateway._is_renewing
 

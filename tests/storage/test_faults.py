@@ -173,7 +173,7 @@ def test_a_request_that_can_never_be_read_becomes_an_error_line(api: Api, monkey
 
 def test_a_batch_whose_folder_is_gone_ends(api: Api) -> None:
     """Somebody removed the input of a running batch: its lines are told as unreadable, none is waited for."""
-    before = sum(api.harness.state.tasks.deaths.values())
+    before = sum(api.harness.state.tasks.crashes.values())
     api.harness.engine.hold.clear()
     batch_id = api.start(*(line(each) for each in IDS))
     api.wait(batch_id, "in_progress")
@@ -183,7 +183,7 @@ def test_a_batch_whose_folder_is_gone_ends(api: Api) -> None:
     path.parent.rmdir()
     api.harness.engine.hold.set()
     check(api, api.wait(batch_id))  # what was read already is answered, and kept
-    assert sum(api.harness.state.tasks.deaths.values()) - before < 100
+    assert sum(api.harness.state.tasks.crashes.values()) - before < 100
 
 
 def test_a_writer_that_dies_goes_on_where_it_was(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +197,9 @@ def test_a_writer_that_dies_goes_on_where_it_was(api: Api, monkeypatch: pytest.M
         return real(path, pieces, at)
 
     monkeypatch.setattr(writer, "append", append)
-    before = api.harness.state.tasks.deaths["batch writer"]
+    before = api.harness.state.tasks.crashes["batch writer"]
     check(api, run_batch(api))
-    assert api.harness.state.tasks.deaths["batch writer"] == before + 3
+    assert api.harness.state.tasks.crashes["batch writer"] == before + 3
     assert 'dovetail_background_task_deaths_total{task="batch writer"}' in api.harness.get("/metrics").text
 
 

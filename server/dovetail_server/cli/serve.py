@@ -96,7 +96,7 @@ def serve(settings: ServeSettings) -> int:
     from dovetail_server.run import new_event_loop, run
 
     tasks = Supervisor()
-    with tasks.with_timeout_cancelled(), asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with tasks.cancelling_exit(), asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run(settings, prepared.registry, plan, prepared.model, listener, phases, tasks))
 
 

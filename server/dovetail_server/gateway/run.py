@@ -74,7 +74,7 @@ def serve(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
     with contextlib.ExitStack() as stack:
         for one in held:
             stack.enter_context(one)
-        stack.enter_context(tasks.with_timeout_cancelled())
+        stack.enter_context(tasks.cancelling_exit())
         runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         children = [
             Child(worker, settings, port, share, tasks)
