@@ -207,7 +207,7 @@ def add_graphs(
     parts: Any = (runner.model, runner.attention, runner.state)
     num = runner.state.padding_row if max_requests is None else max_requests
     with torch.inference_mode():
-        kernels = triton_step(apart=runner.state.params.apart)
+        kernels = triton_step(apart=runner.state.params.batch_invariant)
         decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts), kernels)
         prefills = PrefillGraphs(*parts, sizes, pool, kernels)
         runner.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)

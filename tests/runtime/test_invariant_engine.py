@@ -81,7 +81,7 @@ def test_what_is_adjusted_leaves_the_graphs() -> None:
         found = []
         for more in ({}, {"frequency_penalty": 0.5}):
             params = RowParams(2, torch.device("cpu"))
-            params.apart = apart
+            params.batch_invariant = apart
             params.rows[0].params = SamplerParams(max_tokens=1, temperature=1.0, **more)
             found.append(params.facts_of(np.array([0])).fits_graph)
         assert found == expected

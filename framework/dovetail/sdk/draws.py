@@ -228,8 +228,8 @@ def adjust(
     read: Tensor,
 ) -> Tensor:
     """Return float32 logits `[T, V]` with masks, penalties, biases and minimum lengths; operands of `draw_adjusted`."""
-    gives_way, banned = lines < NOTHING, float("-inf")
-    line = torch.where(gives_way, NOTHING - 1 - lines, lines).long()
+    yields, banned = lines < NOTHING, float("-inf")
+    line = torch.where(yields, NOTHING - 1 - lines, lines).long()
     allowed = allowed_by(masks[line.clamp(min=0)], x.shape[1]) | (line < 0)[:, None]
     x = torch.where(allowed, x, x + banned)  # infinity becomes NaN
     slot = table.number("slot")[rows]
@@ -244,7 +244,7 @@ def adjust(
     x = x.scatter_add(1, table.bias_ids[rows].long(), torch.where(is_biased, table.bias[rows], 0.0))
     is_early = seq_lens[rows] - table.number("num_prompt")[rows] < table.number("min_tokens")[rows]
     stops = table.stops[rows]
-    added = torch.where((is_early & ~gives_way)[:, None] & (stops >= 0), banned, 0.0)
+    added = torch.where((is_early & ~yields)[:, None] & (stops >= 0), banned, 0.0)
     return x.scatter_add(1, stops.clamp(min=0), added)
 
 

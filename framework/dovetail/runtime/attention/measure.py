@@ -178,7 +178,7 @@ def _measure(
         try:
             times = [group.seconds(backend, step, measuring.clock) for step in STEPS]
             default = candidates[next(iter(measured_times.times), name)]
-            apart = {str(step): group.apart(backend, default, step) for step in ALIKE_STEPS if backend is not default}
+            far = {str(step): group.distance(backend, default, step) for step in ALIKE_STEPS if backend is not default}
         except Exception as error:  # a stranger's backend may raise anything; the others serve all the same
             logger.debug("measuring %s failed", name, exc_info=True)
             measured_times.is_lasting &= not isinstance(error, torch.OutOfMemoryError)
@@ -186,7 +186,7 @@ def _measure(
                 f"it could not be measured: {type(error).__name__}: {' '.join(str(error).split())}"
             )
             continue
-        if wrong := [f"{step} by {most:.2g}" for step, most in apart.items() if not most < ALIKE]:
+        if wrong := [f"{step} by {most:.2g}" for step, most in far.items() if not most < ALIKE]:
             measured_times.failed[name] = f"its result differs from the default's for {' and '.join(wrong)}"
         else:
             measured_times.times[name] = times
@@ -246,7 +246,7 @@ class MeasuredLayers:
 
         return rehearse
 
-    def apart(self, backend: Backend, default: Backend, step: TrialStep) -> float:
+    def distance(self, backend: Backend, default: Backend, step: TrialStep) -> float:
         """Return how far the results of two backends are apart, as a part of the default's; NaN if one is no number."""
         with torch.inference_mode():
             found = []

@@ -94,14 +94,14 @@ class RowParams:
         num_top: `[S]` of these, rivals whose log probabilities are asked for, or `NOTHING`.
         stop_ids: `[S, W]` int64, padded with `NO_STOP`.
         stops: `[S, MAX_STOPS]`, the first of these; it stays where it is, as graphs read it.
-        apart: A row's draw must not depend on how many rows there are. Then what is more than temperature and filters
-            is sampled outside of graphs: there and here, it is computed by other instructions.
+        batch_invariant: A row's draw must not depend on how many rows there are. Then what is more than temperature
+            and filters is sampled outside of graphs: there and here, it is computed by other instructions.
         bias_ids, bias: `[S, MAX_BIAS]` int32 and float32, what is added to which logits; `num_bias` of them count.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self.rows = [SampleRow(SamplerParams(max_tokens=0, temperature=0.0)) for _ in range(num_rows)]
-        self.version, self.apart = 0, False
+        self.version, self.batch_invariant = 0, False
         self._device = device
         self.floats = torch.zeros(len(FLOATS), num_rows, device=device)
         self.numbers = torch.zeros(len(NUMBERS), num_rows, dtype=torch.int64, device=device)
@@ -134,7 +134,7 @@ class RowParams:
         """Return what is known of device rows; at no cost for the array of the last call, if nothing has changed."""
         if rows is not self._facts_rows or self.version != self._facts_version:
             found = [self.rows[row] for row in rows.tolist()]
-            self._facts = _facts(found, apart=self.apart)
+            self._facts = _facts(found, batch_invariant=self.batch_invariant)
             self._facts_rows, self._facts_version = rows, self.version
         return self._facts
 
@@ -184,13 +184,13 @@ class RowParams:
         return RowTable(self.floats, self.numbers, self.stops, self.bias_ids, self.bias)
 
 
-def _facts(rows: list[SampleRow], *, apart: bool = False) -> RowFacts:
+def _facts(rows: list[SampleRow], *, batch_invariant: bool = False) -> RowFacts:
     needs_no_adjustment = all(row.needs_no_adjustment for row in rows)
     return RowFacts(
         rows,
         needs_no_adjustment=needs_no_adjustment,
         is_drawn=any(row.params.temperature > 0 for row in rows),
         may_ban=any(row.is_banning for row in rows),
-        fits_graph=all(row.fits_graph for row in rows) and (needs_no_adjustment or not apart),
+        fits_graph=all(row.fits_graph for row in rows) and (needs_no_adjustment or not batch_invariant),
         bans_in_graph=all(len(row.stop_ids) <= MAX_STOPS for row in rows if row.is_banning),
     )

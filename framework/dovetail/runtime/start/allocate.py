@@ -69,7 +69,7 @@ def allocate(checked: Checked, loaded: LoadedModel, planned: MemoryPlan) -> Allo
     state = DeviceState(
         settings.max_running_requests, max_pages, device, max(1, len(pool.pools)), states, loaded.step.write_changes
     )
-    state.params.apart = settings.batch_invariant
+    state.params.batch_invariant = settings.batch_invariant
     attention = make_attention(
         checked.chosen.backends, checked.local, pool, state.page_tables, device,
         batch_invariant=settings.batch_invariant,
