@@ -33,10 +33,10 @@ from service_schemas import SERVICES
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.spec.limits import check_spec
-from dovetail.grammar.spec.normal import counts, disjoint, document, logic, nodes, rewrite
+from dovetail.grammar.spec.normal import counts, disjoint, logic, nodes, rewrite
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.sdk.expressions.plain import PlainExpression
-from dovetail_grammar import patterns
+from dovetail_grammar import patterns, schema_backend
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 LIMIT_S = 15
@@ -54,7 +54,7 @@ SWITCHES: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("opposite: values", logic, "_other_values", NONE),
     ("opposite: names", logic, "_other_names", NONE),
     ("opposite: properties", logic.Logic, "_other_properties", NONE),
-    ("uniqueItems: watched", document, "unique_places", lambda schema: (None, frozenset())),
+    ("uniqueItems: watched", schema_backend, "unique_places", lambda schema: (None, frozenset())),
     ("patterns: plain words", patterns, "plainly", lambda pattern, **_: PlainExpression(None, 0)),
     *((key, rewrite._REWRITES, key, lambda self, node: None) for key in rewrite._REWRITES),
 ]

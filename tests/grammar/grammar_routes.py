@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 
@@ -14,8 +13,6 @@ from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.negotiation import asked
 from dovetail.grammar.spec.relax import relax_schema
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute
-from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
@@ -71,13 +68,10 @@ class Enforced:
                 try_out(made, vocabulary)
                 return made
 
-            def watched(made: CompiledGrammar, unique: str = step.unique) -> CompiledGrammar:
-                return UniqueGrammar(made, json.loads(unique), TokenTexts(vocabulary)) if unique else made
-
             try:
                 spec, until = spec_of(step), time.monotonic() + 60
                 made, left_out = relax_schema(spec, compiled, until) if step.relax_schema else (compiled(spec), ())
-                self.grammar = watched(made)
+                self.grammar = made
             except RequestError as error:
                 self.errors.append(error.message)
                 continue

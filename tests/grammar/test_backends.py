@@ -30,8 +30,6 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.grammar.pipeline import StructuredOutputs, log_unserved
 from dovetail.grammar.spec.route import Enforcement, GrammarRoute, GrammarRouter
-from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
@@ -133,8 +131,6 @@ def first_way(
         step, lost = found
         try:
             grammar = compiled(backends[step.backend], spec_of(step))
-            if step.unique:
-                grammar = UniqueGrammar(grammar, json.loads(step.unique), TokenTexts(vocabulary))
             return *way.with_left_out(lost), grammar
         except RequestError:
             continue
@@ -304,7 +300,12 @@ def test_schemas_within_structural_grammars_are_walked(backends: Mapping[str, Gr
 
     assert support({"type": "integer"}).level is SupportLevel.FULL
     assert support({"type": "string", "pattern": '^[^"]*$'}).level is SupportLevel.FULL
-    assert support({"type": "array", "items": {"type": "string"}, "uniqueItems": True}).level is not SupportLevel.FULL
+    differ = support({"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    assert (differ.level, differ.alone) == (
+        SupportLevel.FULL,
+        ("/format/tags/0/content/json_schema/uniqueItems",),
+    )
+    assert support({"type": "array", "contains": {"type": "string"}}).level is not SupportLevel.FULL
     refused = support({"not": {"type": "integer"}})
     assert refused.refused == refused.ignored == ("/format/tags/0/content/json_schema/not",)
 

@@ -15,6 +15,7 @@ from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.expressions import complement, plainly
 from dovetail.sdk.schemas import schema
+from dovetail_grammar.schema_backend import divided
 
 FEW, MANY = 60, 240
 MOST = 1.6
@@ -103,7 +104,7 @@ def num_calls(router: GrammarRouter, given: Any) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    for kept in (schema.parse, schema.nodes, complement, plainly):
+    for kept in (schema.parse, schema.nodes, complement, plainly, divided):
         kept.cache_clear()
     sys.setprofile(noted)
     try:

@@ -30,6 +30,7 @@ from dovetail.sdk.masks import ids_of
 from dovetail_grammar import json_states, kept_masks, llguidance
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar, LlguidanceMatcher
 from dovetail_grammar.local_schemas import Schemas, is_local
+from dovetail_grammar.unique.matcher import UniqueGrammar
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 ROW = {
@@ -104,6 +105,7 @@ def made(backend: LlguidanceBackend, schema: Any) -> LlguidanceGrammar | None:
         grammar = backend.load(found) if isinstance(found, bytes) else found
     except RequestError:
         return None
+    grammar = grammar.inner if isinstance(grammar, UniqueGrammar) else grammar
     assert isinstance(grammar, LlguidanceGrammar)
     grammar.follow()
     return grammar
@@ -317,6 +319,7 @@ def test_masks_of_calls_are_the_librarys(name: str, parallel: bool) -> None:
         front.close()
     found = backend.compile(spec_of(route.steps[0]), GrammarLimits())
     grammar = backend.load(found) if isinstance(found, bytes) else found
+    grammar = grammar.inner if isinstance(grammar, UniqueGrammar) else grammar
     assert isinstance(grammar, LlguidanceGrammar)
     grammar.follow()
     assert grammar.states is not None

@@ -19,9 +19,10 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.pipeline import GrammarOutcome, StructuredOutputs
-from dovetail.grammar.spec.relax import keywords_in, leave_out, relax_schema
+from dovetail.grammar.spec.relax import keywords_in, relax_schema
 from dovetail.grammar.spec.route import GrammarRoute, GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.sdk.schemas.schema import leave_out
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 FOREVER = 1e12

@@ -13,12 +13,11 @@ from random_pairs import Maker
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import GrammarRouter
-from dovetail.grammar.spec.unique.locations import unique_places
-from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
+from dovetail_grammar.unique.locations import unique_places
+from dovetail_grammar.unique.matcher import UniqueGrammar
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 STRINGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -77,10 +76,7 @@ class Watched:
         way = route.options[0]
         self.enforcement, self.ignored = way.enforcement, way.ignored
         compiled = backend.compile(spec_of(way.step), GrammarLimits())
-        inner = backend.load(compiled) if isinstance(compiled, bytes) else compiled
-        self.grammar: CompiledGrammar = inner
-        if way.step.unique:
-            self.grammar = UniqueGrammar(inner, json.loads(way.step.unique), TokenTexts(vocabulary))
+        self.grammar: CompiledGrammar = backend.load(compiled) if isinstance(compiled, bytes) else compiled
         self.vocabulary = vocabulary
 
     def accepts(self, text: str) -> bool:

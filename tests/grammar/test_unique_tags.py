@@ -19,11 +19,10 @@ from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.fields import read_grammar
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
-from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.masks import ids_of
+from dovetail_grammar.unique.tags import watched_tags
 from dovetail_testing.vocabularies import byte_level
 
 VALUES = ["a", "ab", "b", "ba", "abc", "c", "cc"]
@@ -70,8 +69,6 @@ class InTags(Watched):
         self.enforcement, self.ignored = way.enforcement, way.ignored
         compiled = backend.compile(spec_of(way.step), GrammarLimits())
         self.grammar: CompiledGrammar = backend.load(compiled) if isinstance(compiled, bytes) else compiled
-        if way.step.unique:
-            self.grammar = UniqueGrammar(self.grammar, json.loads(way.step.unique), TokenTexts(vocabulary))
         self.vocabulary = vocabulary
 
     def accepts(self, text: str) -> bool:
@@ -128,7 +125,8 @@ def test_arguments_differ_in_every_format(name: str, backend: GrammarBackend, vo
         return
     seen = set()
     for seed in range(6):
-        text = made.calls(random.Random(seed), next(begin for begin, shape, _ in json.loads(way.step.unique) if shape))
+        tags, _ = watched_tags(json.loads(way.step.source))
+        text = made.calls(random.Random(seed), next(begin for begin, shape, _ in tags if shape))
         [written] = ARRAYS.findall(text)
         tags = json.loads(written)
         assert sorted(tags) == sorted(VALUES), text
@@ -142,7 +140,7 @@ def test_where_it_cannot_be_told_it_is_named(name: str, backend: GrammarBackend)
     way = tool_way(name, "required", backend)
     assert way.enforcement == "approximate"
     assert PLACE in way.ignored
-    assert not way.step.unique
+    assert watched_tags(json.loads(way.step.source)) == ([], frozenset())
 
 
 def test_strict_tools_under_auto_differ_too(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
@@ -230,7 +228,7 @@ def test_tags_that_other_text_could_hold_are_left_to_judging(format_: Any, backe
     way = structural(format_, backend)
     assert way.enforcement == "approximate"
     assert any(place.endswith("/uniqueItems") for place in way.ignored)
-    assert not way.step.unique
+    assert watched_tags(json.loads(way.step.source)) == ([], frozenset())
 
 
 def test_a_text_or_calls_name_what_neither_watches(backend: GrammarBackend) -> None:

@@ -83,12 +83,14 @@ class Support:
             that are annotations to the backend, such as a `format` that no draft defines.
         refused: Those of `ignored` with which `compile` would fail: the core leaves them out before.
         reason: For NONE, why, in one line.
+        alone: Keywords that are enforced, but not where this grammar becomes one of several that a text may have.
     """
 
     level: SupportLevel
     ignored: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     reason: str = ""
+    alone: tuple[str, ...] = ()
 
     @classmethod
     def full(cls, annotations: Sequence[str] = ()) -> Support:

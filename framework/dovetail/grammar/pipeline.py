@@ -12,7 +12,7 @@ Each step in the module that takes it:
    process that can be killed (`compile.compiling`). It tries the result out (`compile.trial`), keeps it
    (`compile.cache`), and leaves out keywords that fail (`spec.relax`).
 5. **Mask.** `matching.constraint` follows one request, past its thinking (`matching.reasoning_gate`), and fills a row
-   of bits for each step; `spec.unique` watches `uniqueItems` around any backend; `runtime` masks the logits.
+   of bits for each step; `runtime` masks the logits.
 6. **Validate.** `StructuredOutputs.report` says what was enforced; where that was not all, `compile.validate` validates
    the finished text by the schema as given, in a process of its own.
 

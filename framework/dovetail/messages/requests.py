@@ -19,8 +19,6 @@ class GrammarOption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     whitespace: str | None = None
     relax_schema: bool = False
     """Keywords of its JSON schemas may be left out where the backend refuses them; `TokenDelta` names them."""
-    unique: str = ""
-    """Where items of arrays differ, which `source` does not say: see `dovetail.grammar.spec.unique`."""
     unasked: bool = False
     """The backend has not been asked what it enforces: the engine does, and `TokenDelta` names the rest."""
 

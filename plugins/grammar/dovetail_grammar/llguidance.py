@@ -24,7 +24,6 @@ import numpy as np
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
-    GrammarBackend,
     GrammarLimits,
     GrammarMatcher,
     GrammarSpec,
@@ -36,7 +35,6 @@ from dovetail.contracts.grammar import (
 from dovetail.sdk.masks import Words, draw_ids
 from dovetail.sdk.schemas.structural import schemas_with_places
 from dovetail_grammar.call_states import CallTexts, followed, states_of
-from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import GbnfError
 from dovetail_grammar.json_reader import Counts
 from dovetail_grammar.json_states import SharedMask, States, TextState
@@ -47,6 +45,7 @@ from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema, spaci
 from dovetail_grammar.llguidance_source import to_llguidance
 from dovetail_grammar.llguidance_tokenizer import import_library, make_tokenizer
 from dovetail_grammar.matching import EndingMatcher, Ends
+from dovetail_grammar.schema_backend import SchemaBackend, inner_matchers, narrow
 from dovetail_grammar.structural_lost import lost_in
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
-class LlguidanceBackend(GrammarBackend):
+class LlguidanceBackend(SchemaBackend):
     """See the module."""
 
     kinds = frozenset(Kind)
@@ -84,7 +83,7 @@ class LlguidanceBackend(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Keep the vocabulary; the library's own tokenizer is made at first use."""
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._ends: Ends | None = None
@@ -94,36 +93,30 @@ class LlguidanceBackend(GrammarBackend):
         self._texts: CallTexts | None = None
         self._library = import_library()
 
-    def supports(self, spec: GrammarSpec) -> Support:
+    def library_supports(self, spec: GrammarSpec) -> Support:
         """Walk JSON Schemas for what the library does not implement; other kinds it reads in full."""
-        try:
-            return self._supports(spec)
-        except UNREADABLE as error:
-            return Support.no(f"it cannot be read: {error}")
-
-    def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.JSON:
             return SchemaWalk(spec.source).support()
         if spec.kind is Kind.STRUCTURAL:
             return _structural_support(spec, self._vocabulary.added)
         return Support.full()
 
-    def inline(self, spec: GrammarSpec) -> bool:
+    def library_inline(self, spec: GrammarSpec) -> bool:
         """The library releases the GIL, and the cost of a cheap grammar is known in advance."""
         return is_cheap(spec)
 
-    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
-        """Compile. A source that may be costly returns as the library's form of it, which `load` builds."""
+    def library_compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+        """Compile. A source that may be costly returns as the library's form of it, which `library_load` builds."""
         try:
             source = to_llguidance(self._library, self._prepared(spec), self._vocabulary)
         except ValueError as error:
             code = "unsupported_grammar" if isinstance(error, GbnfError) else "invalid_grammar"
             raise RequestError(f"the grammar cannot be read: {error}", code=code) from None
-        if not self.inline(spec):
+        if not self.library_inline(spec):
             return json.dumps([spec.kind, source, followed(spec)]).encode()
         return self._build(source, spec.kind, followed(spec))
 
-    def load(self, blob: bytes) -> CompiledGrammar:
+    def library_load(self, blob: bytes) -> CompiledGrammar:
         """Build from the library's form, with which its kind stands, and what tells its states."""
         kind, source, vocabulary_digest = json.loads(blob)
         return self._build(source, Kind(kind), vocabulary_digest)
@@ -150,7 +143,7 @@ class LlguidanceBackend(GrammarBackend):
         library = self._library
         return library.LLMatcher(self._shared(), source, log_level=0, limits=library.LLParserLimits(**LIMITS))
 
-    def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
+    def library_warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
         """Walk over plausible texts: what the lexer meets for the first time costs many times what it costs later."""
         if isinstance(grammar, LlguidanceGrammar):
             grammar.follow()
@@ -173,7 +166,7 @@ class LlguidanceBackend(GrammarBackend):
         going: list[tuple[LlguidanceMatcher, int]] = []
         first: dict[SharedMask, int] = {}
         equal: list[tuple[LlguidanceMatcher, int, int]] = []
-        for matcher, row in zip(matchers, rows, strict=True):
+        for matcher, row in zip(inner_matchers(matchers), rows, strict=True):
             if not isinstance(matcher, LlguidanceMatcher) or matcher.terminated:
                 matcher.fill(mask, row)
                 continue
@@ -198,6 +191,7 @@ class LlguidanceBackend(GrammarBackend):
                 matcher.fill(mask, row)
             else:
                 mask[row] = mask[at]
+        narrow(matchers, mask, rows)
         return [True] * len(matchers)
 
     def _compute(self, going: Sequence[tuple[LlguidanceMatcher, int]], mask: Mask) -> set[int]:

@@ -20,7 +20,6 @@ from typing import Any
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
-    GrammarBackend,
     GrammarLimits,
     GrammarSpec,
     Kind,
@@ -29,9 +28,10 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.sdk.masks import Words
 from dovetail.sdk.schemas import schema
-from dovetail_grammar.choices import UNREADABLE, read_choices
+from dovetail_grammar.choices import read_choices
 from dovetail_grammar.matching import EndingMatcher, Ends
 from dovetail_grammar.patterns import has_inner_anchors, is_unreadable, strip_anchors
+from dovetail_grammar.schema_backend import SchemaBackend
 from dovetail_grammar.schema_subset import Subset
 
 WHITESPACE = r"[ \n]{0,%d}"
@@ -49,7 +49,7 @@ SUBSET = Subset(
 )
 
 
-class OutlinesBackend(GrammarBackend):
+class OutlinesBackend(SchemaBackend):
     """See the module."""
 
     kinds = frozenset((Kind.REGEX, Kind.CHOICE, Kind.JSON))
@@ -57,20 +57,14 @@ class OutlinesBackend(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Keep the vocabulary; outlines_core's own form of it is made at first use."""
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._lock = threading.Lock()
         self._library = import_library()
         self._shared_vocabulary: Any = None
         self._ends: Ends | None = None
 
-    def supports(self, spec: GrammarSpec) -> Support:
+    def library_supports(self, spec: GrammarSpec) -> Support:
         """FULL for regular expressions without look-around and for the subset of schemas that is enforced."""
-        try:
-            return self._supports(spec)
-        except UNREADABLE as error:
-            return Support.no(f"it cannot be read: {error}")
-
-    def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.REGEX and is_unreadable(spec.source):
             return Support.no("look-around, back-references and word boundaries are not regular")
         if spec.kind is Kind.REGEX and has_inner_anchors(spec.source):
@@ -81,7 +75,7 @@ class OutlinesBackend(GrammarBackend):
             return Support.no("values of any type or with any keys have no regular expression")
         return SUBSET.support(spec)
 
-    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+    def library_compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
         """Build the index and return its binary form."""
         try:
             index = self._index(self._regex(spec))
@@ -91,7 +85,7 @@ class OutlinesBackend(GrammarBackend):
         blob: bytes = index.__reduce__()[1][0]
         return blob
 
-    def load(self, blob: bytes) -> CompiledGrammar:
+    def library_load(self, blob: bytes) -> CompiledGrammar:
         """Read an index's binary form."""
         if self._ends is None:
             self._ends = Ends.of(self._vocabulary)

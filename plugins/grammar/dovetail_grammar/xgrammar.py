@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
-    GrammarBackend,
     GrammarLimits,
     GrammarSpec,
     Kind,
     Support,
     Vocabulary,
 )
-from dovetail_grammar.choices import UNREADABLE, read_choices
+from dovetail_grammar.choices import read_choices
 from dovetail_grammar.patterns import has_inner_anchors, has_unknown_escapes, is_unreadable, strip_anchors
+from dovetail_grammar.schema_backend import SchemaBackend
 from dovetail_grammar.schema_subset import Subset
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ SUBSET = Subset(
 )
 
 
-class XgrammarBackend(GrammarBackend):
+class XgrammarBackend(SchemaBackend):
     """See the module."""
 
     kinds = frozenset((Kind.JSON, Kind.JSON_OBJECT, Kind.REGEX, Kind.EBNF, Kind.CHOICE, Kind.STRUCTURAL))
@@ -61,19 +61,13 @@ class XgrammarBackend(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Keep the vocabulary. The library is imported at first use: it brings torch along."""
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._lock = threading.Lock()
         self._library: Any = None
         self._info: Any = None
 
-    def supports(self, spec: GrammarSpec) -> Support:
+    def library_supports(self, spec: GrammarSpec) -> Support:
         """FULL for what is known to be enforced; all else is named."""
-        try:
-            return self._supports(spec)
-        except UNREADABLE as error:
-            return Support.no(f"it cannot be read: {error}")
-
-    def _supports(self, spec: GrammarSpec) -> Support:
         if spec.whitespace is not None:
             return Support.no("whitespace is bounded by a number only")
         if spec.kind is Kind.JSON:
@@ -90,7 +84,7 @@ class XgrammarBackend(GrammarBackend):
             return Support.no("added tokens could be spelled out in other tokens")
         return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
 
-    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+    def library_compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
         """Compile. What takes long returns in the library's JSON form, which takes four times as long to write.
 
         What does not is compiled a second time where it is used: that holds up others' tokens for less time than
@@ -107,7 +101,7 @@ class XgrammarBackend(GrammarBackend):
             return XgrammarGrammar(library, compiled, self._vocabulary.size)
         return str(compiled.serialize_json()).encode()
 
-    def load(self, blob: bytes) -> CompiledGrammar:
+    def library_load(self, blob: bytes) -> CompiledGrammar:
         """Read what `compile` wrote."""
         library, info = self._shared()
         return XgrammarGrammar(

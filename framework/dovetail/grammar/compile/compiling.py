@@ -5,7 +5,6 @@ What comes back from such a process is loaded here only if the process, which ha
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +20,6 @@ from dovetail.grammar.spec.costly import lightened
 from dovetail.grammar.spec.negotiation import asked
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
 from dovetail.grammar.spec.relax import without
-from dovetail.grammar.spec.unique.matcher import UniqueGrammar
-from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import ChildJob, ChildReply, ChildStart, spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins
@@ -68,7 +65,6 @@ class Compiler:
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._pool: WorkerPool | None = None
-        self._texts: TokenTexts | None = None
 
     @property
     def pids(self) -> list[int]:
@@ -109,7 +105,7 @@ class Compiler:
             return self._backends[name]
 
     def asked(self, step: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
-        """Ask a step's backend what it enforces, where nobody has; see `asking.asked`."""
+        """Ask a step's backend what it enforces, where nobody has; see `negotiation.asked`."""
         return asked(self.backend(step.backend), step) if step.unasked else (step, ())
 
     def inline(self, step: GrammarOption) -> CompileResult:
@@ -121,7 +117,7 @@ class Compiler:
         backend = self.backend(step.backend)
         result = backend.compile(spec_of(step), self._limits)
         made = backend.load(result) if isinstance(result, bytes) else result
-        return CompileResult(self._watched(step, made), backend)
+        return CompileResult(made, backend)
 
     def lighter(self, step: GrammarOption) -> CompileResult | None:
         """Compile in this thread what takes too long, without what costs most; None where that is not known.
@@ -157,18 +153,7 @@ class Compiler:
             source = without(step.kind, step.source, reply.ignored)
             again = self.inline(msgspec.structs.replace(step, source=source))
             return CompileResult(again.grammar, backend, reply.load_bytes, reply.ignored)
-        made = self._watched(step, backend.load(reply.blob))
-        return CompileResult(made, backend, reply.load_bytes, reply.ignored)
-
-    def _watched(self, step: GrammarOption, grammar: CompiledGrammar) -> CompiledGrammar:
-        """Have items of arrays watched over that the backend does not know to differ."""
-        if not step.unique:
-            return grammar
-        vocabulary = self.vocabulary()
-        with self._making:
-            if self._texts is None:
-                self._texts = TokenTexts(vocabulary)
-        return UniqueGrammar(grammar, json.loads(step.unique), self._texts)
+        return CompileResult(backend.load(reply.blob), backend, reply.load_bytes, reply.ignored)
 
     def warm_up(self) -> None:
         """Begin to start the process that others are forked from."""

@@ -25,7 +25,6 @@ from dovetail.grammar.compile.queue import Workers
 from dovetail.grammar.matching.constraint import TokenSets
 from dovetail.grammar.spec.refusals import BUSY, FINAL, TOO_COMPLEX
 from dovetail.grammar.spec.relax import is_relaxable
-from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.wire import option_of, spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins
@@ -391,8 +390,7 @@ class GrammarService:
         """Let a backend prepare a grammar that is in force already, once the engine has gone on."""
         time.sleep(WARM_PAUSE_S)
         try:
-            made = outcome.compiled
-            outcome.backend.warm_up(made.inner if isinstance(made, UniqueGrammar) else made, WARM_S)
+            outcome.backend.warm_up(outcome.compiled, WARM_S)
         except Exception:
             # The grammar works without; the log is the only place to say it.
             logger.exception("preparing a grammar failed")

@@ -10,7 +10,6 @@ import numpy as np
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.grammar.matching.reasoning_gate import ReasoningGate
 from dovetail.grammar.matching.words import WordRules
-from dovetail.grammar.spec.unique.matcher import UniqueMatcher
 from dovetail.sdk.masks import Words, clear_bit, full_row, has_bit, is_only, new_row, set_bit
 
 MAX_ROWS = 64
@@ -89,7 +88,7 @@ class Constraint:
         self.backend = backend
         self.rules = rules
         self.was_forced = False
-        self._is_plain = gate is None and rules is None and not isinstance(matcher, UniqueMatcher)
+        self._is_plain = gate is None and rules is None
         self._plain_matcher = matcher if self._is_plain else None
         self._row: Words | None = None
         self._only = -1
@@ -116,7 +115,7 @@ class Constraint:
         gate = self.gate
         if gate is not None and not gate.covers_reply and (gate.free or gate.forced_ids is not None):
             return None
-        return self.matcher.inner if isinstance(self.matcher, UniqueMatcher) else self.matcher
+        return self.matcher
 
     def known(self) -> tuple[Hashable, Words] | None:
         """Return what stands for the mask of the next token, and the mask, where it is at hand; None: see `fill`.
@@ -127,7 +126,7 @@ class Constraint:
         if self._plain_matcher is not None and backend is not None:
             known = backend.known(self._plain_matcher)
             return None if known is None else ((backend, known[0]), known[1])
-        if matcher is None or backend is None or self.rules is not None or isinstance(matcher, UniqueMatcher):
+        if matcher is None or backend is None or self.rules is not None:
             return None
         if gate is not None:
             if gate.forced_ids is not None or gate.extra_id is not None:
@@ -170,8 +169,6 @@ class Constraint:
         """As `fill`, without the rules for words."""
         gate, sets = self.gate, self._sets
         self._row = None
-        if matched and isinstance(self.matcher, UniqueMatcher):
-            self.matcher.narrow(row)
         if gate is not None:
             forced = gate.forced_ids
             # A grammar of the whole reply may be in the middle of a character, which it wants to be finished first.

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind
-from dovetail.grammar.spec.relax import leave_out
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.schema import escape
 from dovetail.sdk.schemas.structural import schemas_with_places
@@ -38,7 +37,7 @@ def lightened(backend: GrammarBackend, spec: GrammarSpec) -> tuple[GrammarSpec, 
     found = [(weight, start + place) for start, given in schemas for weight, place in costly_places(given)]
     places = [place for _, place in sorted(found, key=lambda item: -item[0])]
     for number in NUMBERS:
-        made = replace(spec, source=json.dumps(leave_out(root, places[:number]), ensure_ascii=False))
+        made = replace(spec, source=json.dumps(schema.leave_out(root, places[:number]), ensure_ascii=False))
         if places and backend.inline(made):
             return made, tuple(places[:number])
         if number >= len(places):

@@ -14,7 +14,6 @@ import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
 from dovetail.grammar.spec.normal import Normal
-from dovetail.grammar.spec.relax import leave_out
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.sdk.schemas import schema
@@ -34,8 +33,7 @@ class RelaxedSpec:
         normal: What it was made of.
         source: The schema's text.
         reason: Why the backend cannot enforce it at all; empty where it can.
-        unique: Where items of arrays differ, which is enforced beside the backend; empty for nowhere.
-        watched: Places in the given schema that say so.
+        alone: Of what is enforced, places in the given schema that are not where the text may have another grammar.
     """
 
     schema: Any
@@ -44,25 +42,18 @@ class RelaxedSpec:
     normal: Normal
     source: str
     reason: str = ""
-    unique: str = ""
-    watched: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
 
-def relaxed(
-    backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_whole: bool = False, is_part: bool = False
-) -> RelaxedSpec:
+def relaxed(backend: GrammarBackend, normal: Normal, spec: GrammarSpec) -> RelaxedSpec:
     """Leave out of a schema what a backend says that it refuses.
 
     Args:
         backend: It.
         normal: The schema.
         spec: What else is asked for.
-        is_whole: The text is JSON by this schema from its beginning to its end, so it can be read beside the backend.
-        is_part: The schema becomes a part of a grammar. Where the text can be read for it is seen there, and it stays.
     """
-    found, ignored = normal.schema, list(normal.dropped)
-    unique = ""
-    watching: list[str] = []
+    found, ignored, alone = normal.schema, list(normal.dropped), list[str]()
     support = Support.full()
     for _ in range(MAX_ROUNDS):
         if found is not normal.schema:
@@ -72,31 +63,16 @@ def relaxed(
         support = backend.supports(spec)
         if support.level is SupportLevel.NONE:
             return RelaxedSpec(found, tuple(ignored), (), normal, spec.source, support.reason)
-        gone = set(support.refused)
         if support.level is SupportLevel.APPROXIMATE:
-            mended: frozenset[str] = frozenset()
-            if (is_whole or is_part) and any(place.endswith("/uniqueItems") for place in support.ignored):
-                watched, places = normal.unique
-                mended = places.intersection(support.ignored)
-                unique = json.dumps(watched, ensure_ascii=False) if mended and is_whole else unique
-            places_in_form = [place for place in support.ignored if place not in mended] if mended else support.ignored
-            ignored += map(normal.place, places_in_form) if normal.places else places_in_form
-            gone = gone | mended if is_whole else gone - mended
-            watching += map(normal.place, mended)
-        if not gone:
+            ignored += map(normal.place, support.ignored)
+        alone += map(normal.place, support.alone)
+        if not support.refused:
             break
         # `places` knows schemas by identity: a copy's places are those of the normal form with the same pointers.
-        found = leave_out(found, gone)
+        found = schema.leave_out(found, support.refused)
     annotations = tuple(map(normal.place, support.ignored)) if support.level is SupportLevel.FULL else ()
-    return RelaxedSpec(
-        found,
-        tuple(dict.fromkeys(ignored)),
-        annotations,
-        normal,
-        spec.source,
-        unique=unique,
-        watched=tuple(dict.fromkeys(watching)),
-    )
+    left_out, enforced = tuple(dict.fromkeys(ignored)), tuple(dict.fromkeys(alone))
+    return RelaxedSpec(found, left_out, annotations, normal, spec.source, alone=enforced)
 
 
 def asked(backend: GrammarBackend, step: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
@@ -107,7 +83,7 @@ def asked(backend: GrammarBackend, step: GrammarOption) -> tuple[GrammarOption, 
         does not take it, or not in full where `relax_schema` does not allow less.
     """
     normal = Normal(schema.parse(step.source), (), {}, step.source)
-    found = relaxed(backend, normal, spec_of(step), is_whole=True)
+    found = relaxed(backend, normal, spec_of(step))
     if found.reason or (found.ignored and not step.relax_schema):
         return None
-    return msgspec.structs.replace(step, source=found.source, unique=found.unique, unasked=False), found.ignored
+    return msgspec.structs.replace(step, source=found.source, unasked=False), found.ignored

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
@@ -22,14 +22,6 @@ from dovetail.sdk.schemas.schema import escape
 from dovetail.sdk.schemas.structural import schemas_with_places
 
 R = TypeVar("R")
-COMPANIONS = {
-    "properties": ("additionalProperties", "unevaluatedProperties"),
-    "patternProperties": ("additionalProperties", "unevaluatedProperties"),
-    "prefixItems": ("items", "unevaluatedItems"),
-    "if": ("then", "else"),
-    "contains": ("minContains", "maxContains"),
-}
-"""Keywords that go with another one."""
 _NEVER = re.compile(r"[Uu]nsatisfiable|allows no text")
 """What no keyword is to blame for: no text conforms."""
 _WORDS = re.compile(r"[A-Za-z]+")
@@ -51,28 +43,7 @@ def is_relaxable(code: str | None, message: str) -> bool:
 
 def without(kind: str, source: str, places: Sequence[str]) -> str:
     """Return a source without the keywords at some places."""
-    return json.dumps(leave_out(json.loads(source), places), ensure_ascii=False) if places else source
-
-
-def leave_out(root: Any, places: Iterable[str]) -> Any:
-    """Return a copy of JSON without the keywords at some places, and without what goes with them."""
-    wanted = set(places)
-
-    def copy(node: Any, pointer: str) -> Any:
-        if isinstance(node, list):
-            return [copy(item, f"{pointer}/{index}") for index, item in enumerate(node)]
-        if not isinstance(node, dict):
-            return node
-        inner = {key: f"{pointer}/{escape(key)}" for key in node}
-        gone = {key for key in node if inner[key] in wanted}
-        gone |= {also for key in gone for also in COMPANIONS.get(key, ())}
-        made = {key: copy(value, inner[key]) for key, value in node.items() if key not in gone}
-        if "oneOf" in gone and isinstance(node["oneOf"], list):
-            options = {"anyOf": copy(node["oneOf"], inner["oneOf"])}
-            made = {**made, "allOf": [*made.get("allOf", ()), options]} if "anyOf" in made else made | options
-        return made
-
-    return copy(root, "")
+    return json.dumps(schema.leave_out(json.loads(source), places), ensure_ascii=False) if places else source
 
 
 def keywords_in(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
@@ -156,7 +127,7 @@ class _KeywordSearch(Generic[R]):
         if not gone or (self._best is not None and not self._has_time()):
             return False
         self._trials += 1
-        source = json.dumps(leave_out(self._root, gone), ensure_ascii=False)
+        source = json.dumps(schema.leave_out(self._root, gone), ensure_ascii=False)
         try:
             self._best = self._compile(replace(self._spec, source=source))
         except RequestError:

@@ -25,8 +25,6 @@ from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Suppor
 from dovetail.grammar.spec.advice import advice
 from dovetail.grammar.spec.negotiation import RelaxedSpec, relaxed
 from dovetail.grammar.spec.normal import Normal, normalize
-from dovetail.grammar.spec.relax import leave_out
-from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.wire import option_of
 from dovetail.messages import GrammarOption
 from dovetail.sdk.schemas import schema
@@ -56,14 +54,14 @@ class EnforcementOption:
         enforcement: As far as is known before it compiles.
         ignored: Places in the given schema that it does not enforce.
         normal: What the step's source was made of: where its places stood.
-        watched: Places that are enforced beside the backend (`GrammarOption.unique`).
+        alone: Places that it enforces, but not where the text may have another grammar instead.
     """
 
     step: GrammarOption
     enforcement: Enforcement
     ignored: tuple[str, ...]
     normal: PlaceMap | None = field(default=None, compare=False, repr=False)
-    watched: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
     def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:
         """Return enforcement and what is ignored, now that places of the step's source were left out, too."""
@@ -179,12 +177,9 @@ class GrammarRouter:
         ]
         partial = [(name, support) for name, support in answers if support.level is SupportLevel.APPROXIMATE]
         for name, support in sorted(partial, key=lambda item: len(item[1].ignored)):
-            root = json.loads(spec.source)
-            tags = Watched.of(root, support.ignored)
-            ignored = tuple(place for place in support.ignored if place not in tags.mended)
-            source = json.dumps(leave_out(root, {*support.refused, *tags.mended}), ensure_ascii=False)
-            step = option_of(name, spec, source, relax_schema=bool(ignored), unique=tags.unique)
-            options.append(EnforcementOption(step, "approximate" if ignored else "full", ignored))
+            source = json.dumps(schema.leave_out(json.loads(spec.source), support.refused), ensure_ascii=False)
+            step = option_of(name, spec, source, relax_schema=True)
+            options.append(EnforcementOption(step, "approximate", support.ignored))
         if spec.kind is Kind.STRUCTURAL:
             options += [
                 replace(option, step=_relaxing(option.step)) for option in options if option.enforcement == "full"
@@ -207,7 +202,7 @@ class GrammarRouter:
         is_strict = spec.strict and self.strict_schema
         found: list[tuple[str, RelaxedSpec]] = []
         for name, backend in able:
-            found.append((name, relaxed(backend, normal, read, is_whole=True)))
+            found.append((name, relaxed(backend, normal, read)))
             if not (found[-1][1].reason or found[-1][1].ignored or is_strict or asks_all):
                 break
         others = [name for name, _ in able[len(found) :]]
@@ -326,8 +321,8 @@ def not_strict(param: str, found: Sequence[RelaxedSpec]) -> RequestError:
 
 def _option(name: str, item: RelaxedSpec, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
-    step = option_of(name, spec, item.source, relax_schema=relax_schema, unique=item.unique)
-    return EnforcementOption(step, enforcement, item.ignored or item.annotations, item.normal, item.watched)
+    step = option_of(name, spec, item.source, relax_schema=relax_schema)
+    return EnforcementOption(step, enforcement, item.ignored or item.annotations, item.normal, item.alone)
 
 
 def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:

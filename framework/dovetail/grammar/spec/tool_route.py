@@ -22,7 +22,6 @@ from dovetail.grammar.spec.limits import check_schema, check_spec
 from dovetail.grammar.spec.negotiation import RelaxedSpec, relaxed
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute, GrammarRouter, ToolSchema, not_strict
-from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.wire import option_of
 from dovetail.sdk.formats.presence import presences
 from dovetail.sdk.formats.reply_grammar import answer_message, arguments_schema, chosen, other_messages
@@ -123,7 +122,7 @@ class ToolRouter:
         weak: dict[int, tuple[str, RelaxedSpec]] = {}
         for number, each in enumerate(schemas):
             normal = normalize(json.loads(each.source), is_split=True)
-            item = relaxed(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
+            item = relaxed(backend, normal, GrammarSpec(kind=Kind.JSON, source=""))
             if item.reason or not isinstance(item.schema, dict):
                 if self._router.enforced_only:
                     return f"of the parameters of the tool {each.name!r} nothing can be enforced: {item.reason}"
@@ -138,8 +137,7 @@ class ToolRouter:
         support = backend.supports(spec)
         if support.level is SupportLevel.NONE:
             return support.reason
-        tags = Watched.of(root, support.ignored)
-        unsaid = [places.found(at) for at in support.ignored if at not in tags.mended]
+        unsaid = [places.found(at) for at in support.ignored]
         ignored: list[str] = []
         for tool in tools:
             if tool["function"]["name"] not in numbers:
@@ -153,10 +151,9 @@ class ToolRouter:
                     f"{self._param}: the tool {schemas[number].name!r}", [replace(item, ignored=tuple(lost))]
                 )
             ignored += [place + at for at in dict.fromkeys(lost)]
-        ignored += [at for at in support.ignored if at not in tags.mended and places.found(at) is None]
-        step = option_of(name, spec, tags.source(root), relax_schema=True, unique=tags.unique)
-        watched = tuple(map(places.place, tags.mended))
-        return EnforcementOption(step, "approximate" if ignored else "full", tuple(ignored), places, watched)
+        ignored += [at for at in support.ignored if places.found(at) is None]
+        step, alone = option_of(name, spec, relax_schema=True), tuple(map(places.place, support.alone))
+        return EnforcementOption(step, "approximate" if ignored else "full", tuple(ignored), places, alone)
 
     def _free(
         self, option: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool
@@ -208,9 +205,8 @@ def join(
     spaces = {"max_whitespace": text.step.max_whitespace, "whitespace": text.step.whitespace}
     joined = GrammarSpec(kind=Kind.STRUCTURAL, source=source, **spaces)  # type: ignore[arg-type]
     check_spec(joined, asked.param)
-    # Where the one and the other begin cannot be told: what is watched over in either is not, and named.
-    ignored = (*text.ignored, *text.watched, *calls.ignored, *calls.watched)
-    is_full = text.enforcement == calls.enforcement == "full" and not (text.watched or calls.watched)
+    ignored = (*text.ignored, *text.alone, *calls.ignored, *calls.alone)
+    is_full = text.enforcement == calls.enforcement == "full" and not (text.alone or calls.alone)
     step = option_of(calls.step.backend, joined, relax_schema=True)
     return EnforcementOption(step, "full" if is_full else "approximate", ignored)
 

@@ -88,7 +88,6 @@ def option_of(
     source: str | None = None,
     *,
     relax_schema: bool = False,
-    unique: str = "",
     unasked: bool = False,
 ) -> GrammarOption:
     """Return a spec as data, for the backend of this name, with another source where one is given."""
@@ -99,6 +98,5 @@ def option_of(
         max_whitespace=spec.max_whitespace,
         whitespace=spec.whitespace,
         relax_schema=relax_schema,
-        unique=unique,
         unasked=unasked,
     )

@@ -54,6 +54,14 @@ ANNOTATIONS = frozenset(
         "writeOnly",
     ]
 )
+COMPANIONS = {
+    "properties": ("additionalProperties", "unevaluatedProperties"),
+    "patternProperties": ("additionalProperties", "unevaluatedProperties"),
+    "prefixItems": ("items", "unevaluatedItems"),
+    "if": ("then", "else"),
+    "contains": ("minContains", "maxContains"),
+}
+"""Keywords that go with another one."""
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _TYPES = frozenset(TYPES)
 Node = Mapping[str, Any]
@@ -169,6 +177,27 @@ def follow(node: Any, pointer: str) -> Any:
         else:
             raise KeyError(pointer)
     return node
+
+
+def leave_out(root: Any, places: Iterable[str]) -> Any:
+    """Return a copy of JSON without the keywords at some places, and without what goes with them."""
+    wanted = set(places)
+
+    def copy(node: Any, pointer: str) -> Any:
+        if isinstance(node, list):
+            return [copy(item, f"{pointer}/{index}") for index, item in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        inner = {key: f"{pointer}/{escape(key)}" for key in node}
+        gone = {key for key in node if inner[key] in wanted}
+        gone |= {also for key in gone for also in COMPANIONS.get(key, ())}
+        made = {key: copy(value, inner[key]) for key, value in node.items() if key not in gone}
+        if "oneOf" in gone and isinstance(node["oneOf"], list):
+            options = {"anyOf": copy(node["oneOf"], inner["oneOf"])}
+            made = {**made, "allOf": [*made.get("allOf", ()), options]} if "anyOf" in made else made | options
+        return made
+
+    return copy(root, "")
 
 
 def check(schema: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from dovetail.grammar.spec.normal import nodes
 from dovetail.grammar.spec.normal.is_normal import is_normal
 from dovetail.grammar.spec.normal.rewrite import Rewriter
-from dovetail.grammar.spec.unique.locations import unique_places
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import CONTENT, MEANING, draft_of
 from dovetail.sdk.schemas.references import REFERENCES, ReferencedSchema, References
@@ -48,11 +47,6 @@ class Normal:
     def source(self) -> str:
         """The form as JSON text; what is derived from it is asked for by each backend's way."""
         return self.text if self.text is not None else json.dumps(self.schema, ensure_ascii=False)
-
-    @cached_property
-    def unique(self) -> tuple[Any, frozenset[str]]:
-        """What `unique_places` says of it."""
-        return unique_places(self.schema)
 
     def place(self, pointer: str) -> str:
         """Return where a keyword of the form, named by its pointer, stood in the given schema."""

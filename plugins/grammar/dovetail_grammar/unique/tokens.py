@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,34 +29,75 @@ class TokenTexts:
         tokens: Bytes by id.
         markers: Texts of added tokens, by id.
         mask_words: W.
-        across: A row of the tokens that may end a string and begin another item.
-        end: A row of the tokens that may end a string and what it stands in.
-        zeros: Tokens that may write 0 with a sign, or end that.
-        has_all_bytes: Whether each byte of a text is a token: then what bytes may follow says what text may.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Sort the tokens."""
+        """Keep the tokens; they are sorted where an item has to be compared first, or by `prepare`."""
         self.tokens = vocabulary.tokens
         self.markers = {token_id: text.encode() for text, token_id in vocabulary.added.items()}
-        self.mask_words = vocabulary.mask_words
-        texts = [(i, token) for i, token in enumerate(vocabulary.tokens) if token and i not in vocabulary.special_ids]
-        self._as_is = _Sorted(texts)
-        self._stripped = _Sorted([(i, token.lstrip(SPACE)) for i, token in texts if token[0] in SPACE])
-        quoted = [(i, token) for i, token in texts if b'"' in token]
-        self.across = new_row(vocabulary.size, (i for i, token in quoted if _ACROSS.search(token)))
-        self.end = new_row(vocabulary.size, (i for i, token in quoted if _END.search(token)))
-        self.zeros = [i for i, token in texts if _ZERO.search(token)]
-        self._closing = np.zeros(vocabulary.size, dtype=np.bool_)
-        self._closing[[i for i, token in texts if not token.isalnum() and _CLOSING.search(token)]] = True
-        self._lead = np.zeros(vocabulary.size, dtype=np.uint8)
-        for i, token in texts:
-            self._lead[i] = (token.lstrip(SPACE) or token)[0]
-        self._bytes = np.full(256, -1, dtype=np.int64)
-        for i, token in texts:
+        self.mask_words, self._size, self._special_ids = vocabulary.mask_words, vocabulary.size, vocabulary.special_ids
+
+    def prepare(self) -> None:
+        """Sort the tokens now: a tenth of a second and more for a large vocabulary."""
+        for name, value in vars(type(self)).items():
+            if isinstance(value, cached_property):
+                getattr(self, name)
+
+    @cached_property
+    def _texts(self) -> list[tuple[int, bytes]]:
+        return [(i, token) for i, token in enumerate(self.tokens) if token and i not in self._special_ids]
+
+    @cached_property
+    def _as_is(self) -> _Sorted:
+        return _Sorted(self._texts)
+
+    @cached_property
+    def _stripped(self) -> _Sorted:
+        return _Sorted([(i, token.lstrip(SPACE)) for i, token in self._texts if token[0] in SPACE])
+
+    @cached_property
+    def across(self) -> Words:
+        """A row of the tokens that may end a string and begin another item."""
+        return self._row_of(_ACROSS)
+
+    @cached_property
+    def end(self) -> Words:
+        """A row of the tokens that may end a string and what it stands in."""
+        return self._row_of(_END)
+
+    @cached_property
+    def zeros(self) -> list[int]:
+        """Tokens that may write 0 with a sign, or end that."""
+        return [i for i, token in self._texts if _ZERO.search(token)]
+
+    @cached_property
+    def _closing(self) -> NDArray[np.bool_]:
+        found = np.zeros(self._size, dtype=np.bool_)
+        found[[i for i, token in self._texts if not token.isalnum() and _CLOSING.search(token)]] = True
+        return found
+
+    @cached_property
+    def _lead(self) -> NDArray[np.uint8]:
+        found = np.zeros(self._size, dtype=np.uint8)
+        for i, token in self._texts:
+            found[i] = (token.lstrip(SPACE) or token)[0]
+        return found
+
+    @cached_property
+    def _bytes(self) -> NDArray[np.int64]:
+        found = np.full(256, -1, dtype=np.int64)
+        for i, token in self._texts:
             if len(token) == 1:
-                self._bytes[token[0]] = i
-        self.has_all_bytes = bool((self._bytes[list(_NEEDED)] >= 0).all())
+                found[token[0]] = i
+        return found
+
+    @cached_property
+    def has_all_bytes(self) -> bool:
+        """Whether each byte of a text is a token: then what bytes may follow says what text may."""
+        return bool((self._bytes[list(_NEEDED)] >= 0).all())
+
+    def _row_of(self, pattern: re.Pattern[bytes]) -> Words:
+        return new_row(self._size, (i for i, token in self._texts if b'"' in token and pattern.search(token)))
 
     def byte_id(self, byte: int) -> int:
         """Return the token that is a byte."""

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarMatcher
-from dovetail.grammar.spec.unique.locations import shape_of
-from dovetail.grammar.spec.unique.scan import Mode, Scan, ScanFrame
-from dovetail.grammar.spec.unique.tags import TaggedScan, tags_of
-from dovetail.grammar.spec.unique.tokens import SPACE, TokenTexts
 from dovetail.sdk.masks import Words, clear_bit, has_bit, ids_of
+from dovetail_grammar.unique.locations import shape_of
+from dovetail_grammar.unique.scan import Mode, Scan, ScanFrame
+from dovetail_grammar.unique.tags import TaggedScan, tags_of
+from dovetail_grammar.unique.tokens import SPACE, TokenTexts
 
 MAX_LISTED = 512
 """So many allowed tokens are looked at one by one."""

@@ -7,15 +7,13 @@ watches nothing where it does not know.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dovetail.grammar.spec.relax import leave_out
-from dovetail.grammar.spec.unique.locations import KEY, ValueShape, shape_of, unique_places
-from dovetail.grammar.spec.unique.scan import Mode, Scan
+from dovetail_grammar.unique.locations import ValueShape, shape_of, unique_places
+from dovetail_grammar.unique.scan import Mode, Scan
 
 Node = Mapping[str, Any]
 _BLANK = re.compile(r"(?:[\s*+?{},0-9()|\[\]]|\\[tnr])*")
@@ -134,37 +132,6 @@ def _is_text(content: Node) -> bool:
     if content.get("type") == "or":
         return all(map(_is_text, content["elements"]))
     return content.get("type") == "any_text" or content.get("style") == "text"
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What becomes of the `uniqueItems` that a backend does not enforce in a structural grammar.
-
-    Attributes:
-        mended: Places of those that are watched over beside it.
-        lost: And of all others.
-        unique: What is watched (`GrammarOption.unique`); empty for nothing.
-    """
-
-    mended: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    unique: str = ""
-
-    @classmethod
-    def of(cls, root: Any, ignored: Sequence[str]) -> Watched:
-        """Look for them among the places that a backend ignores."""
-        asked = tuple(place for place in ignored if place.endswith(f"/{KEY}"))
-        if not asked:
-            return cls()
-        tags, found = watched_tags(root)
-        mended = tuple(place for place in asked if place in found)
-        lost = tuple(place for place in asked if place not in found)
-        return cls(mended, lost, json.dumps(tags, ensure_ascii=False) if mended else "")
-
-    def source(self, root: Any) -> str | None:
-        """Return the grammar without them; None where there are none."""
-        gone = (*self.mended, *self.lost)
-        return json.dumps(leave_out(root, gone), ensure_ascii=False) if gone else None
 
 
 def _held(node: Any, pointer: str) -> Iterator[tuple[str, Any]]:

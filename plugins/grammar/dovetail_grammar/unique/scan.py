@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, Self
 
-from dovetail.grammar.spec.unique.locations import ValueShape
+from dovetail_grammar.unique.locations import ValueShape
 
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from dovetail.grammar.spec.unique.values import goes_on
 from dovetail.sdk.schemas.schema import escape
+from dovetail_grammar.unique.values import goes_on
 
 Node = dict[str, Any]
 KEY = "uniqueItems"

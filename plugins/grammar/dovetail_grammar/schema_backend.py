@@ -1,0 +1,164 @@
+"""`SchemaBackend`: what the backends share that read JSON Schemas, which is to have items of arrays differ.
+
+No grammar can say `uniqueItems`, and the libraries ignore or refuse it. So it is left out of what a library compiles,
+and its matchers are watched (`unique`). What cannot be watched is named as ignored, as the library says.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from dovetail.contracts.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarLimits,
+    GrammarMatcher,
+    GrammarSpec,
+    Kind,
+    Support,
+    SupportLevel,
+    Vocabulary,
+)
+from dovetail.sdk.masks import Words
+from dovetail.sdk.schemas.schema import every, leave_out
+from dovetail.sdk.schemas.structural import schemas_with_places
+from dovetail_grammar.choices import UNREADABLE
+from dovetail_grammar.unique.locations import KEY, unique_places
+from dovetail_grammar.unique.matcher import UniqueGrammar, UniqueMatcher
+from dovetail_grammar.unique.tags import watched_tags
+from dovetail_grammar.unique.tokens import TokenTexts
+
+HEADER_BYTES = 4
+"""Of what `compile` returns: how long what is watched is, which follows, before the library's own form."""
+NUM_KEPT = 4
+"""Grammars of which it is kept what is watched: those that are just being compiled."""
+
+
+class SchemaBackend(GrammarBackend):
+    """A backend of a library that does not enforce `uniqueItems`.
+
+    What a subclass implements is called as in `GrammarBackend`, behind `library_`: it gets sources without the keyword
+    where that is watched, and its own grammars.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Keep the vocabulary."""
+        self._vocabulary = vocabulary
+        self._token_texts = TokenTexts(vocabulary)
+
+    @abstractmethod
+    def library_supports(self, spec: GrammarSpec) -> Support:
+        """As `supports`. It may raise `UNREADABLE`."""
+
+    @abstractmethod
+    def library_compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+        """As `compile`."""
+
+    @abstractmethod
+    def library_load(self, blob: bytes) -> CompiledGrammar:
+        """As `load`."""
+
+    def library_inline(self, spec: GrammarSpec) -> bool:
+        """As `inline`."""
+        return False
+
+    def library_warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
+        """As `warm_up`."""
+
+    def supports(self, spec: GrammarSpec) -> Support:
+        """Say what the library enforces of a source, and what is watched beside it."""
+        try:
+            return _with_watched(self.library_supports(spec), spec)
+        except UNREADABLE as error:
+            return Support.no(f"it cannot be read: {error}")
+
+    def inline(self, spec: GrammarSpec) -> bool:
+        """Answer for what the library will compile."""
+        return self.library_inline(divided(spec)[0])
+
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+        """Compile what the library reads; what is watched stands before its own form."""
+        plain, watched, _ = divided(spec)
+        made = self.library_compile(plain, limits)
+        if isinstance(made, bytes):
+            head = watched.encode()
+            return len(head).to_bytes(HEADER_BYTES, "big") + head + made
+        if watched:
+            self._token_texts.prepare()
+        return self._watched(made, watched)
+
+    def load(self, blob: bytes) -> CompiledGrammar:
+        """Load the library's form."""
+        end = HEADER_BYTES + int.from_bytes(blob[:HEADER_BYTES], "big")
+        return self._watched(self.library_load(blob[end:]), blob[HEADER_BYTES:end].decode())
+
+    def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
+        """Prepare what is watched, and the library's grammar."""
+        if isinstance(grammar, UniqueGrammar):
+            self._token_texts.prepare()
+            grammar = grammar.inner
+        self.library_warm_up(grammar, timeout_s)
+
+    def _watched(self, grammar: CompiledGrammar, watched: str) -> CompiledGrammar:
+        return UniqueGrammar(grammar, json.loads(watched), self._token_texts) if watched else grammar
+
+
+def inner_matchers(matchers: Sequence[GrammarMatcher]) -> list[GrammarMatcher]:
+    """Return the library's matchers of some that may be watched."""
+    return [matcher.inner if isinstance(matcher, UniqueMatcher) else matcher for matcher in matchers]
+
+
+def narrow(matchers: Sequence[GrammarMatcher], mask: Words, rows: Sequence[int]) -> None:
+    """Take tokens out of rows that were filled by `inner_matchers`, where a matcher is watched."""
+    for matcher, row in zip(matchers, rows, strict=True):
+        if isinstance(matcher, UniqueMatcher):
+            matcher.narrow(mask[row])
+
+
+def _with_watched(support: Support, spec: GrammarSpec) -> Support:
+    """Return a library's answer without the places that are watched beside it."""
+    if support.level is not SupportLevel.APPROXIMATE or not any(at.endswith(f"/{KEY}") for at in support.ignored):
+        return support
+    places = divided(spec)[2]
+    ignored, refused = (tuple(at for at in some if at not in places) for some in (support.ignored, support.refused))
+    alone = tuple(at for at in support.ignored if at in places)
+    return Support(SupportLevel.APPROXIMATE if ignored else SupportLevel.FULL, ignored, refused, alone=alone)
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def divided(spec: GrammarSpec) -> tuple[GrammarSpec, str, frozenset[str]]:
+    """Return a grammar without what is watched, that as JSON, and its places."""
+    if spec.kind not in (Kind.JSON, Kind.STRUCTURAL) or f'"{KEY}"' not in spec.source:
+        return spec, "", frozenset()
+    try:
+        root = json.loads(spec.source)
+        watched, places, gone = _found(spec.kind, root)
+    except UNREADABLE:
+        return spec, "", frozenset()  # the library says what is wrong with it
+    if not gone:
+        return spec, "", frozenset()
+    plain = replace(spec, source=json.dumps(leave_out(root, gone), ensure_ascii=False))
+    return plain, json.dumps(watched, ensure_ascii=False) if places else "", places
+
+
+def _found(kind: Kind, root: Any) -> tuple[Any, frozenset[str], set[str]]:
+    """Return what is watched, its places, and places of all that is left out.
+
+    In a structural grammar that is the keyword everywhere: what the support names as ignored is not enforced there.
+    """
+    if kind is Kind.JSON:
+        watched, places = unique_places(root)
+        return watched, places, set(places)
+    tags, places = watched_tags(root)
+    everywhere = {f"{start}{pointer}/{KEY}" for start, held in schemas_with_places(root) for pointer in _asking(held)}
+    return tags, places, everywhere
+
+
+def _asking(held: Any) -> list[str]:
+    """Return the places of a schema that ask for differing items."""
+    return [pointer for pointer, node in every(held) if isinstance(node, dict) and KEY in node]
