@@ -72,10 +72,17 @@ class SchemaBackend(GrammarBackend):
 
     def supports(self, spec: GrammarSpec) -> Support:
         """Say what the library enforces of a source, and what is watched beside it."""
+        plain, _, places, lost = divided(spec)
         try:
-            return _with_watched(self.library_supports(spec), spec)
+            support = self.library_supports(plain)
         except UNREADABLE as error:
             return Support.no(f"it cannot be read: {error}")
+        if support.level is SupportLevel.NONE or not (places or lost):
+            return support
+        if lost:
+            ignored = support.ignored if support.level is SupportLevel.APPROXIMATE else ()
+            support = Support.approximate((*ignored, *lost), support.refused)
+        return replace(support, alone=places)
 
     def inline(self, spec: GrammarSpec) -> bool:
         """Answer for what the library will compile."""
@@ -83,7 +90,7 @@ class SchemaBackend(GrammarBackend):
 
     def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
         """Compile what the library reads; what is watched stands before its own form."""
-        plain, watched, _ = divided(spec)
+        plain, watched, *_ = divided(spec)
         made = self.library_compile(plain, limits)
         if isinstance(made, bytes):
             head = watched.encode()
@@ -120,45 +127,35 @@ def narrow(matchers: Sequence[GrammarMatcher], mask: Words, rows: Sequence[int])
             matcher.narrow(mask[row])
 
 
-def _with_watched(support: Support, spec: GrammarSpec) -> Support:
-    """Return a library's answer without the places that are watched beside it."""
-    if support.level is not SupportLevel.APPROXIMATE or not any(at.endswith(f"/{KEY}") for at in support.ignored):
-        return support
-    places = divided(spec)[2]
-    ignored, refused = (tuple(at for at in some if at not in places) for some in (support.ignored, support.refused))
-    alone = tuple(at for at in support.ignored if at in places)
-    return Support(SupportLevel.APPROXIMATE if ignored else SupportLevel.FULL, ignored, refused, alone=alone)
-
-
 @lru_cache(maxsize=NUM_KEPT)
-def divided(spec: GrammarSpec) -> tuple[GrammarSpec, str, frozenset[str]]:
-    """Return a grammar without what is watched, that as JSON, and its places."""
+def divided(spec: GrammarSpec) -> tuple[GrammarSpec, str, tuple[str, ...], tuple[str, ...]]:
+    """Divide a grammar into what a library compiles and what is watched.
+
+    Returns:
+        The grammar without what is watched; that as JSON, empty for nothing; its places; and places of what was left
+        out besides, which is not enforced.
+    """
+    nothing = spec, "", (), ()
     if spec.kind not in (Kind.JSON, Kind.STRUCTURAL) or f'"{KEY}"' not in spec.source:
-        return spec, "", frozenset()
+        return nothing
     try:
         root = json.loads(spec.source)
-        watched, places, gone = _found(spec.kind, root)
+        watched, found = unique_places(root) if spec.kind is Kind.JSON else watched_tags(root)
+        everywhere = _everywhere(root) if spec.kind is Kind.STRUCTURAL else sorted(found)
     except UNREADABLE:
-        return spec, "", frozenset()  # the library says what is wrong with it
-    if not gone:
-        return spec, "", frozenset()
-    plain = replace(spec, source=json.dumps(leave_out(root, gone), ensure_ascii=False))
-    return plain, json.dumps(watched, ensure_ascii=False) if places else "", places
+        return nothing  # the library says what is wrong with it
+    if not everywhere:
+        return nothing
+    plain = replace(spec, source=json.dumps(leave_out(root, everywhere), ensure_ascii=False))
+    places, lost = ([at for at in everywhere if (at in found) is is_found] for is_found in (True, False))
+    return plain, json.dumps(watched, ensure_ascii=False) if places else "", tuple(places), tuple(lost)
 
 
-def _found(kind: Kind, root: Any) -> tuple[Any, frozenset[str], set[str]]:
-    """Return what is watched, its places, and places of all that is left out.
-
-    In a structural grammar that is the keyword everywhere: what the support names as ignored is not enforced there.
-    """
-    if kind is Kind.JSON:
-        watched, places = unique_places(root)
-        return watched, places, set(places)
-    tags, places = watched_tags(root)
-    everywhere = {f"{start}{pointer}/{KEY}" for start, held in schemas_with_places(root) for pointer in _asking(held)}
-    return tags, places, everywhere
-
-
-def _asking(held: Any) -> list[str]:
-    """Return the places of a schema that ask for differing items."""
-    return [pointer for pointer, node in every(held) if isinstance(node, dict) and KEY in node]
+def _everywhere(root: Any) -> list[str]:
+    """Return the places of a structural grammar that ask for differing items; none is of text."""
+    return [
+        f"{start}{pointer}/{KEY}"
+        for start, held in schemas_with_places(root, but="text")
+        for pointer, node in every(held)
+        if isinstance(node, dict) and node.get(KEY) is True
+    ]
