@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dovetail.messages import SamplingParams
+from dovetail.messages import SamplerParams
 from dovetail_testing.engine import generate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -26,7 +26,7 @@ def main() -> None:
     """Print a line for each dtype."""
     rng = random.Random(9)
     prompt = [rng.randrange(5, 130) for _ in range(LENGTH)]
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    params = SamplerParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     for kind in ("qwen3_5_text", "qwen3_5_moe_text"):
         with tempfile.TemporaryDirectory() as name:
             make_delta(folder := Path(name), kind, max_position_embeddings=2 * LENGTH)

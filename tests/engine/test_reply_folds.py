@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Abort, Admitted, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Abort, Admitted, SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import make_core
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # the checkpoints with weak decays
 from delta_models import make_delta
 
 SETTINGS: dict[str, Any] = {"page_size": 4, "max_total_tokens": 4096, "model_impl": "dovetail", "batch_invariant": True}
-PARAMS = SamplingParams(max_tokens=70, temperature=0, ignore_eos=True, logprobs=2)
+PARAMS = SamplerParams(max_tokens=70, temperature=0, ignore_eos=True, logprobs=2)
 GRID = 64
 
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(core: EngineCore, asked: dict[int, list[int]], params: SamplingParams = PARAMS) -> dict[int, list[TokenDelta]]:
+def run(core: EngineCore, asked: dict[int, list[int]], params: SamplerParams = PARAMS) -> dict[int, list[TokenDelta]]:
     """Run requests until nothing is left to do; every delta is of one of them."""
     found: dict[int, list[TokenDelta]] = {handle: [] for handle in asked}
     for handle, ids in asked.items():
@@ -92,7 +92,7 @@ def test_a_reply_is_folded_once_and_unheard(folder: Path) -> None:
     assert sorted(chunks) == [(False, 0, 70), (False, 0, 100), (True, 64, 64), (True, 64, 64)]
     assert [handle for message in told if isinstance(message, Admitted) for handle in message.handles] == [1, 2]
     chunks.clear()
-    run(core, {3: new(random.Random(4), 66)}, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    run(core, {3: new(random.Random(4), 66)}, SamplerParams(max_tokens=5, temperature=0, ignore_eos=True))
     assert chunks == [(False, 0, 66)]
 
 

@@ -14,7 +14,7 @@ from dovetail.contracts.cache import FULL, Recurrent
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import EngineRequest
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 
 GRID, PAGE, CHUNK = 64, 16, 2048
 Ids = tuple[int, ...]
@@ -37,7 +37,7 @@ class Cache:
     def ask(self, prompt: Ids, reply: Ids = ()) -> int:
         """Compute a request; returns the tokens that it found."""
         self.number += 1
-        params = SamplingParams(max_tokens=len(reply) + 1)
+        params = SamplerParams(max_tokens=len(reply) + 1)
         submit = Submit(rid="", handle=self.number, prompt_ids=list(prompt), params=params)
         request = EngineRequest.from_submit(submit, arrival=self.number, eos_ids=())
         self.books.match(request)

@@ -75,7 +75,7 @@ def test_states_in_fewer_bits_lose_a_little_and_no_hit(dtype: str, folder: Path)
     """Log probabilities differ from those with float32 by little; behind a cached state, and cut, by nothing."""
     rng = random.Random(9)
     prompt = [rng.randrange(5, 130) for _ in range(900)]
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
+    params = SamplerParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
     settings = {**ON, "max_total_tokens": 16384, "state_dtype": dtype}
     [cold] = generate(folder, [prompt], params, **settings)
     first = Submit(rid="a", prompt_ids=[*prompt[:800], 7], params=params)
@@ -84,7 +84,7 @@ def test_states_in_fewer_bits_lose_a_little_and_no_hit(dtype: str, folder: Path)
     assert hit[-1].cached_tokens == 768
     [cut] = generate(folder, [prompt], params, **settings, chunked_prefill_size=192)
     assert seen(hit) == seen(cold) == seen(cut)
-    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    asked = SamplerParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     mine, wide = (
         [
             one.logprob or 0

@@ -148,13 +148,13 @@ def use_triton(patch: pytest.MonkeyPatch) -> None:
     """Let the kernels of captured steps and draws be fit for the interpreter, with blocks of few tokens."""
     pytest.importorskip("triton.runtime.interpreter")
     patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    patch.setattr(draw, "RACE", 128)
+    patch.setattr(draw, "SAMPLE_BLOCK", 128)
     patch.setattr(draw, "BLOCK", 256)
     patch.setattr(adjust, "BLOCK", 128)
     patch.setattr(adjust, "RANKED", 64)
 
 
-def triton_step(*, apart: bool = False) -> StepKernels:
+def triton_step(*, batch_invariant: bool = False) -> StepKernels:
     """What steps take from the set `triton`."""
     return StepKernels(
         begin_step=step.begin_step,
@@ -162,9 +162,9 @@ def triton_step(*, apart: bool = False) -> StepKernels:
         check_finite=step.check_finite,
         write_changes=row_changes.write_changes,
         mask_logits=mask.mask_logits,
-        draw=partial(draw.draw_rows, apart=apart),
-        draw_plainly=partial(adjust.draw_plainly, apart=apart),
-        draw_adjusted=partial(adjust.draw_adjusted, apart=apart),
+        draw=partial(draw.draw_rows, batch_invariant=batch_invariant),
+        draw_plainly=partial(adjust.draw_plainly, batch_invariant=batch_invariant),
+        draw_adjusted=partial(adjust.draw_adjusted, batch_invariant=batch_invariant),
     )
 
 
@@ -207,7 +207,7 @@ def add_graphs(
     parts: Any = (runner.model, runner.attention, runner.state)
     num = runner.state.padding_row if max_requests is None else max_requests
     with torch.inference_mode():
-        kernels = triton_step(apart=runner.state.params.batch_invariant)
+        kernels = triton_step(batch_invariant=runner.state.params.batch_invariant)
         decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts), kernels)
         prefills = PrefillGraphs(*parts, sizes, pool, kernels)
         runner.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)

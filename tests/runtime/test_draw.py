@@ -186,4 +186,4 @@ def test_draws_apart_are_made_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw_triton, "_round_kernel", _Refuses())
     with pytest.raises(AssertionError, match="a round was launched"):
         draw_triton.draw(logits, params)
-    assert torch.equal(draw_triton.draw(logits, params, apart=True), drawn)
+    assert torch.equal(draw_triton.draw(logits, params, batch_invariant=True), drawn)

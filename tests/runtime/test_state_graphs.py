@@ -18,7 +18,7 @@ from fake_graphs import make_captured, use_triton
 
 from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.step import PrefillGraph, no_ints
 from dovetail.runtime.graphs.batch import NO_TOKENS
 from dovetail.sdk.layers.recurrent import recur
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "model_impl": "dovetail",
     "sizes": SIZES,
 }
-PARAMS = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, logprobs=2)
+PARAMS = SamplerParams(max_tokens=3, temperature=0, ignore_eos=True, logprobs=2)
 
 
 @pytest.fixture(scope="module")

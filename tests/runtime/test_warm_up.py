@@ -397,7 +397,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         noted.run(kernel, *args, **kwargs)
 
     def drawn(*operands: torch.Tensor) -> torch.Tensor:
-        return draw.draw_rows(*operands, apart=False).zero_()
+        return draw.draw_rows(*operands, batch_invariant=False).zero_()
 
     caps = replace(TritonBackend.caps, devices=frozenset({"cpu"}))
     monkeypatch.setattr(TritonBackend, "caps", caps)
@@ -455,6 +455,6 @@ def test_real_steps_find_their_kernels_compiled(
         "_skinny_kernel",
         "_add_rms_norm_kernel",
         "_rotations_kernel",
-        "_race_kernel",
+        "_sample_kernel",
         "_check_kernel",
     } <= launches.names()

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         RequestStart,
         StatLogger,
     )
-    from dovetail.contracts.operations import Operation
+    from dovetail.contracts.operations import Component, Operation
     from dovetail.contracts.options import Configurable
     from dovetail.contracts.output import (
         ContentDelta,
@@ -155,6 +155,7 @@ __all__ = [
     "CliCommands",
     "Communicator",
     "CompiledGrammar",
+    "Component",
     "ConfigDraft",
     "ConfigError",
     "ConfigFacts",
@@ -358,6 +359,7 @@ _HOME = {
     "Kernels": "kernels",
     "KernelSet": "kernels",
     "PlainKernels": "kernels",
+    "Component": "operations",
     "Operation": "operations",
     "PackedKernel": "kernels",
     "LogitsProcessor": "logits",

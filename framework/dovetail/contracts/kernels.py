@@ -237,7 +237,7 @@ def make_ask(
 def meaning(ask: Ask) -> Kernel:
     """Return the function of plain torch that says what an operation computes; the same object for equal options."""
     row = OPS[ask.op]
-    target = row.apart if row.apart and ask.invariant else row.meaning
+    target = row.invariant_meaning if row.invariant_meaning and ask.invariant else row.meaning
     parts = tuple(meaning(part) for part in parts_of(ask)) if target == PARTS else ()
     key = (target, row.name, parts, ask.options, row.is_row_by_row and ask.invariant and ask.device.kind == "cpu")
     if key not in _MEANINGS:

@@ -42,7 +42,8 @@ class Operation(NamedTuple):
         options: What else is known then; the meaning takes them as keywords, a kernel has them in its `Ask`.
         may_overwrite: Operands that a claim may say it overwrites.
         changes: Operands that it changes: that is what it is for.
-        apart: `module:attr` of the meaning where rows must not depend on each other, if it is another function.
+        invariant_meaning: `module:attr` of the meaning where rows must not depend on each other, if it is another
+            function.
         composed_of: Operations of which it can be put together, if a set serves one of those and none serves this; or
             `module:attr` of a function that returns them for an `Ask`.
         composition: `module:attr` of the function that does: it takes their kernels, and its options as keywords, and
@@ -64,7 +65,7 @@ class Operation(NamedTuple):
     options: tuple[str, ...] = ()
     may_overwrite: frozenset[str] = frozenset()
     changes: frozenset[str] = frozenset()
-    apart: str = ""
+    invariant_meaning: str = ""
     composed_of: tuple[Component, ...] | str = ()
     composition: str = ""
     is_row_by_row: bool = False
@@ -130,14 +131,14 @@ OPS: Mapping[str, Operation] = {
             "x [T, K], weight [N, K], bias [N] | None -> [T, N]",
             ("N", "K"),
             f"{_PLAIN}:linear",
-            apart="dovetail.sdk.layers.ops.invariant:linear",
+            invariant_meaning="dovetail.sdk.layers.ops.invariant:linear",
         ),
         Operation(
             "wide_linear",
             "x [T, K], weight [N, K], bias [N] | None -> [T, N] float32",
             ("N", "K"),
             f"{_PLAIN}:wide_linear",
-            apart=f"{_PLAIN}:invariant_wide_linear",
+            invariant_meaning=f"{_PLAIN}:invariant_wide_linear",
         ),
         Operation(
             "linear_add",
@@ -145,7 +146,7 @@ OPS: Mapping[str, Operation] = {
             ("N", "K"),
             f"{_PLAIN}:linear_add",
             may_overwrite=frozenset({"residual"}),
-            apart=f"{_PLAIN}:invariant_linear_add",
+            invariant_meaning=f"{_PLAIN}:invariant_linear_add",
             composed_of=(_LINEAR,),
             composition=f"{_PLAIN}:added_linear",
         ),
@@ -203,7 +204,7 @@ OPS: Mapping[str, Operation] = {
             (),
             f"{_MIXTURE}:route",
             options=("routing", "dtype"),
-            apart=f"{_MIXTURE}:route_by_rows",
+            invariant_meaning=f"{_MIXTURE}:route_by_rows",
         ),
         Operation(
             "norm_route",
@@ -222,7 +223,7 @@ OPS: Mapping[str, Operation] = {
             ("E", "H", "I", "C"),
             f"{_MIXTURE}:experts",
             options=("act", "weigh", "first", "total"),
-            apart=PARTS,
+            invariant_meaning=PARTS,
             composed_of=f"{_MIXTURE}:parts_of_experts",
             composition=f"{_MIXTURE}:each_expert",
         ),
@@ -256,7 +257,7 @@ OPS: Mapping[str, Operation] = {
             ("G", "J", "D", "W", "K"),
             f"{_DELTA}:conv_qkv",
             changes=frozenset({"conv", "copies"}),
-            apart=f"{_DELTA}:conv_qkv_by_token",
+            invariant_meaning=f"{_DELTA}:conv_qkv_by_token",
             reads_host=True,
         ),
         Operation(
@@ -266,7 +267,7 @@ OPS: Mapping[str, Operation] = {
             ("G", "J", "D", "W"),
             f"{_DELTA}:gdn_prefill",
             changes=frozenset({"state", "copies"}),
-            apart=f"{_DELTA}:gdn_prefill_by_token",
+            invariant_meaning=f"{_DELTA}:gdn_prefill_by_token",
             reads_host=True,
         ),
         Operation(
@@ -283,7 +284,7 @@ OPS: Mapping[str, Operation] = {
             "x [T, N, W], gate [T, N, W], weight [W], eps -> [T, N W]",
             ("N", "W"),
             f"{_DELTA}:gated_rms_norm",
-            apart=f"{_DELTA}:gated_rms_norm_by_token",
+            invariant_meaning=f"{_DELTA}:gated_rms_norm_by_token",
         ),
         Operation(
             "sigmoid_gate",
@@ -304,7 +305,7 @@ OPS: Mapping[str, Operation] = {
             "share [T, H], value [T, H], ranks -> [T, H]",
             ("H",),
             f"{_PLAIN}:rank_sum_add",
-            composed_of=(Part("rank_sum", {"H": "H"}),),
+            composed_of=(Component("rank_sum", {"H": "H"}),),
             composition=f"{_PLAIN}:added_rank_sum",
             over_ranks=True,
         ),
@@ -313,7 +314,7 @@ OPS: Mapping[str, Operation] = {
             "share [T, H], value [T, H], weight [H], eps, ranks -> norm of the sum [T, H], sum [T, H]",
             ("H",),
             f"{_PLAIN}:rank_sum_norm",
-            composed_of=(Part("rank_sum", {"H": "H"}), Part("add_rms_norm", {"H": "H"})),
+            composed_of=(Component("rank_sum", {"H": "H"}), Component("add_rms_norm", {"H": "H"})),
             composition=f"{_PLAIN}:normed_rank_sum",
             over_ranks=True,
         ),

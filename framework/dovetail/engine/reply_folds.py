@@ -11,7 +11,7 @@ import itertools
 
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import Scheduler
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplerParams, Submit
 
 
 class ReplyFolds:
@@ -35,7 +35,7 @@ class ReplyFolds:
             rid=request.rid,
             handle=next(self._handles),
             prompt_ids=list(request.ids[:num]),
-            params=SamplingParams(max_tokens=0),
+            params=SamplerParams(max_tokens=0),
             priority=request.priority,
             cache_salt=request.cache_salt,
             owner=request.owner,

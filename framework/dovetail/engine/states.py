@@ -28,7 +28,7 @@ BACK = tuple(1 << k for k in range(MAX_SAVES - 3))
 """Grid steps before the last copy of a prompt, at which there are spare ones."""
 
 
-class Place(NamedTuple):
+class StatePlace(NamedTuple):
     """Where a copy is taken: behind so many tokens, and whether it is spare."""
 
     length: int
@@ -59,7 +59,7 @@ class StateGrid:
             return num
         return max(0, (start + num) // self.interval * self.interval - start)
 
-    def places(self, start: int, end: int, num_known: int, branch: int) -> list[Place]:
+    def places(self, start: int, end: int, num_known: int, branch: int) -> list[StatePlace]:
         """Return behind how many tokens to copy the states in a chunk from `start` to `end`, what is not spare first.
 
         That is where the prompt is left, so that whoever has the same one can go on; where it left what others had
@@ -68,4 +68,4 @@ class StateGrid:
         last, parted = ((num // self.grid) * self.grid for num in (num_known - 1, branch))
         spare = [last - steps * self.grid for steps in BACK] + ([end] if end % self.grid == 0 else [])
         each = dict.fromkeys([last, parted, *spare])
-        return [Place(at, at not in (last, parted)) for at in each if start < at <= end]
+        return [StatePlace(at, at not in (last, parted)) for at in each if start < at <= end]

@@ -117,11 +117,11 @@ class FlashAttention3Backend(FlashBackend):
         """
         kinds = {spec.qk_dim: spec for spec in config.layers if spec.qk_dim > WIDE and spec.sliding_window is not None}
         for dim, spec in kinds.items():
-            apart = self._window_error(spec, kv_pool.layer(spec.index).dtype, kv_pool.page_size, device)
-            if not apart < WRONG:
+            distance = self._window_error(spec, kv_pool.layer(spec.index).dtype, kv_pool.page_size, device)
+            if not distance < WRONG:
                 raise UnsupportedError(
                     f"this FlashAttention-3 computes prompts wrongly where heads are {dim} wide and look through a "
-                    f"sliding window (off by {apart:.2g}); use another attention backend for this model"
+                    f"sliding window (off by {distance:.2g}); use another attention backend for this model"
                 )
 
     def _window_error(self, spec: LayerSpec, dtype: torch.dtype, size: int, device: torch.device) -> float:

@@ -183,8 +183,8 @@ def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None =
         return words.contiguous().view(torch.uint8)
     num, mask = 32 // bits, (1 << bits) - 1
     shifts = torch.tensor([bits * place for place in order or range(num)], dtype=torch.int32, device=words.device)
-    apart = words.unsqueeze(dim + 1) >> (shifts if dim == words.dim() - 1 else shifts[:, None])
-    return (apart & mask).to(torch.uint8).flatten(dim, dim + 1)
+    shifted = words.unsqueeze(dim + 1) >> (shifts if dim == words.dim() - 1 else shifts[:, None])
+    return (shifted & mask).to(torch.uint8).flatten(dim, dim + 1)
 
 
 def in_order(groups: Tensor, size: int) -> bool:

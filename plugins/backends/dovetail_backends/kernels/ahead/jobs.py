@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dovetail.kernels")
 
 PIPE_BYTES = 1 << 20
-SILENCE_S = 120.0
+STALL_S = 120.0
 """A worker from which nothing comes for so long hangs: it is ended, and what is left is compiled where it is used."""
 
 
@@ -99,7 +99,7 @@ class CompileJobs:
         rest = b""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            while selector.select(timeout=SILENCE_S):
+            while selector.select(timeout=STALL_S):
                 data = os.read(pipe.fileno(), 1 << 16)
                 if not data:
                     return
@@ -107,4 +107,4 @@ class CompileJobs:
                 for line in lines:
                     number, seconds, error = json.loads(line)
                     yield number, seconds, error
-        logger.warning("The kernel compiler has said nothing for %g s; it was ended.", SILENCE_S)
+        logger.warning("The kernel compiler has said nothing for %g s; it was ended.", STALL_S)

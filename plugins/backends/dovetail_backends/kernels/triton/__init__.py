@@ -119,7 +119,7 @@ class TritonKernels(KernelSet):
 
             return made(**options | {"dtype": getattr(torch, ask.dtype)})
         if ask.op in DRAWS:
-            return partial(made, apart=ask.invariant)
+            return partial(made, batch_invariant=ask.invariant)
         if ask.op in SUMS:
             return partial(made, peers=self._peers)
         return partial(made, **options) if options and ask.op != "act_and_mul" else made

@@ -1,7 +1,7 @@
 """What stands before and behind a draw in a graph: masks, penalties and biases; counts and log probabilities.
 
 `dovetail.sdk.draws` is the reference: this does the same for the rows of a captured step, from what the device knows
-of them. Four kernels around those of the draw: `adjust` and `gather` before it, `rank` and `tell` behind it.
+of them. Four kernels around those of the draw: `adjust` and `gather` before it, `rank` and `pack_logprobs` behind it.
 
 B rows of the batch, S device rows, V vocabulary size, W = ceil(V / 32) words of a mask, N slots of counts.
 """
@@ -35,8 +35,8 @@ def _adjust_kernel(
     inside = at < V
     x = tl.load(logits + i * stride + at, mask=inside, other=float("-inf")).to(tl.float32)
     line = tl.load(lines + i).to(tl.int64)
-    gives_way = line < -1  # a minimum length, to a mask of nothing but ends
-    line = tl.where(gives_way, -2 - line, line)
+    yields = line < -1  # a minimum length, to a mask of nothing but ends
+    line = tl.where(yields, -2 - line, line)
     if line >= 0:
         words = tl.load(masks + line * W + at // 32, mask=inside, other=0)
         x = tl.where(((words >> (at % 32)) & 1) == 0, x + float("-inf"), x)  # infinity becomes NaN
@@ -53,7 +53,7 @@ def _adjust_kernel(
         token = tl.load(bias_ids + row * MAX_BIAS + j)
         x = tl.where(at == token, x + tl.load(bias + row * MAX_BIAS + j), x)
     is_early = tl.load(seq_lens + row) - tl.load(num_prompt + row) < tl.load(min_tokens + row)
-    if is_early & (not gives_way):
+    if is_early & (not yields):
         for j in range(0, MAX_STOPS):
             x = tl.where(at == tl.load(stops + row * MAX_STOPS + j), x + float("-inf"), x)
     tl.store(out + i * V + at, x, mask=inside)
@@ -184,7 +184,7 @@ def _rank_kernel(logits, rows, num_top, tops, sums, lists, V, stride, num_blocks
 
 
 @triton.jit
-def _tell_kernel(
+def _pack_logprobs_kernel(
     logits, rows, ids, next_ids, slots, num_top, said, tops, sums, lists, out, spare, V, stride, num_blocks,
     LISTED: tl.constexpr, BLOCKS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -224,7 +224,7 @@ def _tell_kernel(
         heads = tl.where(mine, following, heads)
 
 
-def tell(
+def pack_logprobs(
     logits: Tensor, rows: Tensor, ids: Tensor, next_ids: Tensor, table: RowTable, said: Tensor, spare: int
 ) -> Tensor:
     """Take tokens as the next inputs of their rows, count them, and rank what is asked for.
@@ -251,7 +251,7 @@ def tell(
         logits, rows, table.number("num_top"), tops, sums, lists, vocab, logits.stride(0), num_blocks,
         LISTED=MAX_TOP, BLOCK=RANKED, num_warps=8,
     )  # fmt: skip
-    _tell_kernel[(num,)](
+    _pack_logprobs_kernel[(num,)](
         logits, rows, ids, next_ids, table.number("slot"), table.number("num_top"), said, tops, sums, lists, out,
         spare, vocab, logits.stride(0), num_blocks,
         LISTED=MAX_TOP, BLOCKS=triton.next_power_of_2(num_blocks), PACKED=PACKED, num_warps=1,
@@ -261,11 +261,11 @@ def tell(
 
 def draw_plainly(
     logits: Tensor, greedy: Tensor, rows: Tensor, next_ids: Tensor, seq_lens: Tensor, floats: Tensor, numbers: Tensor,
-    *, apart: bool,
+    *, batch_invariant: bool,
 ) -> Tensor:  # fmt: skip
     """See `dovetail.sdk.draws.draw_plainly`."""
     p, _ = gather(rows, seq_lens, floats, numbers, None, logits.shape[1])
-    ids = draw(logits, p, greedy, apart=apart)
+    ids = draw(logits, p, greedy, batch_invariant=batch_invariant)
     next_ids.index_copy_(0, rows, ids)
     return ids
 
@@ -273,11 +273,11 @@ def draw_plainly(
 def draw_adjusted(
     logits: Tensor, rows: Tensor, lines: Tensor, masks: Tensor, next_ids: Tensor, seq_lens: Tensor, floats: Tensor,
     numbers: Tensor, stops: Tensor, bias_ids: Tensor, bias: Tensor, said: Tensor, read: Tensor, spare: int,
-    *, apart: bool,
+    *, batch_invariant: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `dovetail.sdk.draws.draw_adjusted`."""
     table = RowTable(floats, numbers, stops, bias_ids, bias)
     adjusted, best = adjust(logits, rows, lines, masks, seq_lens, table, said, read)
     p, greedy = gather(rows, seq_lens, floats, numbers, best, logits.shape[1])
-    ids = draw(adjusted, p, greedy, apart=apart)
-    return ids, tell(logits, rows, ids, next_ids, table, said, spare)
+    ids = draw(adjusted, p, greedy, batch_invariant=batch_invariant)
+    return ids, pack_logprobs(logits, rows, ids, next_ids, table, said, spare)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dovetail.sdk.rows import DrawParams
 
-RACE = 4096
+SAMPLE_BLOCK = 4096
 BLOCK = 8192
 ROUNDS, FEW_ROWS = 2, 64
 """Passes that are made in blocks, for up to so many rows: more of them fill the device by themselves. A launch that has
@@ -134,7 +134,7 @@ def _among_candidates(
     target = tl.where(top_p < 1.0, top_p * tl.sum(masses, 0), float("inf"))
     kept = is_there & ((lane == 0) | (before < target))
     kept = kept & ((found == 0.0) | (tl.exp(found) >= min_p))
-    scores = _race(tl.where(kept, found, float("-inf")), tokens, key_a, key_b)
+    scores = _noisy(tl.where(kept, found, float("-inf")), tokens, key_a, key_b)
     scores = tl.where(kept, scores, float("-inf"))
     return tl.min(tl.where(kept & (scores == tl.max(scores, 0)), tokens, V), 0)
 
@@ -152,7 +152,7 @@ def _keys(seeds, positions, row):
 
 
 @triton.jit
-def _race(scores, at, key_a, key_b):
+def _noisy(scores, at, key_a, key_b):
     """Add to scores what makes the largest a draw from their distribution."""
     h = _mix(_mix(at ^ key_a) ^ key_b)
     uniform = (((h >> 9) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07
@@ -168,7 +168,7 @@ Several share a tensor, so that the number of rows decides which of them are. Fo
 
 
 @triton.jit(do_not_specialize=["num_blocks", "num_rows"], do_not_specialize_on_alignment=SINGLE)
-def _race_kernel(
+def _sample_kernel(
     logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, peaks, stride, V,
     num_blocks, LISTED: tl.constexpr, PEAK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -198,7 +198,7 @@ def _race_kernel(
     # The best token's score is at least -2.9 and the luck of a token less than 16.7: a block further behind has lost.
     if is_drawn & (furthest >= -19.7):
         key_a, key_b = _keys(seeds, positions, row)
-        found = _race(found, at, key_a, key_b)
+        found = _noisy(found, at, key_a, key_b)
     best = tl.max(found, 0)
     tl.store(scores + out, best)
     tl.store(places + out, tl.min(tl.where((found == best) & (found > float("-inf")), at, V), 0))
@@ -266,7 +266,7 @@ def _before(logits, top, rate, temperature, min_p, place, key_a, key_b, V, BLOCK
             mass += tl.where(inside, tl.exp2((values - top) * rate), 0.0)
             scores = tl.div_rn(values - top, temperature)
             scores = tl.where(inside & ((scores == 0.0) | (tl.exp(scores) >= min_p)), scores, float("-inf"))
-            scores = _race(scores, at, key_a, key_b)
+            scores = _noisy(scores, at, key_a, key_b)
             better = scores > best
             best = tl.where(better, scores, best)
             chosen = tl.where(better, at, chosen)
@@ -293,7 +293,7 @@ def _within(logits, top, rate, temperature, min_p, cut, allowed, ties, key_a, ke
                 seen += tl.sum(tied, 0)
             scores = tl.div_rn(values - top, temperature)
             kept = kept & ((scores == 0.0) | (tl.exp(scores) >= min_p))
-            scores = _race(tl.where(kept, scores, float("-inf")), at, key_a, key_b)
+            scores = _noisy(tl.where(kept, scores, float("-inf")), at, key_a, key_b)
             better = scores > best
             best = tl.where(better, scores, best)
             chosen = tl.where(better, at, chosen)
@@ -324,7 +324,7 @@ def _is_kept(num, mass, wanted, target):
 
 
 @triton.jit
-def _verdict(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS: tl.constexpr):
+def _decision(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS: tl.constexpr):
     """What a pass in blocks, `taken` `[4, R, num_blocks]` with `size` numbers of each kind, says of a place.
 
     Returns:
@@ -367,7 +367,7 @@ def _round_kernel(
         place, is_open = tl.load(mine - 2 * num_rows), tl.load(mine - num_rows)
         if is_open > 0:
             taken = passes + (ROUND - 1) * 4 * size
-            place, is_open = _verdict(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS)
+            place, is_open = _decision(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS)
     if block == 0:
         tl.store(mine, place)
         tl.store(mine + num_rows, is_open)
@@ -386,7 +386,7 @@ def _round_kernel(
             found = tl.div_rn(values - top, temperature)
             found = tl.where(inside & ((found == 0.0) | (tl.exp(found) >= tl.load(min_ps + row))), found, float("-inf"))
             key_a, key_b = _keys(seeds, positions, row)
-            found = _race(found, at, key_a, key_b)
+            found = _noisy(found, at, key_a, key_b)
             best = tl.max(found, 0)
             chosen = tl.min(tl.where((found == best) & (found > float("-inf")), at, V), 0)
         out = passes + ROUND * 4 * size + first + block
@@ -441,7 +441,7 @@ def _settle_kernel(
             place, searching = tl.load(last), tl.load(last + num_rows)
             if searching > 0:
                 taken = passes + (ROUNDS - 1) * 4 * size
-                place, searching = _verdict(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS)
+                place, searching = _decision(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS)
         while searching > 0:
             num, mass, following = _before(logits, top, rate, temperature, min_p, place, key_a, key_b, V, BLOCK)
             is_kept = _is_kept(num, mass, wanted, target)
@@ -465,8 +465,8 @@ def draw(
     p: DrawParams,
     greedy: Tensor | None = None,
     *,
-    apart: bool = False,
-    race: int | None = None,
+    batch_invariant: bool = False,
+    sample_block: int | None = None,
     block: int | None = None,
 ) -> Tensor:
     """Draw one token per row of `[R, V]` logits: `[R]` int64. Fit for a CUDA graph; rows may be strided.
@@ -475,32 +475,33 @@ def draw(
         logits: Any float dtype.
         p: Parameters by row; rows whose temperature is 0 take the best token.
         greedy: `[R]` int64, the best token of each row, where it is known.
-        apart: A row's draw must not depend on how many rows there are, down to how its probabilities are summed.
-        race: Logits of one program of the first kernel; `RACE` if not given.
+        batch_invariant: A row's draw must not depend on how many rows there are, down to how its probabilities are
+            summed.
+        sample_block: Logits of one program of the first kernel; `SAMPLE_BLOCK` if not given.
         block: Logits that the last works on at once; `BLOCK` if not given.
 
     Of a row without any finite logit, token 0 comes back.
     """
-    race, block = race or RACE, block or BLOCK
+    sample_block, block = sample_block or SAMPLE_BLOCK, block or BLOCK
     rows, vocab = logits.shape
     greedy = logits.argmax(dim=-1) if greedy is None else greedy
-    num_blocks = triton.cdiv(vocab, race)
+    num_blocks = triton.cdiv(vocab, sample_block)
     masses, scores = torch.empty(2, rows, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
     # Rounds sum probabilities by blocks, the last kernel does by larger ones: where that must not tell, one of both.
-    rounds, peak = ROUNDS if rows <= FEW_ROWS and not apart else 0, min(PEAK, race // 4)
+    rounds, peak = ROUNDS if rows <= FEW_ROWS and not batch_invariant else 0, min(PEAK, sample_block // 4)
     passes = torch.empty(rounds, 4, rows, num_blocks, dtype=torch.int32, device=logits.device)
     tested = torch.empty(rounds, 2, rows, dtype=torch.int32, device=logits.device)
-    num_peaks = num_blocks * (race // peak)
+    num_peaks = num_blocks * (sample_block // peak)
     peaks = torch.empty(rows, num_peaks, dtype=torch.float32, device=logits.device)
     limits = torch.empty(rows, dtype=torch.float32, device=logits.device)
     counts = torch.empty(rows, dtype=torch.int32, device=logits.device)
     lists = torch.empty(rows, CANDIDATES, dtype=torch.int64, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     of_row = (logits, greedy, p.temperature, p.top_p, p.min_p, p.top_k, p.seeds, p.positions, masses, scores, places)
-    stride, blocks, warps = logits.stride(0), triton.next_power_of_2(num_blocks), max(1, min(8, race // 256))
-    _race_kernel[(rows, num_blocks)](
-        *of_row, peaks, stride, vocab, num_blocks, LISTED=LISTED, PEAK=peak, BLOCK=race, num_warps=warps
+    stride, blocks, warps = logits.stride(0), triton.next_power_of_2(num_blocks), max(1, min(8, sample_block // 256))
+    _sample_kernel[(rows, num_blocks)](
+        *of_row, peaks, stride, vocab, num_blocks, LISTED=LISTED, PEAK=peak, BLOCK=sample_block, num_warps=warps
     )
     _limit_kernel[(rows,)](
         p.temperature, p.top_k, peaks, limits, counts, vocab, num_peaks,
@@ -508,12 +509,12 @@ def draw(
     )  # fmt: skip
     _collect_kernel[(rows, num_blocks)](
         logits, p.temperature, p.top_k, limits, counts, lists, stride, vocab,
-        LISTED=LISTED, CANDIDATES=CANDIDATES, BLOCK=race, num_warps=warps,
+        LISTED=LISTED, CANDIDATES=CANDIDATES, BLOCK=sample_block, num_warps=warps,
     )  # fmt: skip
     for num in range(rounds):
         _round_kernel[(rows, num_blocks)](
             *of_row, passes, tested, stride, vocab, num_blocks, rows,
-            ROUND=num, LISTED=LISTED, BLOCKS=blocks, BLOCK=race, num_warps=warps,
+            ROUND=num, LISTED=LISTED, BLOCKS=blocks, BLOCK=sample_block, num_warps=warps,
         )  # fmt: skip
     _settle_kernel[(rows,)](
         *of_row, passes, tested, counts, lists, out, stride, vocab, num_blocks, rows,
@@ -523,6 +524,6 @@ def draw(
     return out
 
 
-def draw_rows(logits: Tensor, greedy: Tensor, *params: Tensor, apart: bool) -> Tensor:
+def draw_rows(logits: Tensor, greedy: Tensor, *params: Tensor, batch_invariant: bool) -> Tensor:
     """See `dovetail.sdk.draws.draw`."""
-    return draw(logits, DrawParams(*params), greedy, apart=apart)
+    return draw(logits, DrawParams(*params), greedy, batch_invariant=batch_invariant)

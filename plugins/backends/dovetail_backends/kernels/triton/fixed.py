@@ -57,7 +57,7 @@ def _span(
 @triton.jit(do_not_specialize=["M"])
 def _fixed_kernel(
     x, w, bias, residual, out, part, arrived, M, stride_x, stride_r,
-    N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr, APART: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr, IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +69,7 @@ def _fixed_kernel(
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     is_last = True
-    if APART:
+    if IS_SPLIT:
         own = span * SPAN
         total = _span(x, w, m, n, own, tl.minimum(own + SPAN, K), M, stride_x, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES)
         which = rows * tl.num_programs(1) + tile
@@ -119,13 +119,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
         return out
     spans, tiles, blocks = num_spans(n, k), triton.cdiv(n, TILE_N), triton.cdiv(rows, TILE_M)
     span = triton.cdiv(triton.cdiv(k, TILE_K), spans) * TILE_K
-    apart = spans > 1 and blocks <= FEW
-    part, arrived = scratch(x.device, FEW * tiles * spans * TILE_N * TILE_M, FEW * tiles) if apart else (x, x)
+    is_split = spans > 1 and blocks <= FEW
+    part, arrived = scratch(x.device, FEW * tiles * spans * TILE_N * TILE_M, FEW * tiles) if is_split else (x, x)
     stages = STAGES if x.element_size() == 2 else 2
-    _fixed_kernel[(blocks, tiles, spans if apart else 1)](
+    _fixed_kernel[(blocks, tiles, spans if is_split else 1)](
         x, weight, x if bias is None else bias, x if residual is None else residual, out, part, arrived,
         rows, x.stride(0), n if residual is None else residual.stride(0),
-        N=n, K=k, SPAN=span, SPANS=spans, APART=apart, BLOCK_M=TILE_M, BLOCK_N=TILE_N, BLOCK_K=TILE_K,
+        N=n, K=k, SPAN=span, SPANS=spans, IS_SPLIT=is_split, BLOCK_M=TILE_M, BLOCK_N=TILE_N, BLOCK_K=TILE_K,
         STAGES=stages, BIAS=bias is not None, RESIDUAL=residual is not None, num_warps=WARPS, **launch_options(x),
     )  # fmt: skip
     return out

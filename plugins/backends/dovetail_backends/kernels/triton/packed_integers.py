@@ -94,7 +94,7 @@ def normed_inputs(x, norm, factor, at, K: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def write_integers(
-    wide, made, sums, scale, m, block, blocks, SIZE: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr
+    wide, made, sums, scale, m, block, blocks, SIZE: tl.constexpr, STRIDE: tl.constexpr, HALVES: tl.constexpr
 ):  # fmt: skip
     """Write blocks `block` `[SIZE]` of row `m`, of which there are `blocks`, as `Integers`.
 
@@ -105,7 +105,7 @@ def write_integers(
     times = ((268 - exponent) << 23).to(tl.float32, bitcast=True)  # 2 ** (14 - (exponent - 127))
     whole = tl.floor(wide * times[:, None] + 0.5).to(tl.int32)
     # A block is eight planes of eight words. Of two planes that make a pair, one is in the upper half of 32 bits.
-    if APART == 1:
+    if STRIDE == 1:
         planes = tl.reshape(whole, [SIZE, 4, 2, 8])
         upper = (tl.arange(0, 2) == 1)[None, None, :, None]
         pairs = tl.sum(tl.where(upper, planes << 16, planes & 0xFFFF), 2)
@@ -129,7 +129,7 @@ def write_integers(
 @triton.jit
 def _integers_kernel(
     x, norm, made, sums, scale, eps, stride_x, blocks,
-    K: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr,
+    K: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, STRIDE: tl.constexpr, HALVES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """SIZE blocks of one row, of `blocks`."""
@@ -145,7 +145,7 @@ def _integers_kernel(
         wide = normed_inputs(x, norm, factor, at, K, False)
         factor = 1.0 / tl.sqrt(tl.sum(tl.sum(wide * wide, 1), 0) / K + eps)
     wide = normed_inputs(x, norm, factor, at, K, NORM)
-    write_integers(wide, made, sums, scale, m, block, blocks, SIZE, APART, HALVES)
+    write_integers(wide, made, sums, scale, m, block, blocks, SIZE, STRIDE, HALVES)
 
 
 def room_for(rows: int, k: int, device: torch.device, *, is_halved: bool) -> Integers:
@@ -158,7 +158,7 @@ def room_for(rows: int, k: int, device: torch.device, *, is_halved: bool) -> Int
     )
 
 
-def apart(kind: PackedKind) -> int:
+def plane_stride(kind: PackedKind) -> int:
     """Return how many planes lie between those of a pair, and one more."""
     return 2 if kind == "int4" else 1
 
@@ -180,20 +180,20 @@ def integers(x: Tensor, kind: PackedKind, norm: Tensor | None = None, eps: float
     size = size if norm is not None else min(size, MOST_PROGRAM // BLOCK)
     _integers_kernel[(rows, triton.cdiv(blocks, size))](
         x, x if norm is None else norm, *given, eps, x.stride(0), blocks,
-        K=k, SIZE=size, NORM=norm is not None, APART=apart(kind), HALVES=is_halved,
+        K=k, SIZE=size, NORM=norm is not None, STRIDE=plane_stride(kind), HALVES=is_halved,
         num_warps=8 if size > 32 else 4, **launch_options(x),
     )  # fmt: skip
     return given
 
 
 @triton.jit
-def _two(words, pair, FIRST: tl.constexpr, APART: tl.constexpr, FORM: tl.constexpr):
-    """Products of planes FIRST and FIRST + APART of words and a pair of integers, added up."""
+def _two(words, pair, FIRST: tl.constexpr, STRIDE: tl.constexpr, FORM: tl.constexpr):
+    """Products of planes FIRST and FIRST + STRIDE of words and a pair of integers, added up."""
     low, high = (pair << 16) >> 16, pair >> 16
     if FORM == "mxfp4":
-        found = (64 + e2m1_eighths(words, FIRST)) * low + (64 + e2m1_eighths(words, FIRST + APART)) * high
+        found = (64 + e2m1_eighths(words, FIRST)) * low + (64 + e2m1_eighths(words, FIRST + STRIDE)) * high
     else:
-        found = ((words >> (4 * FIRST)) & 15) * low + ((words >> (4 * (FIRST + APART))) & 15) * high
+        found = ((words >> (4 * FIRST)) & 15) * low + ((words >> (4 * (FIRST + STRIDE))) & 15) * high
     return found
 
 
@@ -218,10 +218,10 @@ def _half_sums(words, first, second, third, fourth, FORM: tl.constexpr, HALVES: 
             )  # fmt: skip
             high = low
     else:
-        APART: tl.constexpr = 1 if FORM == "mxfp4" else 2
-        OTHER: tl.constexpr = 2 // APART
-        low = _two(words, first, 0, APART, FORM) + _two(words, second, OTHER, APART, FORM)
-        high = _two(words, third, 4, APART, FORM) + _two(words, fourth, 4 + OTHER, APART, FORM)
+        STRIDE: tl.constexpr = 1 if FORM == "mxfp4" else 2
+        OTHER: tl.constexpr = 2 // STRIDE
+        low = _two(words, first, 0, STRIDE, FORM) + _two(words, second, OTHER, STRIDE, FORM)
+        high = _two(words, third, 4, STRIDE, FORM) + _two(words, fourth, 4 + OTHER, STRIDE, FORM)
         if not HALVES:
             low += high
     return low, high

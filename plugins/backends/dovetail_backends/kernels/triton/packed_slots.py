@@ -342,7 +342,7 @@ def of_slots(
     _words_kernel[(triton.cdiv(i, tiles.gate_up[0]), num)](
         *given, ids, shares, *_parts_of(x, up, weights.gate_up_bias), made, weights.first, N=i,
         TOP_K=ids.shape[1], ACT=weights.act, BIAS=weights.gate_up_bias is not None, WEIGH=weights.weigh_input,
-        num_stages=1, **_ways(weights, up, tiles.gate_up), **launch_options(x),
+        num_stages=1, **_weight_options(weights, up, tiles.gate_up), **launch_options(x),
     )  # fmt: skip
     between = integers(made, down.kind, is_halved=is_halved(down))
     h, block_n = down.num_out, tiles.down[0]
@@ -350,7 +350,7 @@ def of_slots(
         *between, ids, shares, *_parts_of(x, down, weights.down_bias), x if residual is None else residual, out,
         weights.first, N=h, TOP_K=ids.shape[1], BIAS=weights.down_bias is not None, WEIGH_INPUT=weights.weigh_input,
         RESIDUAL=residual is not None, BLOCK_C=triton.next_power_of_2(ids.shape[1]),
-        **_ways(weights, down, tiles.down), **launch_options(x),
+        **_weight_options(weights, down, tiles.down), **launch_options(x),
     )  # fmt: skip
     return out
 
@@ -369,13 +369,13 @@ def _of_bytes(
     _bytes_kernel[(triton.cdiv(i, tiles.gate_up[0]), ids.numel())](
         x, ids, shares, *_parts_of(x, up, weights.gate_up_bias), made, weights.first, N=i, TOP_K=ids.shape[1],
         ACT=weights.act, BIAS=weights.gate_up_bias is not None, WEIGH=weights.weigh_input, num_stages=1,
-        **_ways(weights, up, tiles.gate_up), **launch_options(x),
+        **_weight_options(weights, up, tiles.gate_up), **launch_options(x),
     )  # fmt: skip
     _bytes_down_kernel[(triton.cdiv(down.num_out, tiles.down[0]), len(x))](
         made, ids, shares, *_parts_of(x, down, weights.down_bias), x if residual is None else residual, out,
         weights.first, N=down.num_out, TOP_K=ids.shape[1], BIAS=weights.down_bias is not None,
         WEIGH_INPUT=weights.weigh_input, RESIDUAL=residual is not None,
-        BLOCK_C=triton.next_power_of_2(ids.shape[1]), **_ways(weights, down, tiles.down), **launch_options(x),
+        BLOCK_C=triton.next_power_of_2(ids.shape[1]), **_weight_options(weights, down, tiles.down), **launch_options(x),
     )  # fmt: skip
     return out
 
@@ -388,14 +388,14 @@ def _parts_of(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> tuple[Ten
     return weight.numbers, *(x if part is None else part for part in (*parts, bias))
 
 
-def _ways(weights: PackedExpertWeights, weight: PackedWeight, tile: RowTile) -> dict[str, Any]:
+def _weight_options(weights: PackedExpertWeights, weight: PackedWeight, tile: RowTile) -> dict[str, Any]:
     """Return what a kernel is told of a weight, and of its tile."""
     block_n, block_k, warps = tile
-    ways: dict[str, Any] = {
+    options: dict[str, Any] = {
         "E": len(weights.gate_up.numbers), "GROUP": weight.group, "GROUPS": weight.groups, "BLOCK_N": block_n,
         "num_warps": warps,
     }  # fmt: skip
     if weight.kind == "scaled":
-        return ways | {"K": weight.num_in, "ROW_SCALE": weight.row_scale is not None, "BLOCK_K": block_k}
-    ways |= {"ROW": weight.numbers.shape[-1], "FORM": weight.kind, "ZERO": weight.offset is not None}
-    return ways | {"ASM": not is_interpreted(), "BLOCK_W": block_k // 8}
+        return options | {"K": weight.num_in, "ROW_SCALE": weight.row_scale is not None, "BLOCK_K": block_k}
+    options |= {"ROW": weight.numbers.shape[-1], "FORM": weight.kind, "ZERO": weight.offset is not None}
+    return options | {"ASM": not is_interpreted(), "BLOCK_W": block_k // 8}

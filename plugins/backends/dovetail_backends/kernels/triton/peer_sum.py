@@ -211,8 +211,8 @@ def _peer_sum_kernel(
             tl.atomic_xchg(
                 (there + (row * SIZE + RANK) * 4).to(tl.pointer_type(tl.int32)), launch, sem="release", scope="sys"
             )
-            told = (own + ((ROWS + row) * SIZE + owner) * 4).to(tl.pointer_type(tl.int32))
-            while tl.atomic_add(told, 0, sem="acquire", scope="sys") - launch < 0:
+            arrived = (own + ((ROWS + row) * SIZE + owner) * 4).to(tl.pointer_type(tl.int32))
+            while tl.atomic_add(arrived, 0, sem="acquire", scope="sys") - launch < 0:
                 pass
             tl.debug_barrier()
         source = (tl.load(pointers + owner) + at + sums).to(tl.pointer_type(dtype))

@@ -100,7 +100,7 @@ def _route_kernel(
     )  # fmt: skip
 
 
-def ways_of(routing: Routing, correction: Tensor | None) -> dict[str, Any]:
+def routing_options(routing: Routing, correction: Tensor | None) -> dict[str, Any]:
     """Constants of `choose`."""
     return {
         "E": routing.num, "TOP_K": routing.top_k, "SCORE": routing.score, "NORMALISE": routing.normalise,
@@ -128,6 +128,6 @@ def route(
     if len(logits):
         _route_kernel[(len(logits),)](
             logits, logits if correction is None else correction, ids, shares, routing.scale * scale,
-            **ways_of(routing, correction), num_warps=1, **launch_options(logits),
+            **routing_options(routing, correction), num_warps=1, **launch_options(logits),
         )  # fmt: skip
     return ids, shares

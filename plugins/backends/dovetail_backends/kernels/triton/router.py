@@ -25,13 +25,13 @@ from dovetail_backends.kernels.triton.nibbles import BLOCK
 from dovetail_backends.kernels.triton.packed_integers import (
     Integers,
     Words,
-    apart,
     normed_inputs,
+    plane_stride,
     room_for,
     write_integers,
 )
 from dovetail_backends.kernels.triton.pdl import launch_options
-from dovetail_backends.kernels.triton.route import choose, room_for_choice, ways_of
+from dovetail_backends.kernels.triton.route import choose, room_for_choice, routing_options
 
 PART = 8
 """Blocks of 64 numbers of a token that a program makes of it."""
@@ -96,7 +96,7 @@ def _logits(
 @triton.jit
 def _part_of_row(
     x, norm, made, sums, factors, token, part, blocks, eps,
-    H: tl.constexpr, NORM: tl.constexpr, WORDS: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr,
+    H: tl.constexpr, NORM: tl.constexpr, WORDS: tl.constexpr, STRIDE: tl.constexpr, HALVES: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write SIZE blocks of a token, normed or as integers."""
@@ -112,7 +112,7 @@ def _part_of_row(
     at = block[:, None] * 64 + tl.arange(0, 64)[None, :]
     numbers = normed_inputs(x, norm, factor, at, H, NORM)
     if WORDS:
-        write_integers(numbers, made, sums, factors, token, block, blocks, SIZE, APART, HALVES)
+        write_integers(numbers, made, sums, factors, token, block, blocks, SIZE, STRIDE, HALVES)
     else:
         tl.store(made + token * H + at, numbers.to(made.dtype.element_ty), mask=at < H)
 
@@ -121,7 +121,7 @@ def _part_of_row(
 def _router_kernel(
     x, norm, w, bias, correction, logits, arrived, ids, shares, made, sums, factors, eps, scale, stride_x, blocks,
     H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    WORDS: tl.constexpr, APART: tl.constexpr, HALVES: tl.constexpr, SIZE: tl.constexpr, BLOCK_H: tl.constexpr,
+    WORDS: tl.constexpr, STRIDE: tl.constexpr, HALVES: tl.constexpr, SIZE: tl.constexpr, BLOCK_H: tl.constexpr,
     E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, CORRECTION: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
     G_BLOCK: tl.constexpr, E_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -133,7 +133,7 @@ def _router_kernel(
     if tl.program_id(0) >= PRODUCTS:
         _part_of_row(
             x, norm, made, sums, factors, token, tl.program_id(0) - PRODUCTS, blocks, eps,
-            H, NORM, WORDS, APART, HALVES, SIZE, BLOCK_H, PDL,
+            H, NORM, WORDS, STRIDE, HALVES, SIZE, BLOCK_H, PDL,
         )  # fmt: skip
     else:
         is_last = _logits(x, norm, w, bias, logits, arrived, token, eps, E, H, BLOCK_N, BLOCK_K, NORM, BIAS, PDL)
@@ -191,8 +191,8 @@ def routed(
         x if correction is None else correction, logits, arrived, ids, shares, *made,
         0.0 if rms is None else rms.eps, routing.scale * scale, x.stride(0), blocks,
         H=hidden, BLOCK_N=block_n, BLOCK_K=block_k, NORM=rms is not None, BIAS=bias is not None,
-        WORDS=words is not None, APART=1 if words is None else apart(words.kind),
+        WORDS=words is not None, STRIDE=1 if words is None else plane_stride(words.kind),
         HALVES=words is not None and words.is_halved, SIZE=PART, BLOCK_H=triton.next_power_of_2(hidden),
-        **ways_of(routing, correction), num_warps=warps, num_stages=1, **launch_options(x),
+        **routing_options(routing, correction), num_warps=warps, num_stages=1, **launch_options(x),
     )  # fmt: skip
     return Routed(ids, shares, rows)
