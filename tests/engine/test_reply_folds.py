@@ -77,7 +77,7 @@ def test_a_reply_is_folded_once_and_unheard(folder: Path) -> None:
     """Its tokens behind the prompt's copy, in one chunk; no message names it; a short reply is not worth it."""
     core = make_core(folder, fold_replies=True, **SETTINGS)
     told: list[Any] = []
-    core.tell = told.append
+    core.send = told.append
     chunks: list[tuple[bool, int, int]] = []
     schedule = core.scheduler.schedule
 

@@ -93,16 +93,16 @@ def test_the_kernel_draws_as_a_sort_would(shape: str, vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = SHAPES[shape](torch.randn(len(rows), vocab, generator=generator).to(DEVICE) * 2)
     p = params(rows, seed=vocab)
-    assert draw_triton.draw(logits, p, race=64, block=128).tolist() == by_sorting(logits, p).tolist()
+    assert draw_triton.draw(logits, p, sample_block=64, block=128).tolist() == by_sorting(logits, p).tolist()
 
 
 def test_many_rows_draw_as_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows fill the device by themselves, one program settles each: it draws the same tokens."""
     logits = torch.randn(len(FILTERS), 200, generator=torch.Generator().manual_seed(4)).to(DEVICE) * 2
     p = params(FILTERS, seed=5)
-    want = draw_triton.draw(logits, p, race=64, block=128)
+    want = draw_triton.draw(logits, p, sample_block=64, block=128)
     monkeypatch.setattr(draw_triton, "FEW_ROWS", 0)
-    assert draw_triton.draw(logits, p, race=64, block=128).tolist() == want.tolist()
+    assert draw_triton.draw(logits, p, sample_block=64, block=128).tolist() == want.tolist()
 
 
 def test_more_candidates_than_there_is_room_for_are_sought_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_more_candidates_than_there_is_room_for_are_sought_by_bisection(monkeypa
     want = by_sorting(logits, p).tolist()
     for most in (512, 64):
         monkeypatch.setattr(draw_triton, "CANDIDATES", most)
-        assert draw_triton.draw(logits, p, race=64, block=128).tolist() == want
+        assert draw_triton.draw(logits, p, sample_block=64, block=128).tolist() == want
 
 
 @pytest.mark.gpu
@@ -123,7 +123,7 @@ def test_the_kernel_draws_by_the_probabilities(row: SamplerParams) -> None:
     num = 20_000
     logits = (torch.randn(12, generator=torch.Generator().manual_seed(1)) * 1.5).to(DEVICE).expand(num, 12)
     p = params([row] * num, seed=0)
-    counts = torch.bincount(draw_triton.draw(logits, p, race=16, block=16), minlength=12).double().cpu()
+    counts = torch.bincount(draw_triton.draw(logits, p, sample_block=16, block=16), minlength=12).double().cpu()
     probs = (logits[:1].double() / row.temperature).softmax(-1)
     best, order = probs.float().sort(descending=True, stable=True)
     kept = torch.zeros(12, dtype=torch.bool).to(DEVICE)
@@ -140,10 +140,10 @@ def test_rows_that_are_not_finite_end() -> None:
     """Rows of NaN and of infinities give some token of the vocabulary and leave their neighbours alone."""
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     p = params([sampling(temperature=1.0, top_p=0.7331, top_k=20)] * 4, seed=9)
-    want = draw_triton.draw(logits, p, race=32, block=64)[3]
+    want = draw_triton.draw(logits, p, sample_block=32, block=64)[3]
     logits[0], logits[1], logits[2, 7] = float("nan"), float("-inf"), float("inf")
     with np.errstate(invalid="ignore"):  # the interpreter computes in numpy
-        found = draw_triton.draw(logits, p, race=32, block=64)
+        found = draw_triton.draw(logits, p, sample_block=32, block=64)
     assert ((found >= 0) & (found < 50)).all()
     assert found[3] == want
 
