@@ -11,8 +11,6 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 
@@ -21,22 +19,20 @@ from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.needs import unmet
-from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import hybrid
 from dovetail.runtime.attention.measure import (
+    STEPS,
     USES,
     AttentionTimes,
     MeasuredLayers,
     Measuring,
-    digest_of,
     is_measurable,
     measure,
-    remember,
-    remembered,
 )
 from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.kernels.figures import digest_of, versions
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +154,8 @@ class Auto:
     def _measured(self, measuring: Measuring, loaded: dict[str, Backend], reasons: dict[str, str]) -> Picked:
         """Return what figures of an earlier start say, or find out who serves, and measure. Adds to the reasons."""
         digest = self._digest(loaded)
-        measured_times = remembered(measuring.folder, digest, list(loaded))
+        file = f"attention-{digest}.json"
+        measured_times = AttentionTimes.remembered(measuring.folder, file, list(loaded), len(STEPS))
         if measured_times is not None:
             taken = {measured_times.fastest(use) for use in USES}  # the others are not even made
             if not any(self._why_not(loaded[name]) for name in taken):
@@ -180,7 +177,7 @@ class Auto:
         wanted = self.wanted
         world = MeasuredLayers(wanted.config, wanted.device, wanted.dtype, wanted.page_size, measuring.kernels)
         measured_times = measure(serving, world, measuring, digest)
-        remember(measuring.folder, digest, measured_times)
+        measured_times.remember(measuring.folder, file)
         return self._by(measured_times, serving, reasons)
 
     def _why_not(self, backend: Backend) -> str | None:
@@ -223,7 +220,8 @@ class Auto:
                 [[planned[name].qualified, planned[name].version, each.library()] for name, each in loaded.items()],
                 sorted({repr(dataclasses.replace(spec, index=0)) for spec in wanted.config.layers}),
                 [str(wanted.dtype), wanted.page_size, device_of(wanted.device).model],
-                [_installed(DISTRIBUTION), torch.__version__, _installed("triton")],
+                versions(),
+                STEPS,
             ]
         )
 
@@ -245,10 +243,3 @@ class Auto:
 
 def _joined_reasons(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-
-
-def _installed(name: str) -> Any:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

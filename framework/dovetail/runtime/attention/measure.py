@@ -14,18 +14,12 @@ B requests, T tokens, D head dim.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import json
 import logging
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +31,7 @@ from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.ahead import CompiledAhead, records
+from dovetail.runtime.kernels.figures import ALIKE, Clock, Figures
 from dovetail.sdk.layers.attention import attend, attend_qkv
 
 logger = logging.getLogger(__name__)
@@ -45,14 +40,10 @@ Backend = type[AttentionBackend]
 Times = dict[str, list[float]]
 """Seconds of each step of `STEPS`, by backend; the default first."""
 
-MARGIN = 0.05
-"""By which another backend has to be faster than the default."""
 NUM_LAYERS = 2
 MAX_REPEATS = 32
 FEW_TOKENS = 4096
 """A step of fewer tokens is repeated, so that a clock sees more than launches."""
-ALIKE = 2e-2
-"""By how much a result may differ from the default's: rounding in bfloat16 stays below, a wrong mask does not."""
 SEED = 1
 
 
@@ -91,8 +82,6 @@ USES = ("prefill", "decode")
 
 Run = Callable[[], Tensor]
 """Runs a step as often as it is repeated; returns what its last layer gave."""
-Clock = Callable[[Run, bool], float]
-"""Runs what it is given some times, in a graph if it may be captured, and returns the seconds of one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +102,8 @@ class Measuring:
     kernels: Kernels = PLAIN_KERNELS
 
 
-@dataclass(slots=True)
-class AttentionTimes:
-    """What was measured: times of those that ran, and in one line each why others did not.
-
-    `is_lasting`: Nothing failed that may not fail another time, for want of memory.
-    """
-
-    times: Times
-    failed: dict[str, str] = dataclasses.field(default_factory=dict)
-    is_lasting: bool = True
+class AttentionTimes(Figures):
+    """What was measured of the backends: times of each step of `STEPS`; see `Figures`."""
 
     def fastest(self, use: str) -> str:
         """Return the backend to take: the fastest if it beats the default by the margin, else the default.
@@ -132,10 +113,7 @@ class AttentionTimes:
         """
         if not self.times:
             raise ValueError("no backend ran")
-        default = next(iter(self.times))
-        ratios = {name: self.ratio(name, use) for name in self.times}
-        best = min(ratios, key=lambda name: ratios[name])
-        return best if ratios[best] < 1 - MARGIN else default
+        return self.best({name: self.ratio(name, use) for name in self.times})
 
     def ratio(self, name: str, use: str) -> float:
         """Return the mean time of a use's steps, each as a part of the default's."""
@@ -161,7 +139,7 @@ def measure(
         candidates: Those that serve, by name.
         group: What they have to serve.
         measuring: How.
-        digest: Of what figures depend on; see `digest_of`.
+        digest: Of what figures depend on.
     """
     devices = [] if device_of(group.device).is_host else [group.device]
     with torch.random.fork_rng(devices):  # what is drawn later does not depend on whether this was measured
@@ -181,10 +159,7 @@ def _measure(
             far = {str(step): group.distance(backend, default, step) for step in ALIKE_STEPS if backend is not default}
         except Exception as error:  # a stranger's backend may raise anything; the others serve all the same
             logger.debug("measuring %s failed", name, exc_info=True)
-            measured_times.is_lasting &= not isinstance(error, torch.OutOfMemoryError)
-            measured_times.failed[name] = (
-                f"it could not be measured: {type(error).__name__}: {' '.join(str(error).split())}"
-            )
+            measured_times.failed_by(name, error)
             continue
         if wrong := [f"{step} by {most:.2g}" for step, most in far.items() if not most < ALIKE]:
             measured_times.failed[name] = f"its result differs from the default's for {' and '.join(wrong)}"
@@ -314,42 +289,6 @@ class MeasuredLayers:
 def is_measurable(config: ModelConfig) -> bool:
     """Whether a group has layers of the kind that steps are made of: they look back, and keep what they look at."""
     return all(spec.causal for spec in config.layers) and any(spec.cache_layer is None for spec in config.layers)
-
-
-def digest_of(facts: Any) -> str:
-    """Return a name for all that figures depend on."""
-    return hashlib.sha256(json.dumps([facts, STEPS, MARGIN], default=repr).encode()).hexdigest()[:32]
-
-
-def remembered(folder: Path | None, digest: str, candidates: Sequence[str]) -> AttentionTimes | None:
-    """Read the figures of an earlier start; None: there are none, or they cannot be read."""
-    if folder is None:
-        return None
-    try:
-        found = json.loads(_file(folder, digest).read_text())
-        times = {str(name): [float(second) for second in seconds] for name, seconds in found["times"].items()}
-        failed = {str(name): str(reason) for name, reason in found["failed"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    is_whole = bool(times) and {*times, *failed} <= set(candidates)
-    return (
-        AttentionTimes(times, failed) if is_whole and all(len(each) == len(STEPS) for each in times.values()) else None
-    )
-
-
-def remember(folder: Path | None, digest: str, measured_times: AttentionTimes) -> None:
-    """Keep figures for later starts, where a folder can be written."""
-    if folder is None or not measured_times.times or not measured_times.is_lasting:
-        return
-    with contextlib.suppress(OSError):  # then the next start measures again
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            json.dump({"times": measured_times.times, "failed": measured_times.failed}, file)
-        os.replace(file.name, _file(folder, digest))
-
-
-def _file(folder: Path, digest: str) -> Path:
-    return folder / f"attention-{digest}.json"
 
 
 def measuring_on(device: torch.device, kernels: Kernels, *, compiles_ahead: bool) -> Measuring:
